@@ -77,7 +77,8 @@ def etcd_await_pass(ctx: Context) -> None:
 @op("etcd_await_validation", effect=True)
 def etcd_await_validation(ctx: Context, *, every: int = 0, passes: bool = False) -> None:
     """Raises NotYet at a step behind one that is validated (each `every` steps, or with `passes` at the end of every
-    pass) until it is known what follows from that: a lower learning rate, or that this step is never wanted."""
+    pass): in a job that decides by its validations, until it is known what follows from that (a lower learning rate, or
+    that this step is never wanted); in any, while too many are not over, each of which keeps a checkpoint."""
     assert ctx.slots is not None
     ctx.slots.await_validation(every, passes)
 

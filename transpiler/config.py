@@ -219,9 +219,10 @@ class JobConfig:
     def _validated_in_order(self) -> tuple[int, ...]:
         return tuple(sorted(self.validated))
 
-    def next_validated(self, step: int) -> int:
-        """The first step after this one that is validated; the last one of the job if none is."""
-        at = bisect.bisect_right(self._validated_in_order, step)
+    def next_validated(self, step: int, number: int = 1) -> int:
+        """Of the steps after this one that are validated the first one, or another `number`; the last one of the job if
+        there are fewer."""
+        at = bisect.bisect_right(self._validated_in_order, step) + number - 1
         return (*self._validated_in_order[at : at + 1], self.total_steps)[0]
 
     @property

@@ -84,7 +84,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
         ),
         *([LocalSteps(c.mode, c.local_steps)] if c.mode in ("half_async", "geo_sgd") else []),
         InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval, c.chunk_timeout),
-        *([InsertDecisions(v.every, v.plateau is not None)] if v is not None and v.waits else []),
+        *([InsertDecisions(v.every, v.plateau is not None)] if v is not None else []),
         InsertCheckpoints(
             c.ft,
             c.checkpoint_every,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 EPOCH: Literal["epoch"] = "epoch"
 _TERMS: dict[str, Any] = {"best": Criterion, "stop": EarlyStopping, "plateau": ReduceLROnPlateau}
+MOST_OPEN = 4
+"""So many validations are not over at most: training waits then, since each keeps a checkpoint."""
 RANGE_BATCHES = 8
 """Batches that a trainer takes at a time: so many of them at least are worth two transactions of etcd."""
 

@@ -27,6 +27,7 @@ from graphft.runtime.coordination.records import (
 )
 from graphft.runtime.etcd.model import KV
 from graphft.runtime.protocol.decisions import Decided
+from graphft.transpiler.validation import MOST_OPEN
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -149,6 +150,10 @@ def wanted_steps(config: JobConfig, view: JobView) -> int:
     if config.waits_for_validations:
         known = view.decided.step
         until = min(until, known if view.decided.stopped else config.next_validated(known))
+    elif config.validate is not None:
+        over = view.validated.step if view.validated is not None else 0
+        begun = view.generation.step if view.generation is not None else 0  # an etcd that was lost knows of none before
+        until = min(until, config.next_validated(max(over, begun), MOST_OPEN))
     return until
 
 

@@ -224,7 +224,7 @@ class Validating(msgspec.Struct, frozen=True):
 
 class Validated(msgspec.Struct, frozen=True):
     """What a validation came to. `epoch`: so many passes were done; `means`: over `samples`, of the loss and each
-    metric; one that is not finite as text. `at`: seconds since 1970."""
+    metric; one that is not finite as text; none of one that could not be made. `at`: seconds since 1970."""
 
     step: int
     epoch: int

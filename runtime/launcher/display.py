@@ -56,7 +56,7 @@ def _validation(status: JobStatus) -> str:
     """What the newest one came to, and which are open; "" if there is none."""
     found = status.validated
     means = ", ".join(f"{name} {float(mean):.6g}" for name, mean in found.means.items()) if found is not None else ""
-    last = f"validation of step {found.step}: {means}" if found is not None else ""
+    last = f"validation of step {found.step}: {means or 'NOT MADE'}" if found is not None else ""
     steps = ", ".join(map(str, status.validating))
     return "  ".join(filter(None, (last, f"validating step {steps}" * bool(steps))))
 

@@ -18,6 +18,7 @@ from graphft.runtime.coordination.reach import out_of_reach
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import KV, LeaseLost, absent, put_op, value_is
 from graphft.runtime.etcd.lease_keeper import LATE
+from graphft.runtime.process.progress import Progress
 from graphft.runtime.roles.process_end import ProcessEnd
 
 log = logging.getLogger("graphft")
@@ -40,6 +41,8 @@ class MemberSession(SessionPort):
         self._registered = ""
         self._kept = 0
         """How many renewals by the lease's keeper were told."""
+        self.beside: list[tuple[Progress, Callable[[], None]]] = []
+        """Marks of other threads that work, and what is called when one of them hangs."""
 
     @property
     def registered(self) -> bool:
@@ -151,6 +154,10 @@ class MemberSession(SessionPort):
         progress.usual = progress_timeout
         if progress.hung():
             self.end.hung()
+        for other, hung in self.beside:
+            other.usual = progress_timeout
+            if other.hung():
+                hung()
         if lease is not None:
             lease.tick()
             lease.keep(self.member.etcd.urls)

@@ -150,6 +150,11 @@ class OpenValidation:
             forget_others(self._job_dir, self.step)
         return Conclusion(validated, now, in_words(before, now) if now is not None else "")
 
+    def abandon(self) -> bool:
+        """Ends it without a result, if it is open. Whether it did."""
+        epoch = self.job.config.plan.pass_of(self.step)
+        return self.ranges.abandon(Validated(self.step, epoch, 0, {}, time.time()))
+
     def _decide(self, means: Mapping[str, float | str]) -> tuple[KV | None, Decided, Decided | None]:
         """What followed from those before, as it is stored and read; and what follows now, if something is to."""
         if not self.config.criteria:

@@ -137,6 +137,7 @@ class Ranges:
             done.append(put_op(self._keys.decided, msgspec.json.encode(decided)))
         return self.etcd.txn(compare, [*done, delete_op(self._open.key), delete_prefix_op(self._prefix)]).ok
 
-    def abandon(self) -> bool:
-        """Ends it without a result."""
-        return self.etcd.txn([self._open], [delete_op(self._open.key), delete_prefix_op(self._prefix)]).ok
+    def abandon(self, validated: Validated) -> bool:
+        """Ends it without a result: `validated` says only that it is over."""
+        over = put_op(self._keys.newest_validated, msgspec.json.encode(validated))
+        return self.etcd.txn([self._open], [over, delete_op(self._open.key), delete_prefix_op(self._prefix)]).ok

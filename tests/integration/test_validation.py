@@ -17,6 +17,7 @@ from graphft.plan import Plan
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.driver.validation import validate_here
 from graphft.transpiler.evaluation import evaluation_of
+from graphft.transpiler.validation import MOST_OPEN
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, at, kill, play
 
@@ -164,3 +165,33 @@ def test_decisions_are_those_of_the_undisturbed_job(program: ir.Program, folder:
     kept, same = graphft.read_weights(best.model), graphft.read_weights(other.model)
     assert all(torch.equal(kept[name], same[name]) for name in kept)
     assert any(not torch.equal(kept[name], here[name]) for name in kept) or best.step == plain.result.steps
+
+
+def test_a_held_out_batch_that_hangs_ends_its_process_and_is_tried_again(
+    program: ir.Program, folder: Path, tmp_path: Path, calm: Played
+) -> None:
+    (tmp_path / "once").touch()
+    blobs = {"records": validated.RECORDS, "hangs": str(tmp_path)}
+    data = graphft.dataset(f"{training.__file__}:Blobs", blobs, chunk_size=validated.CHUNK)
+    validation = graphft.Validation(data=data, batch_size=validated.BATCH, every=13)
+    played = play(training.job(program, validate=validation, chunk_timeout=3.0, lease_ttl=3), folder)
+    assert "hung" in played.events
+    assert [row["loss"] for row in played.result.validations.values()] == [
+        row["loss"] for row in calm.result.validations.values()
+    ]
+    assert sum(played.result.failures.values()) == 1
+
+
+def test_training_waits_when_too_many_validations_are_not_over(program: ir.Program, folder: Path, pace: Pace) -> None:
+    slow = Pace(pace.file.with_suffix(".slow"))
+    slow.set(0.3)
+    config = make(program, pace, slow)
+    pace.set(0.0)
+    acts = [
+        Act(lambda status: len(status.validating) >= MOST_OPEN, lambda supervisor: None),
+        Act(lambda status: status.step >= 52, lambda supervisor: slow.set(0.0)),
+    ]
+    played = play(config, folder, acts)
+    most = max(len(status.validating) for status in played.statuses)
+    assert most == MOST_OPEN
+    assert len(played.result.validations) == len(STEPS)

@@ -92,7 +92,7 @@ def test_what_was_opened_anew_takes_nothing_of_the_one_before(etcd: Etcd, keys: 
     etcd.delete_prefix(keys.ranges(STEP))
     late.complete(number, 3, [9.0])
     assert not late.conclude(WHAT)
-    assert not late.abandon()
+    assert not late.abandon(WHAT)
     assert claim(late) is None
     assert etcd.range(keys.ranges(STEP)).kvs == ()
     assert claim(ranges(etcd, keys, "new")) is not None

@@ -1,4 +1,4 @@
-"""Has training wait for validations that decide how it goes on, and learning rates go down by what they decide."""
+"""Has training wait for validations, where it has to, and learning rates go down by what they decide."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ RATE_SCALE = "rate_scale"
 
 @dataclass(frozen=True)
 class InsertDecisions:
-    """A trainer's step begins with `etcd_await_validation`: a step behind one that is validated waits until it is known
-    what follows from that. With `scales`, each shard has %rate_scale, by which block `schedule` multiplies each
-    learning rate; `listen_and_serv` sets it before the first step behind a validation. Checkpoints have it.
+    """A trainer's step begins with `etcd_await_validation`: where a validation decides how the job goes on, a step
+    behind it waits until that is known; else it waits when too many are not over. With `scales`, each shard has
+    %rate_scale, by which block `schedule` multiplies each learning rate; `listen_and_serv` sets it before the first
+    step behind a validation. Checkpoints have it.
     """
 
     name: ClassVar[str] = "insert-decisions"

@@ -186,6 +186,7 @@ class Trainer(Role):
             self.view.take_in()
             self.member.progress.begin("computing")
             if self.validator is not None:
+                self.session.beside.append((self.validator.progress, self.validator.hung))
                 self.validator.start()
             while not self.state.leaving and not self.member.over():
                 self.work()

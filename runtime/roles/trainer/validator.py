@@ -29,7 +29,8 @@ from graphft.runtime.data import IN_ORDER, Reader, open_reader
 from graphft.runtime.data.storage_away import is_of_storage
 from graphft.runtime.etcd import LeaseLost, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
-from graphft.runtime.process.progress import Progress
+from graphft.runtime.process.progress import Progress, where
+from graphft.runtime.process.role_process import EXIT_FAILED
 from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.process_end import ProcessEnd
 from graphft.runtime.validation.open_validation import OpenValidation
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 IDLE_SECONDS = 0.2
+LEAVE_SECONDS = 10.0
+DAMAGED_TRIES = 3
 PAUSE_SECONDS = 1.0
 """After what may be otherwise later: etcd or a storage that does not answer."""
 
@@ -57,6 +60,9 @@ class Validator(ValidationPort, DataPort):
         self._open: OpenValidation | None = None
         self._reader: Reader | None = None
         self._why = ""
+        self._damaged = 0
+        """How often the checkpoint at hand was found damaged."""
+        self.progress = Progress()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="validator", daemon=True)
 
@@ -66,14 +72,26 @@ class Validator(ValidationPort, DataPort):
     def close(self) -> None:
         self._closing.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(LEAVE_SECONDS)  # a batch that takes longer ends with the process
+
+    def hung(self) -> None:
+        """Ends the process, whose thread is stuck with a batch: that is a failure of its range. From the daemon
+        thread."""
+        if self.end.closing.is_set():
+            return
+        what = f"no progress for {self.progress.limit:.0f} s while it validates"
+        log.error("%s: ending this process. It is here:\n%s", what, where(self._thread))
+        place = where(self._thread, depth=6)
+        self.member.events.emit("hung", f"trainer {self.member.index} made {what}: ending it", where=place)
+        self._give_back(failed=True)
+        self.end.now(EXIT_FAILED)
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         ctx = Context(device=self.job.config.device, validation=self, data=self)
         ctx.scope.update(self.program.values)
-        blocks = Blocks(self.program, ctx, Progress(math.inf))
+        blocks = Blocks(self.program, ctx, self.progress)
         while not self._closing.is_set():
             pause = self._try(blocks)
             if pause:
@@ -87,8 +105,9 @@ class Validator(ValidationPort, DataPort):
     def _try(self, blocks: Blocks) -> float:
         """Computes a batch. Returns for how many seconds nothing is to be tried then."""
         try:
-            blocks.run(BLOCK)
-            self.waiting = ""
+            with self.progress.within(self.progress.usual, "validating"):
+                blocks.run(BLOCK)
+            self.waiting, self._damaged = "", 0
             return 0.0
         except NoData:
             return IDLE_SECONDS
@@ -104,7 +123,9 @@ class Validator(ValidationPort, DataPort):
         except StorageUnavailable as error:
             self._wait_for(error.message)
         except DamagedCheckpoint as error:
-            self._abandon(error)
+            self._damaged += 1  # its copy here may have been deleted at this moment
+            if self._damaged >= DAMAGED_TRIES:
+                self._abandon(error)
         except Exception as error:
             if is_of_storage(error):
                 self._wait_for(describe(error))
@@ -138,15 +159,18 @@ class Validator(ValidationPort, DataPort):
             log.warning("validation: etcd: %s", error.message)
 
     def _abandon(self, error: DamagedCheckpoint) -> None:
-        """A checkpoint that cannot be read is one that nobody can validate."""
-        opened, self._open = self._open, None
+        """A checkpoint that cannot be read is one that nobody can validate. Where training waits for what it comes to,
+        the job cannot go on: it is to go back to an older one."""
+        opened, self._open, self._damaged = self._open, None, 0
+        if opened is None:
+            return
+        if opened.config.waits:
+            self._fail_job(opened.step, error.message)
+            return
         try:
-            if opened is not None and opened.ranges.abandon():
-                self.member.events.emit(
-                    "validation-lost",
-                    f"the validation of step {opened.step} is LEFT OUT: {error.message}",
-                    step=opened.step,
-                )
+            if opened.abandon():
+                text = f"the validation of step {opened.step} is LEFT OUT: {error.message}"
+                self.member.events.emit("validation-lost", text, step=opened.step)
         except TransientEtcdError as trouble:
             log.warning("validation: etcd: %s", trouble.message)
 
@@ -167,7 +191,8 @@ class Validator(ValidationPort, DataPort):
 
     def weights(self, names: Sequence[str]) -> list[Tensor]:
         assert self._open is not None
-        return self._open.weights(names)
+        with self.progress.within(math.inf, "reading a checkpoint"):
+            return self._open.weights(names)
 
     def complete_range(self, work: ChunkWork, results: Sequence[Tensor]) -> None:
         assert self._open is not None
@@ -192,7 +217,8 @@ class Validator(ValidationPort, DataPort):
         return known
 
     def _conclude(self, opened: OpenValidation) -> None:
-        done = opened.conclude()
+        with self.progress.within(math.inf, "adding up"):
+            done = opened.conclude()
         if done is None:
             return
         found, step = done.validated, done.validated.step
@@ -205,7 +231,7 @@ class Validator(ValidationPort, DataPort):
     def _fail_job(self, step: int, why: str) -> None:
         """No process can compute a range: a person has to look."""
         reason = f"the validation of step {step} cannot be made: {why}" + f"; at last: {self._why}" * bool(self._why)
-        help = "see the events validation-failed (graphft status): mend the held-out data or the model, and run again"
+        help = "see its events (graphft status); mend the held-out data, the model or the checkpoints, and run again"
         tell_failed(self.member.etcd, self.member.keys, Failure(reason, help))
         self.member.events.emit("failed", reason)
 
