@@ -29,6 +29,10 @@ from graphft.tracing import emit, trace
 RECORDS = "records"
 """The dimension of all records."""
 _ALL = "@ALL"
+_TORCH_ONLY = (
+    "write it with torch's functions alone: it is captured as a model is, for any number of records; NumPy, "
+    "scikit-learn and Python's int(), float(), .item() end that"
+)
 
 
 def auc(scores: Tensor, labels: Tensor) -> Tensor:
@@ -71,11 +75,19 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any]) ->
         with torch.no_grad():
             found = function(*values)
         if not isinstance(found, Tensor) or found.dim() or not found.dtype.is_floating_point:
-            raise _fail(f"reducer '{name}' returns {_shown(found)}, expected one float", "return a tensor of shape []")
+            raise _fail(
+                f"reducer '{name}' returns {_shown(found)}, expected one float",
+                "return a tensor of shape [] and a float dtype: .sum(), .mean(); .double() of a count",
+            )
         return [found.clone()]
 
-    with captured(symbols):
-        traced = trace(reduced, [symbols.tensor(t) for t in types.values()], symbols)
+    try:
+        with captured(symbols):
+            traced = trace(reduced, [symbols.tensor(t) for t in types.values()], symbols)
+    except GraphftError as error:
+        if error.rule == "reduce":
+            raise
+        raise _fail(f"reducer '{name}' cannot be captured: {error.message}", _TORCH_ONLY) from error
     for entry, type in types.items():
         if all_name(entry) not in program.variables:
             program.variable(all_name(entry), type, Kind.INPUT)
@@ -89,7 +101,10 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any]) ->
 def _entries(program: Program, name: str, function: Callable[..., Any]) -> Sequence[str]:
     known = [n for n in program.attrs.get("extras", ()) if program.variables[n].type.shape]
     try:
-        wanted = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        wanted = [p.name for p in parameters if p.default is p.empty]  # of a default, it has its value
+        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+            raise _fail(f"reducer '{name}' takes any parameters", "name those of loss_fn's results that it needs")
     except (TypeError, ValueError):
         raise UsageError(f"reducer '{name}' tells no parameters", rule="reduce", help="give a function") from None
     if unknown := [n for n in wanted if n not in known]:

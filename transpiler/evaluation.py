@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from graphft import registry
+from graphft.batch_sum import warn_of_sums
 from graphft.dependence import def_use, flow
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Operator, Program, Type
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 NAME = "evaluation"
 _TRAINS = ("aten.native_dropout", "aten._native_batch_norm_legit", "aten.native_batch_norm")
 """Operators that a model in eval mode does not have."""
-_IN_EVAL_MODE = {
-    "validate": "graphft.build(model, loss_fn, inputs, training=False) captures in eval mode",
-    "predict": "have the model draw in train mode only: dropout(x, training=self.training)",
-}
+_IN_EVAL_MODE = "graphft.build(model, loss_fn, inputs, training=False) captures in eval mode"
+_DRAWS = "have the model draw in train mode only, dropout(x, training=self.training), and the function beside it never"
 
 
 def evaluation_of(program: Program, validation: Validation) -> Program:
@@ -41,7 +40,9 @@ def evaluation_of(program: Program, validation: Validation) -> Program:
             )
         found = program.origin.evaluation(NAME, validation.loss_fn)
     evaluation = forward_only(found)
-    check_evaluation(evaluation)
+    if validation.loss_fn is not None:
+        warn_of_sums(evaluation)
+    check_evaluation(evaluation, help=_IN_EVAL_MODE if validation.program is not None else _DRAWS)
     for name, function in validation.reduce.items():
         append_reducer(evaluation, name, function)
     _check_results(evaluation)
@@ -91,7 +92,7 @@ def forward_only(program: Program, results: Collection[str] = ()) -> Program:
     return new
 
 
-def check_evaluation(program: Program, purpose: str = "validate") -> None:
+def check_evaluation(program: Program, purpose: str = "validate", help: str = "") -> None:
     """Raises ProgramError for what would depend on which process computes a batch, and when."""
     block = program.blocks["step"]
     for index, op in enumerate(block.ops):
@@ -102,7 +103,7 @@ def check_evaluation(program: Program, purpose: str = "validate") -> None:
                 block=block,
                 index=index,
                 rule="option",
-                help=_IN_EVAL_MODE[purpose],
+                help=help or _DRAWS,
             )
         written = [n for n in registry.writes_of(op) if n in program.variables and _lasts(program, n)]
         if written:

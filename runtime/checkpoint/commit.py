@@ -129,15 +129,17 @@ class Commits:
         return [] if known else self._opens(manifest)
 
     def _redecides(self, target: Manifest | None) -> list[Op]:
-        """Nothing is decided of a later step than the one that everyone goes (back) to; an etcd that was lost knows
-        again what was until then."""
+        """Nothing is decided of a later step than the one that everyone goes (back) to; an etcd that was lost, or
+        restored, knows again what was until then."""
         kv, step = self.etcd.get(self.keys.decided), target.step if target is not None else 0
-        if kv is not None and msgspec.json.decode(kv.value, type=Decided).step <= step:
-            return []
+        known = msgspec.json.decode(kv.value, type=Decided) if kv is not None else None
         kept = target.meta.get(DECIDED) if target is not None else None
-        if kept is not None:
-            return [put_op(self.keys.decided, msgspec.json.encode(kept))]
-        return [delete_op(self.keys.decided)] if kv is not None else []
+        of_target = msgspec.convert(kept, Decided) if kept is not None else Decided()
+        if known is not None and of_target.step <= known.step <= step:
+            return []
+        if of_target.step:
+            return [put_op(self.keys.decided, msgspec.json.encode(of_target))]
+        return [delete_op(self.keys.decided)] if known is not None and known.step > step else []
 
     def _undone(self, step: int) -> list[Op]:
         """Of later steps, validations that are not over: everyone goes back to this one, and comes there again."""

@@ -82,6 +82,11 @@ class Reader(ABC):
         self.reading: tuple[int, int, int, int, frozenset[int]] | None = None
         """The arguments of the `batch` that is being read: one at a time, others wait for it."""
 
+    def take_turns(self, other: Reader) -> None:
+        """From now on no read of the two overlaps one of the other: a Dataset's draws from Python's and NumPy's
+        generators are found by what these are at before and after."""
+        self._lock = other._lock
+
     def batch(
         self,
         pass_index: int,

@@ -31,6 +31,7 @@ from graphft.runtime.launcher.process_ends import lost_checkpoints, read_ends
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.runtime.process.side_by_side import side_by_side
+from graphft.runtime.process.validations import read_validations
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.record import RECORD, JobRecord, read_record
 
@@ -83,7 +84,7 @@ class FolderStatus:
         launch = "its script, run again," if asks else launch
         goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
         what = {
-            "complete": f"is complete: {self.steps} steps, model {self.model}",
+            "complete": f"is complete: {self.step}{self._of_all} steps, model {self.model}",
             "running": f"is running, {self.where}{self._waits}",
             "starting": f"is starting ({self.holder}), {self.where}",
             "stopped": f"is not running; it stopped {self.where}: {launch} {goes_on}",
@@ -141,6 +142,16 @@ class FolderStatus:
         why = f"{'cannot be read' if self.state == 'unreadable' else 'failed'}: {self.why}"
         return [plain_text(text) for text in (*self.lost, *([why] if self.failure else []))]
 
+    @property
+    def _of_all(self) -> str:
+        """Of a job that has ended early."""
+        return f" of {self.steps}" if self.step != self.steps and not self.on_demand else ""
+
+    def _validated(self) -> dict[str, object] | None:
+        """The newest validation, as `JobStatus` tells it."""
+        row = next(reversed(read_validations(self.folder).values()), None)
+        return {"step": row.step, "epoch": row.epoch, "means": dict(row.metrics)} if row is not None else None
+
     def to_json(self) -> dict[str, object]:
         """What every JSON of a job has (`JobStatus.in_brief`), and what the folder tells."""
         model = self.model if self.state == "complete" else None
@@ -158,6 +169,7 @@ class FolderStatus:
             "waiting": self.waiting,
             "model": model,
             "lost": list(self.lost),
+            "validated": self._validated(),
             "failure": self.failure,
             "continued": self.continued,
             "etcd": self.etcd,
@@ -239,8 +251,9 @@ def look_at(folder: Path) -> FolderStatus:
 def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
     name, steps = record.config.name, record.config.total_steps
     if is_complete(folder):
-        lost = _lost(folder, record)
-        return FolderStatus(folder, name, "complete", steps, steps, _completed(folder), lost=lost)
+        lost, validate = _lost(folder, record), record.config.validate
+        early = saved_step(folder, record.config) if validate is not None and validate.stop is not None else None
+        return FolderStatus(folder, name, "complete", early or steps, steps, _completed(folder), lost=lost)
     holder, note = holder_of(folder), note_of(folder, record.config)
     answers, live = _ask(note, record)
     if live is not None and not is_copy(folder, live) and not live.idle:

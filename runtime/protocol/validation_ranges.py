@@ -17,8 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from graphft.errors import plain_text
 from graphft.runtime.protocol.chunk_queue import Change, Compare, Put, Record
 
+WHY = 500
+"""Characters of a reason."""
 MOST_CLAIMS = 100
 """Of a range that nobody computes to its end: more, and it is what ends its processes."""
 
@@ -29,6 +32,8 @@ class RangeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     claims: int = 0
     failures: int = 0
+    why: str = ""
+    """Of the failure that was the last."""
     samples: int = 0
     sums: tuple[str, ...] = ()
 
@@ -73,13 +78,14 @@ def claim(prefix: str, number: int, known: Record | None, trainer: str, max_fail
     tried: why the validation cannot be made."""
     record = decode_range(known)
     if record.failures >= max_failures or record.claims >= MOST_CLAIMS:
-        return f"{record.failures} of {record.claims} that tried have failed, and the others vanished"
+        last = f"; the last failure: {record.why}" if record.why else ""
+        return f"{record.failures} of {record.claims} that tried have failed, and the others vanished{last}"
     return Change(
         "claimed",
         f"range {number}",
         (_as_read(range_key(prefix, number), known), _as_read(claim_key(prefix, number), None)),
         (
-            Put(range_key(prefix, number), _encode(RangeRecord(record.claims + 1, record.failures))),
+            Put(range_key(prefix, number), _encode(RangeRecord(record.claims + 1, record.failures, record.why))),
             Put(claim_key(prefix, number), _encode(RangeClaim(trainer, record.claims + 1)), leased=True),
         ),
     )
@@ -96,7 +102,7 @@ def complete(prefix: str, number: int, known: Record | None, samples: int, sums:
     record = decode_range(known)
     if record.done:
         return None
-    done = RangeRecord(record.claims, record.failures, samples, sums_as_text(sums))
+    done = RangeRecord(record.claims, record.failures, "", samples, sums_as_text(sums))
     key = range_key(prefix, number)
     return Change(
         "completed",
@@ -107,12 +113,12 @@ def complete(prefix: str, number: int, known: Record | None, samples: int, sums:
     )
 
 
-def release(prefix: str, number: int, known: Record | None, fence: int, failed: bool) -> Change | None:
-    """Gives a claim back: the range `failed`, or its holder goes. None if it is computed by now."""
+def release(prefix: str, number: int, known: Record | None, fence: int, why: str = "") -> Change | None:
+    """Gives a claim back: its holder goes, or the range has failed, and `why`. None if it is computed by now."""
     record = decode_range(known)
     if record.done:
         return None
-    back = RangeRecord(record.claims - (not failed), record.failures + failed)
+    back = RangeRecord(record.claims - (not why), record.failures + bool(why), plain_text(why, WHY) or record.why)
     return Change(
         "released",
         f"range {number}",
@@ -120,6 +126,14 @@ def release(prefix: str, number: int, known: Record | None, fence: int, failed: 
         (Put(range_key(prefix, number), _encode(back)),),
         (claim_key(prefix, number),),
     )
+
+
+def undo(prefix: str, number: int, known: Record) -> Change:
+    """What a range came to is not whole: it is computed again, which counts as a failure of it."""
+    record = decode_range(known)
+    key = range_key(prefix, number)
+    again = RangeRecord(record.claims, record.failures + 1, "its entries were lost")
+    return Change("released", f"range {number}", (_as_read(key, known),), (Put(key, _encode(again)),))
 
 
 def totals(records: Mapping[int, RangeRecord], count: int) -> tuple[int, tuple[float, ...]] | None:

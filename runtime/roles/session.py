@@ -152,12 +152,12 @@ class MemberSession(SessionPort):
         """
         progress, lease = self.member.progress, self.member.session
         progress.usual = progress_timeout
-        if progress.hung():
-            self.end.hung()
-        for other, hung in self.beside:
+        for other, hung in self.beside:  # first: the main thread may wait for what such a one holds
             other.usual = progress_timeout
             if other.hung():
                 hung()
+        if progress.hung():
+            self.end.hung()
         if lease is not None:
             lease.tick()
             lease.keep(self.member.etcd.urls)

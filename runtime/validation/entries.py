@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.store import storage
+from graphft.errors import GraphftError, describe
+from graphft.runtime.checkpoint.store import StorageUnavailable, storage
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.fs import file_system
@@ -26,6 +26,14 @@ from graphft.tensor_file import read_tensors, write_tensors
 from graphft.transpiler.record import VALIDATION
 
 FOLDER = f"{VALIDATION}/entries"
+
+
+class LostEntries(Exception):
+    """Those of a range cannot be read."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        self.number = number
 
 
 class Entries:
@@ -46,9 +54,16 @@ class Entries:
                 self._fs.upload(self._file(number), self._at(number))
 
     def read(self, count: int) -> dict[str, Tensor]:
-        """By result, the entries of all records, in the order of the data. Raises GraphftError for a file that is
-        damaged, FileNotFoundError for one that is not there."""
-        parts = [self._read(number) for number in range(count)]
+        """By result, the entries of all records, in the order of the data. Raises LostEntries for a file that is
+        damaged or not there."""
+        parts = []
+        for number in range(count):
+            try:
+                parts.append(self._read(number))
+            except StorageUnavailable:
+                raise
+            except (OSError, GraphftError) as error:
+                raise LostEntries(number, describe(error)) from error
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _read(self, number: int) -> dict[str, Tensor]:

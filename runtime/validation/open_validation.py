@@ -20,7 +20,7 @@ from graphft.runtime.etcd import KV
 from graphft.runtime.protocol.decisions import Decided, decide, in_words
 from graphft.runtime.protocol.validation_ranges import RangeClaim, as_number
 from graphft.runtime.validation.best_model import forget_others, write_best
-from graphft.runtime.validation.entries import Entries
+from graphft.runtime.validation.entries import Entries, LostEntries
 from graphft.runtime.validation.ranges import Ranges
 from graphft.runtime.validation.results import RangeResults, named
 from graphft.transpiler.assemble import assemble
@@ -106,11 +106,11 @@ class OpenValidation:
         self.ranges.complete(held.number, held.results.samples, held.results.sums)
         self._held = None
 
-    def give_back(self, failed: bool) -> None:
-        """The range could not be computed, or this process goes."""
+    def give_back(self, why: str = "") -> None:
+        """The range could not be computed, and why, or this process goes."""
         if self._held is not None:
             held, self._held = self._held, None
-            self.ranges.release(held.number, held.fence, failed)
+            self.ranges.release(held.number, held.fence, why)
 
     # -- the model ------------------------------------------------------------------------------------------------
 
@@ -131,12 +131,18 @@ class OpenValidation:
     # -- its end --------------------------------------------------------------------------------------------------
 
     def conclude(self) -> Conclusion | None:
-        """What it came to, once all ranges are computed; None before, and if another process has concluded it."""
+        """What it came to, once all ranges are computed; None before, and if another process has concluded it. Raises
+        LostEntries: a range is to be computed again."""
         found = self.ranges.totals()
         if found is None:
             return None
         (samples, means), reduces = found, "reduce" in self.program.blocks
-        values = named(self.program, means, self._entries.read(self.ranges.count) if reduces else {})
+        try:
+            entries = self._entries.read(self.ranges.count) if reduces else {}
+        except LostEntries as error:
+            self.ranges.undo(error.number)
+            raise
+        values = named(self.program, means, entries)
         epoch, numbers = self.job.config.plan.pass_of(self.step), {n: as_number(v) for n, v in values.items()}
         validated = Validated(self.step, epoch, samples, numbers, time.time())
         kv, before, now = self._decide(numbers)

@@ -99,12 +99,12 @@ class Ranges:
         if not self._free:
             self._next_look = 0.0
 
-    def release(self, number: int, fence: int, failed: bool) -> None:
-        """Gives a range back, if it is this process's."""
+    def release(self, number: int, fence: int, why: str = "") -> None:
+        """Gives a range back, if it is this process's. `why`: it has failed."""
 
         def make(known: KV | None, held: KV | None) -> Change | None:
             mine = held is not None and held.create_revision == fence
-            return protocol.release(self._prefix, number, known, fence, failed) if mine else None
+            return protocol.release(self._prefix, number, known, fence, why) if mine else None
 
         self._settle(number, make)
 
@@ -116,6 +116,16 @@ class Ranges:
             change = make(read.kv(0), read.kv(1)) if read.ok else None
             if change is None or commit(self.etcd, [change], also=[self._open]).ok:
                 return
+
+    def undo(self, number: int) -> None:
+        """Has a range computed again, if it is computed."""
+
+        def make(known: KV | None, _: KV | None) -> Change | None:
+            done = known is not None and protocol.decode_range(known).done
+            return protocol.undo(self._prefix, number, known) if known is not None and done else None
+
+        self._settle(number, make)
+        self._next_look = 0.0
 
     def totals(self) -> tuple[int, tuple[float, ...]] | None:
         """(samples, the mean of each result), if all ranges were computed at the last look."""

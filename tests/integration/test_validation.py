@@ -45,10 +45,14 @@ def make(program: ir.Program, pace: Pace | None, slow: Pace | None, **options: A
 
 @pytest.fixture(scope="module")
 def calm(program: ir.Program, workplace: Path, nursery: Any) -> Played:
+    """Making what is held out takes a second, in which the generators are seeded: that must not be beside a step."""
     from tests.integration.conftest import at_work
 
+    opening = workplace / "opening"
+    opening.write_text("1.0")
+    job = training.job(program, validate=validated.validation("", every=13, opening=str(opening)))
     with at_work(nursery):
-        return play(make(program, None, None), workplace / "validated-undisturbed")
+        return play(job, workplace / "validated-undisturbed")
 
 
 def test_it_comes_to_what_the_model_gives_in_one_process(
@@ -72,6 +76,7 @@ def test_it_comes_to_what_the_model_gives_in_one_process(
 
 
 def test_it_does_not_change_what_is_trained(calm: Played, undisturbed: Played) -> None:
+    """Pitfall 114."""
     assert all(torch.equal(calm.state[name], value) for name, value in undisturbed.state.items())
 
 
@@ -122,6 +127,47 @@ def test_held_out_data_that_cannot_be_read_end_the_job(program: ir.Program, fold
         play(job, folder)
 
 
+def test_an_error_of_the_storage_that_stays_ends_the_job(program: ir.Program, folder: Path) -> None:
+    """Other records can be read, so it is not away."""
+    data = graphft.dataset(f"{validated.__file__}:Truncated", {"records": 60}, chunk_size=20)
+    job = training.job(program, validate=graphft.Validation(data=data), max_failures=1, lease_ttl=3, passes=1)
+    with pytest.raises(GraphftError, match=r"the validation of step 20 cannot be made: (?s:.*)file 31 is truncated"):
+        play(job, folder)
+
+
+def test_a_training_dataset_may_draw_while_what_is_held_out_is_read(program: ir.Program, folder: Path) -> None:
+    """Pitfall 114: its reads seed the global generators: they are no draws of the other one."""
+    noisy = graphft.dataset(f"{training.__file__}:NoisyBlobs", {}, chunk_size=training.CHUNK)
+    options = {"trainers": 2, "pservers": 1, "ft": True, "batch_size": training.BATCH, "passes": 1, "name": "noisy"}
+    job = graphft.transpile(program, chunks=noisy, validate=validated.validation("", every=3), **options)
+    played = play(job, folder)
+    assert len(played.result.validations) == len(job.config.validated)
+    assert "validation-failed" not in played.events
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_damaged_entry_is_made_again(program: ir.Program, folder: Path, pace: Pace, calm: Played) -> None:
+    slow = Pace(pace.file.with_suffix(".slow"))
+    slow.set(0.05)
+    entries = folder / "validation/entries"
+
+    def some(status: JobStatus) -> bool:
+        return 13 in status.validating and any(entries.glob("00000013.*/*.safetensors"))
+
+    def damage(supervisor: Any) -> None:
+        for file in entries.glob("00000013.*/*.safetensors"):
+            flip(file)
+
+    played = play(make(program, pace, slow), folder, [Act(some, damage), Act(at(40), lambda _: slow.set(0.0))])
+    assert "validation-failed" in played.events
+    assert played.result.validations == calm.result.validations
+
+
 def test_the_steps_that_are_validated() -> None:
     config = validated.validation("", every=3).config()
     assert config.steps(Plan([10, 10], slots=2, batch_size=5, seed=0, passes=4)) == {3, 6, 8}
@@ -140,6 +186,23 @@ def decisive(program: ir.Program, pace: Pace | None) -> graphft.Job:
         plateau=graphft.ReduceLROnPlateau("loss", factor=0.5, patience=0, threshold=0.05),
     )
     return training.job(program, pace=pace.file if pace is not None else None, validate=validation)
+
+
+def test_a_damaged_checkpoint_that_training_waits_at_is_made_again(
+    program: ir.Program, folder: Path, pace: Pace
+) -> None:
+    """Pitfall 112: nobody could validate it, and the next step would be waited for, for ever."""
+    plain = play(decisive(program, None), folder / "plain")
+    killed = folder / "killed"
+
+    def damage(supervisor: Any) -> None:
+        kill("trainer", 0, 1, 2)(supervisor)
+        for file in (killed / "checkpoints").glob("step-00000015.*/shard-0-*"):
+            flip(file)
+
+    played = play(decisive(program, pace), killed, [Act(lambda status: status.validating == [15], damage)])
+    assert "damaged-checkpoint" in played.events
+    assert (played.result.steps, played.result.validations) == (plain.result.steps, plain.result.validations)
 
 
 def test_decisions_are_those_of_the_undisturbed_job(program: ir.Program, folder: Path, pace: Pace) -> None:

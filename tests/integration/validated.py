@@ -29,8 +29,18 @@ def balanced(best: Tensor, labels: Tensor) -> Tensor:
     return sum(shares[1:], shares[0]) / 3
 
 
-def validation(pace: Path | str, **options: Any) -> graphft.Validation:
-    data = graphft.dataset(f"{training.__file__}:Blobs", {"records": RECORDS, "pace": str(pace)}, chunk_size=CHUNK)
+class Truncated(training.Blobs):
+    """A file in it cannot be opened, ever: no storage that is away, though it is told like that."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        if i == 31:
+            raise OSError(f"image file {i} is truncated")
+        return super().__getitem__(i)
+
+
+def validation(pace: Path | str, opening: str = "", **options: Any) -> graphft.Validation:
+    blobs = {"records": RECORDS, "pace": str(pace), "opening": opening}
+    data = graphft.dataset(f"{training.__file__}:Blobs", blobs, chunk_size=CHUNK)
     return graphft.Validation(
         data=data, batch_size=BATCH, loss_fn=with_scores, reduce={"balanced": balanced}, **options
     )

@@ -91,12 +91,12 @@ def test_failures_count_and_departures_do_not() -> None:
     book = Book()
     for failed in (True, False, True, True):
         fence = book.claim(0, "a")
-        change = ranges.release(PREFIX, 0, book.record(0), fence, failed)
+        change = ranges.release(PREFIX, 0, book.record(0), fence, "bad" * failed)
         assert change is not None
         assert book.apply(change)
-    assert ranges.decode_range(book.record(0)) == RangeRecord(3, 3)
+    assert ranges.decode_range(book.record(0)) == RangeRecord(3, 3, "bad")
     refused = ranges.claim(PREFIX, 0, book.record(0), "a", 3)
-    assert refused == "3 of 3 that tried have failed, and the others vanished"
+    assert refused == "3 of 3 that tried have failed, and the others vanished; the last failure: bad"
 
 
 def test_a_range_whose_holders_vanish_is_given_up_at_last() -> None:
@@ -113,7 +113,7 @@ def test_a_computed_range_is_not_given_back() -> None:
     done = ranges.complete(PREFIX, 0, book.record(0), 4, [1.0])
     assert done is not None
     book.apply(done)
-    assert ranges.release(PREFIX, 0, book.record(0), fence, failed=True) is None
+    assert ranges.release(PREFIX, 0, book.record(0), fence, "bad") is None
 
 
 def test_totals_are_means_over_all_samples_in_the_order_of_the_ranges() -> None:

@@ -56,8 +56,8 @@ def test_each_range_is_held_once_and_counts_once(etcd: Etcd, keys: Keys) -> None
         a.complete(number, 3, [99.0])
     assert claim(a) is None
     assert a.totals() == (9, (0.5,))
-    assert a.conclude(WHAT)
-    assert not b.conclude(WHAT)
+    assert a.conclude(WHAT, None, None)
+    assert not b.conclude(WHAT, None, None)
     assert etcd.range(keys.ranges(STEP)).kvs == etcd.range(keys.all_validating).kvs == ()
     newest = etcd.get(keys.newest_validated)
     assert newest is not None
@@ -91,7 +91,7 @@ def test_what_was_opened_anew_takes_nothing_of_the_one_before(etcd: Etcd, keys: 
     opened(etcd, keys, 1)
     etcd.delete_prefix(keys.ranges(STEP))
     late.complete(number, 3, [9.0])
-    assert not late.conclude(WHAT)
+    assert not late.conclude(WHAT, None, None)
     assert not late.abandon(WHAT)
     assert claim(late) is None
     assert etcd.range(keys.ranges(STEP)).kvs == ()
@@ -105,9 +105,11 @@ def test_a_range_that_fails_again_and_again_ends_it(etcd: Etcd, keys: Keys) -> N
         of = ranges(etcd, keys, "a")
         found = of.claim(60.0, 3)
         if isinstance(found, tuple):
-            of.release(found[0], found[1], failed=True)
+            of.release(found[0], found[1], "bad")
             tries += 1
         else:
             why = str(found)
     assert 3 <= tries <= 3 * COUNT
-    assert why.endswith("cannot be computed: 3 of 3 that tried have failed, and the others vanished")
+    assert why.endswith(
+        "cannot be computed: 3 of 3 that tried have failed, and the others vanished; the last failure: bad"
+    )

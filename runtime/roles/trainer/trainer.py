@@ -48,8 +48,10 @@ from graphft.runtime.roles.trainer.validator import Validator
 from graphft.runtime.roles.trainer.view import TrainerView
 from graphft.runtime.roles.trainer.whole_numbers import whole_numbers
 from graphft.runtime.transport import make_client
+from graphft.transpiler.record import VALIDATION
 
 if TYPE_CHECKING:
+    from graphft.data import DataSpec
     from graphft.runtime.queue.async_queue import AsyncQueue
     from graphft.runtime.queue.sync_queue import SyncQueue
     from graphft.transpiler import Job
@@ -112,7 +114,7 @@ class Trainer(Role):
         self.plan = self.config.plan
         self.work_record = WorkRecord(record_path(self.job_dir, index))
         self.state.careful = CAREFUL_STEPS * self.work_record.unfinished
-        self.reader = self._open_data()
+        self.reader, held_out = self._open_data()
         self.prefetcher = Prefetcher(self.reader, 2 * self.config.trainers + 4, self._note_ahead)
         names, limit = ("loss", *reported(self.program)[1:]), self.config.metrics_limit * MB
         self._metrics = Metrics(self.job_dir, self.member.id, names, limit, self._tell_lost, self._tell_thinned)
@@ -120,10 +122,7 @@ class Trainer(Role):
         self.check = FiniteCheck(self.program, self.ctx.scope)
         self.end.before.append(self._blame_no_batch)
         self._closing: list[Callable[[], object]] = []
-        evaluation = job.programs.evaluation
-        self.validator = (
-            Validator(self.member, job, self.job_dir, evaluation, self.end) if evaluation is not None else None
-        )
+        self.validator = Validator(self.member, job, self.job_dir, held_out, self.end) if held_out is not None else None
         self.open_session()
 
     @property
@@ -147,23 +146,26 @@ class Trainer(Role):
         self.blocks.run("failed")
         return queue.counted
 
-    def _open_data(self) -> Reader:
-        """Makes the reader, which takes as long as the Dataset's construction does: without a lease so far."""
+    def _open_data(self) -> tuple[Reader, Reader | None]:
+        """Makes the readers, of what is trained on and of what is held out. That takes as long as the Datasets'
+        construction does: without a lease so far. It seeds the global generators: later it would disturb a step."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self._leave())
         forks_are_told_to_end()
         self.work_record.mark(Phase.LOADING)
+        validate, held_out = self.config.validate, None
         with Loading(self.member, self.job_dir, "data", self._leaves_now):
-            make = functools.partial(
-                open_reader,
-                self.config.data,
-                self.job_dir,
-                self.config.seed,
-                cached_chunks=max(8, self.config.trainers + 1),
-            )
-            reader = make() if self.config.data.kind == "arrays" else open_when_there(make)
+            reader = self._open(self.config.data, self.job_dir, max(8, self.config.trainers + 1))
+            if validate is not None:
+                held_out = self._open(validate.data, self.job_dir / VALIDATION, 2)
+                if reader.spec.kind == held_out.spec.kind == "dataset":
+                    held_out.take_turns(reader)
         self.work_record.mark(Phase.IDLE)
-        return reader
+        return reader, held_out
+
+    def _open(self, spec: DataSpec, root: Path, cached_chunks: int) -> Reader:
+        make = functools.partial(open_reader, spec, root, self.config.seed, cached_chunks=cached_chunks)
+        return make() if spec.kind == "arrays" else open_when_there(make)
 
     def _leaves_now(self) -> bool:
         """Whether this process is to end while it loads: it holds nothing that it would have to give back."""

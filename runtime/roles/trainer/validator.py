@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,24 +20,25 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.ir import Program
 from graphft.ops.context import ChunkWork, Context, DataPort, NoData, ValidationPort
+from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Failure, Validating
 from graphft.runtime.coordination.stale_run import tell_failed
-from graphft.runtime.data import IN_ORDER, Reader, open_reader
-from graphft.runtime.data.storage_away import is_of_storage
+from graphft.runtime.data import IN_ORDER, Reader
+from graphft.runtime.data.storage_away import Patience, Verdict, is_of_storage
 from graphft.runtime.etcd import LeaseLost, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.progress import Progress, where
 from graphft.runtime.process.role_process import EXIT_FAILED
 from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.process_end import ProcessEnd
+from graphft.runtime.validation.entries import LostEntries
 from graphft.runtime.validation.open_validation import OpenValidation
 from graphft.runtime.validation.ranges import Ranges
 from graphft.transpiler.passes.insert_validation import BLOCK
-from graphft.transpiler.record import VALIDATION
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -53,13 +55,18 @@ PAUSE_SECONDS = 1.0
 class Validator(ValidationPort, DataPort):
     """The ports of block `validate`, and the thread. `close` ends it after the batch at hand."""
 
-    def __init__(self, member: Member, job: Job, job_dir: Path, program: Program, end: ProcessEnd) -> None:
-        self.member, self.job, self.job_dir, self.program, self.end = member, job, job_dir, program, end
+    def __init__(self, member: Member, job: Job, job_dir: Path, reader: Reader, end: ProcessEnd) -> None:
+        """`reader`: of the held-out data."""
+        assert job.programs.evaluation is not None
+        self.member, self.job, self.job_dir, self.end = member, job, job_dir, end
+        self.program, self.reader = job.programs.evaluation, reader
         self.waiting = ""
         """For status: what it waits for."""
         self._open: OpenValidation | None = None
-        self._reader: Reader | None = None
-        self._why = ""
+        self._place: tuple[int, int] | None = None
+        """The chunk and batch that are being read."""
+        self._patience: Patience | None = None
+        """With a read that fails as storage is away."""
         self._damaged = 0
         """How often the checkpoint at hand was found damaged."""
         self.progress = Progress()
@@ -83,7 +90,7 @@ class Validator(ValidationPort, DataPort):
         log.error("%s: ending this process. It is here:\n%s", what, where(self._thread))
         place = where(self._thread, depth=6)
         self.member.events.emit("hung", f"trainer {self.member.index} made {what}: ending it", where=place)
-        self._give_back(failed=True)
+        self._give_back(what)
         self.end.now(EXIT_FAILED)
 
     # -- the thread -----------------------------------------------------------------------------------------------
@@ -92,13 +99,17 @@ class Validator(ValidationPort, DataPort):
         ctx = Context(device=self.job.config.device, validation=self, data=self)
         ctx.scope.update(self.program.values)
         blocks = Blocks(self.program, ctx, self.progress)
-        while not self._closing.is_set():
-            pause = self._try(blocks)
-            if pause:
-                self._closing.wait(pause)
+        try:
+            while not self._closing.is_set():
+                pause = self._try(blocks)
+                if pause:
+                    self._closing.wait(pause)
+        except BaseException:
+            log.exception("validation: this thread failed; a process without it must not go on")
+            self.end.now(EXIT_FAILED)
         try:
             if self._open is not None:
-                self._open.give_back(failed=False)
+                self._open.give_back()
         except GraphftError as error:
             log.info("validation: %s", error.message)  # the lease's end gives it back
 
@@ -107,7 +118,7 @@ class Validator(ValidationPort, DataPort):
         try:
             with self.progress.within(self.progress.usual, "validating"):
                 blocks.run(BLOCK)
-            self.waiting, self._damaged = "", 0
+            self.waiting, self._damaged, self._patience = "", 0, None
             return 0.0
         except NoData:
             return IDLE_SECONDS
@@ -122,37 +133,49 @@ class Validator(ValidationPort, DataPort):
             self._failed(error)
         except StorageUnavailable as error:
             self._wait_for(error.message)
+        except LostEntries as error:
+            what = f"entries of range {error.number} are lost, and made again: {error}"
+            self.member.events.emit("validation-failed", what)
         except DamagedCheckpoint as error:
             self._damaged += 1  # its copy here may have been deleted at this moment
             if self._damaged >= DAMAGED_TRIES:
                 self._abandon(error)
         except Exception as error:
-            if is_of_storage(error):
+            if self._may_pass(error):
                 self._wait_for(describe(error))
             else:
                 self._failed(error)
         return PAUSE_SECONDS
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Whether it is of storage that is away, as for a batch that is trained on: records around it cannot be read
+        either, and not for too long."""
+        if self._place is None or not is_of_storage(error):
+            return False
+        self._patience = self._patience or Patience(time.monotonic())
+        chunk, tries = self._place[0], self._patience.tries
+        return self._patience.failed(time.monotonic(), self.reader.probe(chunk, tries)) is Verdict.WAIT
 
     def _wait_for(self, what: str) -> None:
         """What may be there later: somebody else, who can read it, may take the range meanwhile."""
         if not self.waiting:
             self.member.events.emit("storage-away", f"validation waits: {what}")
         self.waiting = what
-        self._give_back(failed=False)
+        self._give_back()
 
     def _failed(self, error: Exception) -> None:
         """Of a range that cannot be computed: another process tries, and the one after the last says why."""
         cause = error.__cause__ if isinstance(error, GraphftError) and error.__cause__ is not None else error
-        self._why = describe(cause)
+        why = describe(cause)
         step = self._open.step if self._open is not None else -1
         log.warning("validation of step %d failed", step, exc_info=error)
-        self.member.events.emit("validation-failed", f"validation of step {step} failed: {self._why}", step=step)
-        self._give_back(failed=True)
+        self.member.events.emit("validation-failed", f"validation of step {step} failed: {why}", step=step)
+        self._give_back(why)
 
-    def _give_back(self, failed: bool) -> None:
+    def _give_back(self, why: str = "") -> None:
         try:
             if self._open is not None:
-                self._open.give_back(failed)
+                self._open.give_back(why)
         except LeaseLost as error:
             self.end.lease_lost(error)
         except TransientEtcdError as error:  # then it is a stale claim
@@ -160,19 +183,32 @@ class Validator(ValidationPort, DataPort):
 
     def _abandon(self, error: DamagedCheckpoint) -> None:
         """A checkpoint that cannot be read is one that nobody can validate. Where training waits for what it comes to,
-        the job cannot go on: it is to go back to an older one."""
+        everyone goes back to an older one, and comes there again."""
         opened, self._open, self._damaged = self._open, None, 0
         if opened is None:
             return
-        if opened.config.waits:
-            self._fail_job(opened.step, error.message)
-            return
         try:
-            if opened.abandon():
+            if opened.config.waits:
+                self._go_back(opened.step, error)
+            elif opened.abandon():
                 text = f"the validation of step {opened.step} is LEFT OUT: {error.message}"
                 self.member.events.emit("validation-lost", text, step=opened.step)
-        except TransientEtcdError as trouble:
-            log.warning("validation: etcd: %s", trouble.message)
+        except (TransientEtcdError, StorageUnavailable) as trouble:  # it is found damaged again
+            log.warning("validation: %s", trouble.message)
+
+    def _go_back(self, step: int, error: DamagedCheckpoint) -> None:
+        member, store = self.member, checkpoints_of(self.job_dir)
+        shards, run = self.job.config.pservers, self.job.run_id
+        commits = Commits(member.etcd, member.keys, store, 0, shards, run, member.id)
+        committed = commits.committed()
+        if committed is not None and committed.step == step:
+            raised = commits.rollback("the checkpoint that is to be validated is damaged", below=step)
+            member.events.emit(
+                "damaged-checkpoint",
+                f"the checkpoint of step {step}, which is to be validated, is damaged, going back to step "
+                f"{raised.step}: {error.message}",
+                step=raised.step,
+            )
 
     # -- ValidationPort ---------------------------------------------------------------------------------------------
 
@@ -230,7 +266,7 @@ class Validator(ValidationPort, DataPort):
 
     def _fail_job(self, step: int, why: str) -> None:
         """No process can compute a range: a person has to look."""
-        reason = f"the validation of step {step} cannot be made: {why}" + f"; at last: {self._why}" * bool(self._why)
+        reason = f"the validation of step {step} cannot be made: {why}"
         help = "see its events (graphft status); mend the held-out data, the model or the checkpoints, and run again"
         tell_failed(self.member.etcd, self.member.keys, Failure(reason, help))
         self.member.events.emit("failed", reason)
@@ -241,9 +277,9 @@ class Validator(ValidationPort, DataPort):
         """Read on this thread, which does not draw random numbers: a dataset that does is an error."""
         config = self.job.config.validate
         assert config is not None
-        if self._reader is None:
-            self._reader = open_reader(config.data, self.job_dir / VALIDATION, self.job.config.seed, cached_chunks=2)
-        found = self._reader.batch(IN_ORDER, work.chunk, work.batch, config.size, ahead=True)
+        self._place = work.chunk, work.batch
+        found = self.reader.batch(IN_ORDER, work.chunk, work.batch, config.size, ahead=True)
+        self._place = None
         if "assume" in self.program.attrs:
             check_dims(self.program, {name: found[name] for name in columns})
         device = torch.device(self.job.config.device)
