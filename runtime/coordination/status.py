@@ -188,8 +188,8 @@ class JobStatus:
             "etcd": etcd,
         }
 
-    def to_json(self, etcd: str = "") -> str:
-        """`in_brief`, and all that is known. `etcd`: its endpoints."""
+    def to_json(self, etcd: str = "", left: float | None = None) -> str:
+        """`in_brief`, and all that is known. `etcd`: its endpoints; `left`: seconds until its last step."""
         data = (
             asdict(self)
             | self.in_brief(etcd)
@@ -199,6 +199,7 @@ class JobStatus:
                 "checkpoint_age": self.checkpoint_age,
                 "samples_per_second": self.samples_per_second,
                 "skipped_steps": self.skipped_steps,
+                "seconds_left": left,
             }
         )
         data["validated"] = msgspec.to_builtins(self.validated)

@@ -21,7 +21,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.etcd.model import Store
-from graphft.runtime.protocol.time_ledger import Seen, TimeLedger
+from graphft.runtime.protocol.time_ledger import GAP_SECONDS, Seen, TimeLedger
 from graphft.sealed_json import seal, unseal
 
 log = logging.getLogger("graphft")
@@ -84,6 +84,28 @@ def _of_run(data: bytes, run: str) -> Mapping[str, Any] | None:
         return None
 
 
+def left_of(kept: Mapping[str, Any] | None, status: JobStatus) -> float | None:
+    """Seconds until the job's last step, as its ledger (`kept`: `TimeLedger.export`) tells; None where that is not
+    known, and of a job that does not run."""
+    return kept["left"] if kept is not None and status.state == "running" and not status.idle else None
+
+
+class OwnAccount:
+    """Of a job whose time no launcher keeps: where it went since its observer began, or looked again after a while."""
+
+    def __init__(self) -> None:
+        self._ledger: TimeLedger | None = None
+
+    def look(self, seen: Seen | None) -> Mapping[str, Any] | None:
+        """Takes in a look; None: the job does not run. Returns `TimeLedger.export`, None before the first look."""
+        now = time.time()
+        if seen is not None:
+            if self._ledger is None or not 0 <= now - self._ledger.until < GAP_SECONDS:
+                self._ledger = TimeLedger(now, seen.step)
+            self._ledger.step(seen, now)
+        return self._ledger.export() if self._ledger is not None else None
+
+
 class TimeKeeper:
     """Of a launch that began at `since` (Unix seconds, as `clock` tells), where the run goes on at `step`. Used by the
     launcher's own thread, but for `export`."""
@@ -123,6 +145,11 @@ class TimeKeeper:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + WRITE_SECONDS
             self.write()
+
+    def left(self) -> float | None:
+        """As `TimeLedger.left`."""
+        with self._lock:
+            return self._ledger.left()
 
     def export(self) -> Mapping[str, Any]:
         with self._lock:

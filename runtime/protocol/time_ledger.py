@@ -13,10 +13,11 @@ apart.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from graphft.runtime.protocol.step_pace import StepPace
 
 Category = Literal["productive", "redone", "checkpointing", "data", "straggler", "recovering", "starting", "idle"]
 CATEGORIES: tuple[Category, ...] = (
@@ -30,8 +31,6 @@ CATEGORIES: tuple[Category, ...] = (
     "idle",
 )
 Mode = Literal["starting", "training", "recovering", "checkpointing", "idle", "over"]
-PACE_SECONDS = 60.0
-"""The pace is that of the last minute of training."""
 STRAGGLER_SECONDS = 5.0
 """Waits of trainers are compared over such a time: they report each for itself, at different moments."""
 GAP_SECONDS = 60.0
@@ -100,8 +99,7 @@ class TimeLedger:
         """Whether this launch has computed something."""
         self._trouble: int | None = None
         """While it recovers: the lowest step that was seen meanwhile."""
-        self._paces: deque[tuple[float, int]] = deque()
-        """Of intervals of training: seconds, steps."""
+        self._pace = StepPace()
         self._owed: dict[Category, float] = {}
         """Waits that trainers have counted, and that no interval was given to so far."""
         self._waits: dict[str, float] = {}
@@ -117,15 +115,15 @@ class TimeLedger:
     @property
     def pace(self) -> float:
         """Steps per second of training of late; 0 before the first."""
-        seconds = sum(seconds for seconds, _ in self._paces)
-        return sum(steps for _, steps in self._paces) / seconds if seconds else 0.0
+        return self._pace.per_second
 
     def left(self) -> float | None:
-        """Seconds until the last step, at this pace; None while that is not known."""
+        """Seconds until the last step, at this pace; None while that is not known. Whatever tells a job's time left
+        (panel, lines of a launch, page, `/metrics`, `graphft status`) tells this one."""
         seen = self._last
-        if self.mode != "training" or seen is None or seen.total_steps is None or not self.pace:
+        if self.mode != "training" or seen is None or seen.total_steps is None:
             return None
-        return max(0, seen.total_steps - seen.step) / self.pace
+        return self._pace.left(max(0, seen.total_steps - seen.step))
 
     def step(self, seen: Seen | None, now: float) -> Mode:
         """Takes in a look; None: nothing is known of the job so far. Returns what the job is at."""
@@ -165,7 +163,7 @@ class TimeLedger:
         before, steps = self.mode, self._steps(seen)
         self.mode = self._mode_of(seen) if seen is not None else before
         if before == self.mode == "training":
-            self._keep_pace(passed, steps)
+            self._pace.train(passed, steps)
             self._count_waits(seen, passed)
             self._work(passed, seen, steps)
             return
@@ -246,11 +244,6 @@ class TimeLedger:
 
     # -- what trainers count ------------------------------------------------------------------------------------
 
-    def _keep_pace(self, passed: float, steps: int) -> None:
-        self._paces.append((passed, steps))
-        while len(self._paces) > 1 and sum(s for s, _ in self._paces) - self._paces[0][0] >= PACE_SECONDS:
-            self._paces.popleft()
-
     def _count_waits(self, seen: Seen | None, passed: float) -> None:
         last = self._last
         if seen is None or last is None:
@@ -279,7 +272,7 @@ class TimeLedger:
     def _forget(self) -> None:
         """What is known of the moment."""
         self._owed, self._waits, self._window, self._trouble = {}, {}, 0.0, None
-        self._paces.clear()
+        self._pace = StepPace()
 
     # -- how it is kept -----------------------------------------------------------------------------------------
 
