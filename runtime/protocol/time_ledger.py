@@ -35,6 +35,8 @@ STRAGGLER_SECONDS = 5.0
 """Waits of trainers are compared over such a time: they report each for itself, at different moments."""
 GAP_SECONDS = 60.0
 """After so long without a look nothing is known of what the job did: its launcher was stopped, or the machine slept."""
+UNDECIDED = 0.1
+"""Part of the run's time: where it is not known for how much more of it steps were made, there is no goodput to tell."""
 RECOVERIES = 50
 """So many are kept, the newest."""
 
@@ -100,6 +102,11 @@ class TimeLedger:
         self._trouble: int | None = None
         """While it recovers: the lowest step that was seen meanwhile."""
         self._pace = StepPace()
+        self.undecided = 0.0
+        """At most for so many seconds more steps were made than `seconds` tells: steps that were made between two
+        looks, beside something else, before a pace was known. A run of a few seconds may have no others."""
+        self._undecided: tuple[float, int] = (0.0, 0)
+        """Of these, seconds and steps for which no pace is known so far."""
         self._owed: dict[Category, float] = {}
         """Waits that trainers have counted, and that no interval was given to so far."""
         self._waits: dict[str, float] = {}
@@ -164,6 +171,7 @@ class TimeLedger:
         self.mode = self._mode_of(seen) if seen is not None else before
         if before == self.mode == "training":
             self._pace.train(passed, steps)
+            self._decide()
             self._count_waits(seen, passed)
             self._work(passed, seen, steps)
             return
@@ -173,8 +181,18 @@ class TimeLedger:
         work = min(passed, max(computed, steps / pace if pace else 0.0))
         self._work(work, seen, steps)
         self.seconds[other] += passed - work
+        if steps and not pace:
+            self._undecided = (self._undecided[0] + passed - work, self._undecided[1] + steps)
+            self.undecided += passed - work
         if other == "recovering" and self.recoveries:
             self.recoveries[-1].seconds += passed - work
+
+    def _decide(self) -> None:
+        """Once a pace is known: for how long steps were made before."""
+        (seconds, steps), pace = self._undecided, self.pace
+        if seconds and pace:
+            self.undecided -= seconds - min(seconds, steps / pace)
+            self._undecided = (0.0, 0)
 
     def _steps(self, seen: Seen | None) -> int:
         """Made since the last look; where the job went back since, those that were made after that."""
@@ -285,6 +303,7 @@ class TimeLedger:
             "mode": self.mode,
             "pace": self.pace,
             "left": self.left(),
+            "undecided": round(self.undecided, 3),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             "recoveries": [[r.at, r.step, round(r.seconds, 3), round(r.redone, 3), r.ended] for r in self.recoveries],
         }
@@ -297,8 +316,17 @@ class TimeLedger:
             ledger.seconds[name] = max(0.0, float(kept["seconds"][name]))
         ledger.began = ledger.until - sum(ledger.seconds.values())
         ledger.mode = "over" if kept["mode"] == "over" else "starting"
+        ledger.undecided = max(0.0, float(kept.get("undecided", 0.0)))
         ledger.recoveries = [Recovery(*row) for row in kept["recoveries"]]
         return ledger
+
+
+def goodput_of(kept: Mapping[str, Any]) -> float | None:
+    """Part of the run's time in which new steps were made, of `TimeLedger.export`; None while it is not known."""
+    wall = sum(kept["seconds"].values())
+    if not wall or kept.get("undecided", 0.0) > UNDECIDED * wall:
+        return None
+    return round(float(kept["seconds"]["productive"]) / wall, 4)
 
 
 def _category(mode: Mode) -> Category:
