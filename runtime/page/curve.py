@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from graphft.runtime.process.means import SHRINK, grow
 from graphft.runtime.process.metric_files import LEVELS, files_of, read_file
 
 BUCKETS = 512
@@ -30,7 +31,7 @@ class _Bucket:
 
     at: float = math.inf
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """By series: sum weighted by samples, samples."""
+    """By series: sum weighted by samples, times SHRINK; samples."""
 
     def add(self, name: str, total: float, samples: int) -> None:
         before = self.sums.get(name, (0.0, 0))
@@ -59,7 +60,7 @@ class Curve:
             if not math.isfinite(value):
                 self.nonfinite += 1
             elif name in bucket.sums or len(bucket.sums) <= METRICS:
-                bucket.add(name, value * samples, samples)
+                bucket.add(name, value * SHRINK * samples, samples)
         while len(self._buckets) > BUCKETS:
             self._widen()
 
@@ -92,7 +93,7 @@ class Curve:
 
 def _mean(bucket: _Bucket, name: str) -> float | None:
     total, samples = bucket.sums.get(name, (0.0, 0))
-    return float(f"{total / samples:.6g}") if samples else None
+    return float(f"{grow(total / samples):.6g}") if samples else None
 
 
 class MetricFiles:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graphft.runtime.process.means import means_of
+
 
 class Row(NamedTuple):
     """A batch. `at`: seconds since 1970; `values`: means over its samples by name, `loss` first."""
@@ -63,7 +65,7 @@ class Table:
         if not len(groups):
             return groups, values
         starts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]])
-        return groups[starts], np.add.reduceat(values * samples, starts) / np.add.reduceat(samples, starts)
+        return groups[starts], means_of(values, samples, starts)
 
 
 def joined(tables: Sequence[Table]) -> Table:
