@@ -9,9 +9,11 @@ import json
 import mmap
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, cast
 
 _NO_FSYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 PIECE = 8 << 20
@@ -171,9 +173,35 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+class NotRegular(OSError):
+    """A FIFO, a socket or a device in a file's place."""
+
+
+def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
+    """Opens a file to be read, of a folder of unknown origin: never waits for who writes into a FIFO, and reads from no
+    device. Raises OSError: IsADirectoryError, and NotRegular."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise NotRegular(errno.EINVAL, "it is no regular file", str(path))
+        return cast(BinaryIO, open(descriptor, "rb", buffering))
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path) -> bytes:
+    """All of a file, as `open_regular` opens it. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def tensor_file_metadata(path: Path) -> dict[str, str]:
     """The metadata in the header of a safetensors file; without torch. Raises OSError, ValueError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return dict(header.get("__metadata__", {}))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from graphft.data_fingerprint import is_record, same_entries
 from graphft.errors import GraphftError, UsageError
+from graphft.fileio import read_regular
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import (
@@ -217,7 +218,7 @@ def continued_in(path: Path) -> str:
     url = storage_of(path)
     mark = read_mark(url, CONTINUED) if url else None
     try:
-        found = parse_json(mark if mark is not None else (path / CONTINUED).read_bytes())
+        found = parse_json(mark if mark is not None else read_regular(path / CONTINUED))
         folder, storage, run = Path(found["folder"]), str(found["storage"]), found["run"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graphft.errors import GraphftError
+from graphft.fileio import read_regular
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EtcdError
@@ -61,7 +62,7 @@ def _reached(status: JobStatus) -> int:
 def read_time(job_dir: Path, run: str) -> Mapping[str, Any] | None:
     """What was kept of this run in its folder: `TimeLedger.export`. None if nothing was, or it is damaged."""
     try:
-        return _of_run((job_dir / FILE).read_bytes(), run)
+        return _of_run(read_regular(job_dir / FILE), run)
     except OSError:
         return None
 
