@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graphft.errors import GraphftError, describe
+from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.page import document as documents
@@ -93,7 +93,7 @@ class JobPage:
 
     def _read_curve(self, found: Look, document: dict[str, Any]) -> None:
         """From the files that trainers write here; else from what they report, since this page began."""
-        if self._from_files is None and found.folder is not None and (found.folder / "metrics").is_dir():
+        if self._from_files is None and found.folder is not None and (found.folder / "metrics").exists():
             self._curve, self._from_files = Curve(), MetricFiles(found.folder)
         if self._from_files is not None:
             self._from_files.read(self._curve)
@@ -101,8 +101,9 @@ class JobPage:
             values = {"loss": document["loss"], **document.get("metrics", {})}
             self._curve.add(int(document["step"] or 0), 1, values, time.time())
         behind = self._from_files.behind if self._from_files is not None else 0
+        unread = [plain_text(text) for text in self._from_files.unread] if self._from_files is not None else []
         source = "files" if self._from_files is not None else "looks"
-        document["curve"] = {**self._curve.to_json(), "source": source, "behind": behind}
+        document["curve"] = {**self._curve.to_json(), "source": source, "behind": behind, "unread": unread}
 
     def _shares(self, document: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """By trainer, the parts of its time of late."""

@@ -106,6 +106,7 @@ function head(job) {
     [job.skipped_steps ? `${job.skipped_steps} steps were left out as not finite.` : "", "mild"],
     [job.left_out ? `${job.left_out} batches were left out of the data.` : "", "mild"],
     ...(job.lost ?? []).map((text) => [text, "mild"]),
+    ...(job.curve?.unread ?? []).map((text) => [text, "mild"]),
     [job.continued ? `It went on in ${job.continued}.` : "", "mild"],
   ].filter(([text]) => text);
   return [

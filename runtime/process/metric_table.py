@@ -34,6 +34,8 @@ class Table:
     at: np.ndarray
     values: dict[str, np.ndarray] = field(default_factory=dict)
     known: dict[str, np.ndarray] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    """Files whose rows are lacking, with why, in words."""
 
     def __len__(self) -> int:
         return len(self.step)

@@ -36,7 +36,7 @@ STRAGGLER_SECONDS = 5.0
 GAP_SECONDS = 60.0
 """After so long without a look nothing is known of what the job did: its launcher was stopped, or the machine slept."""
 UNDECIDED = 0.1
-"""Part of the run's time: where it is not known for how much more of it steps were made, there is no goodput to tell."""
+"""Part of the run's time: if it is not known for how much more of it steps were made, no goodput is told."""
 RECOVERIES = 50
 """So many are kept, the newest."""
 
