@@ -8,8 +8,10 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,6 +164,55 @@ def remove_folder(folder: Path) -> None:
         fsync(place.parent)
     for rest in place.parent.glob(f".{place.name}.*{_REMOVED}"):
         shutil.rmtree(rest)
+
+
+@contextlib.contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside `target` and on its file system, deleted at the end: its `job` is to be renamed to `target`.
+    Those that killed processes have left there for the same target are deleted first. Raises OSError."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}")  # as tempfile makes them
+    for left in [path for path in target.parent.iterdir() if name.fullmatch(path.name)]:
+        _remove_left(left)
+    while True:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        if (descriptor := _held(scratch)) is not None:
+            break
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _held(scratch: Path) -> int | None:
+    """Shows others that its process lives, until the descriptor is closed. None: one of them has taken it for left."""
+    try:
+        descriptor = os.open(scratch, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:  # of a file system whose folders cannot be locked: nobody deletes any
+        return descriptor
+    if not scratch.exists():
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_left(scratch: Path) -> None:
+    """Unless its process lives, or it is something else."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(scratch, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if {path.name for path in scratch.iterdir()} <= {"job"}:
+                shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def fsync(path: Path) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import PIECE, NotRegular, open_regular, read_regular, write_atomically
+from graphft.fileio import PIECE, NotRegular, open_regular, read_regular, scratch_folder, write_atomically
 from graphft.runtime.coordination.discarded import FILE as DISCARDED
 from graphft.runtime.fs import FS, file_system
 from graphft.sealed_json import parse_json
@@ -162,8 +162,8 @@ def make_copy(url: str, target: Path, *, whole: bool = True) -> bool:
         )
     fs, root = file_system(url)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-        new = Path(scratch, "job")
+    with scratch_folder(target) as scratch:
+        new = scratch / "job"
         try:
             _download(fs, posixpath.join(root, f"job-{run}"), new, None if whole else {MARKER})
             fs.download(posixpath.join(root, RECORD), new / RECORD)
