@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from graphft.runtime.coordination.job_storage import (
     read_mark,
     storage_of,
     stored_run,
+    withdraw,
 )
 from graphft.runtime.coordination.storage_claim import claimed
 from graphft.runtime.launcher.process_ends import lost_checkpoints
@@ -41,6 +43,8 @@ CONTINUED = "continued.json"
 passes."""
 _TRACES = ("etcd.json", "etcd", "checkpoints")
 """What a run that was begun has in its folder, beside its logs and what `Job.save` writes."""
+_NOTES = {"launcher.lock", "callbacks.lock", "csv-logger.json"}
+"""What a script leaves there before any process is started."""
 _BATCH_LOGS = "slurm-"
 """Logs of Slurm's, which begin before a run does: `graphft slurm` makes their folder."""
 
@@ -88,6 +92,21 @@ class JobFolder:
     job: bool = False
     carried: str = ""
     """What it goes on with: of the nearest folder's run, which has other pservers, or fewer passes."""
+    entries: frozenset[str] = frozenset()
+    """Of one that was made: what it held then."""
+
+    def forget(self) -> bool:
+        """Deletes what was made for a run that no process has begun: no later script is to find one here. Not where
+        somebody has put anything else into the folder. Whether it did. Raises GraphftError[storage]."""
+        if not self.made or not self.path.is_dir():
+            return False
+        with contextlib.suppress(UsageError), locked(self.path):  # another script may begin it at this moment
+            if begun(self.path) or not {path.name for path in self.path.iterdir()} <= self.entries | _NOTES:
+                return False
+            withdraw(self.path)
+            shutil.rmtree(self.path, ignore_errors=True)
+            return True
+        return False
 
     def describe(self, config: JobConfig) -> str:
         """What is run here, on one line: the first one that a launcher prints."""
@@ -146,7 +165,8 @@ def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool
             elif chosen.prediction is not None:
                 chosen.save_prediction(path)
             publish(path)
-            return JobFolder(path, made, passed, True, start.carried)
+            entries = frozenset(os.listdir(path)) if made else frozenset()
+            return JobFolder(path, made, passed, True, start.carried, entries)
         except GraphftError as error:
             if wanted or not made or error.rule != "job-directory":
                 raise
