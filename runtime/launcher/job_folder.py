@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -194,7 +195,7 @@ class _Start:
         step, source = max(there, key=lambda one: one[0], default=(0, Path()))
         if not step:
             return
-        with locked(source), claimed(source, None):  # else both would go on
+        with _told_of(source), locked(source), claimed(source, None):  # else both would go on
             found = carry_over(source, self.job, new)
             if found is None:
                 return
@@ -206,6 +207,24 @@ class _Start:
         if config.pservers != before.pservers or not counts:
             counts.insert(0, f"{config.pservers} pserver{'s' * (config.pservers > 1)}")
         self.carried = f"from step {found}{config.of_steps} of {source}, carried over to {' and '.join(counts)},"
+
+
+@contextlib.contextmanager
+def _told_of(source: Path) -> Iterator[None]:
+    """What cannot be read or written in this folder is no fault of the one that is made."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not Path(os.fsdecode(error.filename)).is_relative_to(source):
+            raise
+        read_only = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        raise GraphftError(
+            f"the run in {source} is to be gone on with, and {error.filename} cannot be "
+            f"{'written' if read_only else 'used'}: {error.strerror}",
+            rule="storage",
+            help=f"make {source} writable: it is locked, and marked as gone on with elsewhere; or begin a new run: "
+            "--fresh (fresh=True), or another name=",
+        ) from error
 
 
 def _saved(path: Path, config: JobConfig) -> int:
