@@ -15,7 +15,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 _NO_FSYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 PIECE = 8 << 20
@@ -238,7 +238,7 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
             raise NotRegular(errno.EINVAL, "it is no regular file", str(path))
-        return cast(BinaryIO, open(descriptor, "rb", buffering))
+        return open(descriptor, "rb", buffering)
     except BaseException:
         os.close(descriptor)
         raise
