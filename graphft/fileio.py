@@ -8,10 +8,14 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import shutil
+import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _NO_FSYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 PIECE = 8 << 20
@@ -162,6 +166,55 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(rest)
 
 
+@contextlib.contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside `target` and on its file system, deleted at the end: its `job` is to be renamed to `target`.
+    Those that killed processes have left there for the same target are deleted first. Raises OSError."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}")  # as tempfile makes them
+    for left in [path for path in target.parent.iterdir() if name.fullmatch(path.name)]:
+        _remove_left(left)
+    while True:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        if (descriptor := _held(scratch)) is not None:
+            break
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _held(scratch: Path) -> int | None:
+    """Shows others that its process lives, until the descriptor is closed. None: one of them has taken it for left."""
+    try:
+        descriptor = os.open(scratch, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:  # of a file system whose folders cannot be locked: nobody deletes any
+        return descriptor
+    if not scratch.exists():
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_left(scratch: Path) -> None:
+    """Unless its process lives, or it is something else."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(scratch, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if {path.name for path in scratch.iterdir()} <= {"job"}:
+                shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
 def fsync(path: Path) -> None:
     """Has the file system write a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -171,9 +224,35 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+class NotRegular(OSError):
+    """A FIFO, a socket or a device in a file's place."""
+
+
+def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
+    """Opens a file to be read, of a folder of unknown origin: never waits for who writes into a FIFO, and reads from no
+    device. Raises OSError: IsADirectoryError, and NotRegular."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise NotRegular(errno.EINVAL, "it is no regular file", str(path))
+        return open(descriptor, "rb", buffering)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path) -> bytes:
+    """All of a file, as `open_regular` opens it. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def tensor_file_metadata(path: Path) -> dict[str, str]:
     """The metadata in the header of a safetensors file; without torch. Raises OSError, ValueError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return dict(header.get("__metadata__", {}))
 

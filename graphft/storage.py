@@ -16,7 +16,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.fileio import fsync
+from graphft.fileio import fsync, read_regular
 from graphft.ir import Program
 from graphft.parser import ParseError, parse
 from graphft.printer import format_program
@@ -142,7 +142,7 @@ def _replace(new: Path, target: Path, old: Path) -> None:
 
 def _read(directory: Path, name: str) -> bytes:
     try:
-        return (directory / name).read_bytes()
+        return read_regular(directory / name)
     except FileNotFoundError:
         if not directory.exists():
             what = f"there is no directory {directory}"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from graphft.block_deltas import block_digests, checksum_of
 from graphft.errors import GraphftError
-from graphft.fileio import PIECE, replacing
+from graphft.fileio import PIECE, open_regular, replacing
 
 _DTYPES = {
     "U64": torch.uint64,
@@ -103,7 +103,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises OSError; GraphftError[tensor-file] for what is no whole safetensors file, and for one of ours in which
     anything is not what was written.
     """
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, 0) as file:
         tensors, metadata = _read(path, file, os.fstat(file.fileno()).st_size)
     if CHECKSUMS in metadata or any(str(value).startswith(_BEGINNING) for value in metadata.values()):
         _check(path, tensors, metadata)

@@ -16,7 +16,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.diagnostics import VerificationError
 from graphft.errors import GraphftError, UsageError, describe
+from graphft.fileio import scratch_folder
 from graphft.ir import Program
 from graphft.printer import format_block
 from graphft.storage import load_program, save_program
@@ -234,8 +234,8 @@ class Job:
             return
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-                new = Path(scratch, "job")
+            with scratch_folder(target) as scratch:
+                new = scratch / "job"
                 new.mkdir()
                 self._write(new)
                 prepare(new)

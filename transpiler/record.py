@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphft.errors import GraphftError, UsageError
+from graphft.fileio import read_regular
 from graphft.sealed_json import parse_json
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.fingerprint import Fingerprint
@@ -39,7 +40,7 @@ class JobRecord:
 def read_record(folder: Path) -> JobRecord:
     """Raises GraphftError for a folder that is missing, damaged or no job's."""
     try:
-        record = parse_json((folder / RECORD).read_bytes())
+        record = parse_json(read_regular(folder / RECORD))
     except (FileNotFoundError, NotADirectoryError):
         what = "is no job's folder: it has no job.json" if folder.is_dir() else "is no folder"
         raise UsageError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from graphft.errors import UsageError
-from graphft.fileio import write_atomically
+from graphft.fileio import read_regular, write_atomically
 from graphft.runtime.callbacks.callbacks import Run
 from graphft.runtime.callbacks.csv_table import CsvTable
 from graphft.sealed_json import parse_json
@@ -74,7 +74,7 @@ def _own(run: Run, paths: list[Path]) -> None:
     found, names = run.folder / OWN, [str(path.resolve()) for path in paths]
     known: list[str] = []
     with contextlib.suppress(OSError, ValueError):
-        known = parse_json(found.read_bytes())
+        known = parse_json(read_regular(found))
     for path, name in zip(paths, names, strict=True):
         if name not in known and path.exists() and path.stat().st_size:
             raise _foreign(path, f"it has rows, which are not of the run in {run.folder}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphft.plan import Plan
+from graphft.runtime.process.means import mean_of
 from graphft.runtime.process.metric_files import files_of, read_file
 from graphft.runtime.process.metric_table import Row
 
@@ -42,12 +43,11 @@ class Step:
     @property
     def means(self) -> dict[str, float]:
         """The loss and each metric by name, weighted by samples, added up in the order of slots; without rows none."""
-        totals: dict[str, tuple[float, int]] = {}
+        found: dict[str, list[tuple[float, int]]] = {}
         for row in self.rows:
             for name, value in row.values.items():
-                total, samples = totals.get(name, (0.0, 0))
-                totals[name] = total + value * row.samples, samples + row.samples
-        return {name: total / samples for name, (total, samples) in totals.items() if samples}
+                found.setdefault(name, []).append((value, row.samples))
+        return {name: mean_of(values) for name, values in found.items() if any(samples for _, samples in values)}
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from graphft.errors import UsageError
-from graphft.fileio import write_atomically
+from graphft.fileio import NotRegular, read_regular, write_atomically
 from graphft.sealed_json import parse_json
 
 FILE = "callbacks.json"
@@ -34,9 +34,9 @@ class Told:
         if not path.exists():
             return Told(run)
         try:
-            found = parse_json(path.read_bytes())
+            found = parse_json(read_regular(path))
             told = Told(str(found["run"]), int(found["step"]), int(found["epoch"]), int(found.get("validation", 0)))
-        except (ValueError, KeyError, TypeError, OverflowError, IsADirectoryError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, IsADirectoryError, NotRegular) as error:
             raise _damaged(path, repr(error)) from None
         if told.run != run:
             return Told(run)  # the folder was another run's

@@ -33,7 +33,7 @@ import msgspec
 
 from graphft.block_deltas import Base
 from graphft.errors import GraphftError
-from graphft.fileio import fsync, replacing, write_atomically
+from graphft.fileio import fsync, open_regular, read_regular, replacing, write_atomically
 from graphft.runtime.checkpoint.floor import Floor
 from graphft.runtime.checkpoint.manifest import (
     Manifest,
@@ -317,7 +317,7 @@ class CheckpointStore:
         def opened(name: str) -> BinaryIO:
             path = self.root / f"{part.root}{name}"
             with storage(path):
-                return path.open("rb", buffering=0)
+                return open_regular(path, 0)
 
         with storage(self.root / part.file):
             return read_checked(opened, part.file.removeprefix(part.root), part.entry)
@@ -327,7 +327,7 @@ class CheckpointStore:
 
     def _read(self, name: str) -> bytes:
         with storage(self.root / name):
-            return (self.root / name).read_bytes()
+            return read_regular(self.root / name)
 
     def _size(self, name: str) -> int | None:
         """None: it is not there. Raises StorageUnavailable."""

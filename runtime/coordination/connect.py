@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.fileio import write_atomically
+from graphft.fileio import NotRegular, read_regular, write_atomically
 from graphft.runtime.coordination.job_storage import MODEL, is_stored_complete
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.etcd.open import open_etcd
@@ -70,8 +70,8 @@ def read_endpoints(job_dir: Path) -> str:
     """What was left there; "" if nothing was, or it is damaged: the next launcher writes it anew."""
     path = job_dir / NOTE
     try:
-        return str(parse_json(path.read_bytes())["endpoints"]) if path.exists() else ""
-    except (ValueError, KeyError, TypeError) as error:
+        return str(parse_json(read_regular(path))["endpoints"]) if path.exists() else ""
+    except (ValueError, KeyError, TypeError, IsADirectoryError, NotRegular) as error:
         log.warning("%s is damaged: %s", path, error)
         return ""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from graphft.errors import GraphftError
-from graphft.fileio import write_atomically
+from graphft.fileio import read_regular, write_atomically
 from graphft.runtime.protocol.left_out import LeftOut, positions_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def write_discarded(job_dir: Path, found: Sequence[Discarded]) -> None:
 def read_discarded(job_dir: Path) -> tuple[Discarded, ...]:
     """Of a complete job. Raises GraphftError if the file is damaged."""
     try:
-        lines = (job_dir / FILE).read_bytes().splitlines()
+        lines = read_regular(job_dir / FILE).splitlines()
     except FileNotFoundError:
         return ()
     try:

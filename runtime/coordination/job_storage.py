@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import PIECE, write_atomically
+from graphft.fileio import PIECE, NotRegular, open_regular, read_regular, scratch_folder, write_atomically
 from graphft.runtime.coordination.discarded import FILE as DISCARDED
 from graphft.runtime.fs import FS, file_system
 from graphft.sealed_json import parse_json
@@ -53,8 +53,8 @@ def storage_of(job_dir: Path) -> str:
     to be read."""
     path = job_dir / MARKER
     try:
-        return str(parse_json(path.read_bytes())["url"]) if path.exists() else ""
-    except (ValueError, KeyError, TypeError) as error:
+        return str(parse_json(read_regular(path))["url"]) if path.exists() else ""
+    except (ValueError, KeyError, TypeError, IsADirectoryError, NotRegular) as error:
         raise GraphftError(
             f"{path} is damaged: {error}",
             rule="load",
@@ -84,7 +84,7 @@ def stored_run(url: str) -> str:
 def is_published(job_dir: Path) -> bool:
     """Whether the storage of the job in this folder has held it, as far as the folder tells."""
     try:
-        return (job_dir / _PUBLISHED).read_text() == read_record(job_dir).run_id
+        return read_regular(job_dir / _PUBLISHED).decode() == read_record(job_dir).run_id
     except FileNotFoundError:
         return False
 
@@ -162,8 +162,8 @@ def make_copy(url: str, target: Path, *, whole: bool = True) -> bool:
         )
     fs, root = file_system(url)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-        new = Path(scratch, "job")
+    with scratch_folder(target) as scratch:
+        new = scratch / "job"
         try:
             _download(fs, posixpath.join(root, f"job-{run}"), new, None if whole else {MARKER})
             fs.download(posixpath.join(root, RECORD), new / RECORD)
@@ -361,7 +361,7 @@ def _read(fs: FS, path: str, url: str) -> bytes | None:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, 0) as file:
         while piece := file.read(PIECE):
             digest.update(piece)
     return digest.hexdigest()

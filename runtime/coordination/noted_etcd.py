@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from graphft.errors import GraphftError, UsageError, describe
+from graphft.fileio import read_regular
 from graphft.runtime.coordination import connect
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import RunRecord
@@ -64,7 +65,7 @@ def read_note(job_dir: Path) -> EtcdNote:
     in the folder."""
     if not connect.read_endpoints(job_dir):  # which tells of a damaged one
         return EtcdNote()
-    found = parse_json((job_dir / connect.NOTE).read_bytes())
+    found = parse_json(read_regular(job_dir / connect.NOTE))
     try:
         note = msgspec.convert({"own": (job_dir / "etcd").is_dir(), **found}, EtcdNote)
         note.addresses()

@@ -20,6 +20,7 @@ from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.etcd.model import KV, Store, Transactions
 from graphft.runtime.process.identity import Identity
+from graphft.runtime.process.means import mean_of
 from graphft.runtime.protocol.chunk_queue import chunk_of
 from graphft.runtime.protocol.left_out import LeftOut
 
@@ -138,17 +139,17 @@ class JobStatus:
     @property
     def loss(self) -> float | None:
         """Mean of the live trainers' newest losses."""
-        losses = [t["loss"] for t in self.trainers.values() if t.get("loss") is not None]
-        return sum(losses) / len(losses) if losses else None
+        losses = [(t["loss"], 1) for t in self.trainers.values() if t.get("loss") is not None]
+        return mean_of(losses) if losses else None
 
     @property
     def metrics(self) -> dict[str, float]:
         """What `loss_fn` returned beside the loss: means of the live trainers' newest values."""
-        found: dict[str, list[float]] = {}
+        found: dict[str, list[tuple[float, int]]] = {}
         for trainer in self.trainers.values():
             for name, value in trainer.get("metrics", {}).items():
-                found.setdefault(name, []).extend([] if value is None else [value])
-        return {name: sum(values) / len(values) for name, values in found.items() if values}
+                found.setdefault(name, []).extend([] if value is None else [(value, 1)])
+        return {name: mean_of(values) for name, values in found.items() if values}
 
     @property
     def learning_rates(self) -> dict[str, float]:
@@ -188,8 +189,8 @@ class JobStatus:
             "etcd": etcd,
         }
 
-    def to_json(self, etcd: str = "") -> str:
-        """`in_brief`, and all that is known. `etcd`: its endpoints."""
+    def to_json(self, etcd: str = "", left: float | None = None) -> str:
+        """`in_brief`, and all that is known. `etcd`: its endpoints; `left`: seconds until its last step."""
         data = (
             asdict(self)
             | self.in_brief(etcd)
@@ -199,6 +200,7 @@ class JobStatus:
                 "checkpoint_age": self.checkpoint_age,
                 "samples_per_second": self.samples_per_second,
                 "skipped_steps": self.skipped_steps,
+                "seconds_left": left,
             }
         )
         data["validated"] = msgspec.to_builtins(self.validated)
@@ -291,12 +293,12 @@ def read_metrics(etcd: Store, keys: Keys) -> dict[str, float]:
     """`loss`, and each metric that `loss_fn` returned: means of what the live trainers reported last, at most some
     seconds ago; without those that are not finite. Raises EtcdError."""
     reports: list[dict[str, Any]] = [json.loads(kv.value) for kv in etcd.range(f"{keys.status}trainer/").kvs]
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[float, int]]] = {}
     for report in reports:
         for name, value in {"loss": report.get("loss"), **report.get("metrics", {})}.items():
             if value is not None:
-                found.setdefault(name, []).append(value)
-    means = {name: sum(values) / len(values) for name, values in found.items()}
+                found.setdefault(name, []).append((value, 1))
+    means = {name: mean_of(values) for name, values in found.items()}
     return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
 

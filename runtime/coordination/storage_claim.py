@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import write_atomically
+from graphft.fileio import read_regular, write_atomically
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.process.bounded import within
@@ -219,7 +219,7 @@ def claim_elsewhere(job_dir: Path) -> str:
 def check_claim(job_dir: Path) -> None:
     """Raises OSError if another machine has claimed the storage after the launcher of this job's processes."""
     try:
-        mine = msgspec.json.decode((job_dir / _LOCAL).read_bytes(), type=Claim)
+        mine = msgspec.json.decode(read_regular(job_dir / _LOCAL), type=Claim)
     except FileNotFoundError:
         return  # an etcd that all machines share keeps them apart
     url = storage_of(job_dir)

@@ -135,8 +135,8 @@ class Trainer:
         self._counted_from = 0.0
         self._idle_rates = set[str]()
         """Learning rates of which it was told that they are 0."""
-        self._failed = False
-        """Whether an error has ended a call, or its `with`."""
+        self._failed = self._forgotten = False
+        """Whether an error has ended a call, or its `with`; whether the run's folder was deleted at the end."""
         self._alone, self._pid = Alone(), os.getpid()
         atexit.register(self._at_exit)
 
@@ -146,6 +146,7 @@ class Trainer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._failed = self._failed or error is not None
         self.shutdown()
+        self._forget()
 
     @property
     def job_dir(self) -> Path:
@@ -204,6 +205,12 @@ class Trainer:
             return self._train_epochs(most, checkpoint, epochs)
 
     def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
+        if self._forgotten:
+            raise UsageError(
+                f"the run in {self.job_dir} was never begun, and is deleted: an error has ended its script's `with`",
+                rule="job-directory",
+                help="make another Trainer",
+            )
         told, waited = self._told_epoch if self._told_epoch is not None else self.epoch, False
         if self._running is None or not self._running.alive:
             with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
@@ -409,6 +416,14 @@ class Trainer:
         if os.getpid() == self._pid:
             with contextlib.suppress(KeyboardInterrupt):
                 self.shutdown()
+                self._forget()
+
+    def _forget(self) -> None:
+        """Of a script that an error ends before any process was started (a callback refuses the run, say) nothing is
+        left: no later one is to find a run that was not begun."""
+        if self._failed and not self._told:
+            with contextlib.suppress(GraphftError):  # its storage is away
+                self._forgotten = self._folder.forget() or self._forgotten
 
     def _want(self, target: int, max_retries: int) -> None:
         self._counted_from = time.monotonic()

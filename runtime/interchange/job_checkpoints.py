@@ -10,7 +10,7 @@ from pathlib import Path
 
 from graphft.fileio import size_in_words
 from graphft.runtime.checkpoint.manifest import Manifest, directory_key
-from graphft.runtime.checkpoint.store import NO_MANIFEST, CheckpointStore, DamagedCheckpoint
+from graphft.runtime.checkpoint.store import NO_MANIFEST, CheckpointStore, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler.record import read_record
 
@@ -27,6 +27,8 @@ class JobCheckpoint:
     damage: str
     foreign: bool
     """Whether another run wrote it."""
+    unused: str = ""
+    """Why no run goes on from it, whole as it may be."""
 
     @property
     def path(self) -> str:
@@ -43,6 +45,7 @@ class JobCheckpoint:
             return f"{self.path}  {damaged}{self.damage}"
         of = "all shards" if self.shard is None else f"shard {self.shard}"
         note = "  of another run" if self.foreign else ""
+        note += f"  {self.unused}" if self.unused else ""
         values = self.manifest.meta.get("metrics", {})
         if needed := {name.partition("/")[0] for part in self.manifest.parts for name in part.entry.needs}:
             note += f"  (a delta, needs files of {', '.join(sorted(needed))})"
@@ -73,6 +76,8 @@ class JobCheckpoint:
         return ""
 
 
+BELOW = "below a loaded state: not used"
+"""What is told of one that was there when other values were put in the place of its run's."""
 GONE = "gone meanwhile: the job keeps newer ones"
 """What `verify` says of a checkpoint that the running job has deleted."""
 _WHOSE = "(loss, metrics: means of the trainers' newest batches)"
@@ -94,6 +99,7 @@ def job_checkpoints(folder: Path) -> list[JobCheckpoint]:
 
 def _in_store(folder: Path, shard: int | None, run: str) -> Iterator[JobCheckpoint]:
     store = checkpoints_of(folder, shard)
+    unused = _floor(store)
     for directory in store.directories():
         if not store.has_manifest(directory):
             yield JobCheckpoint(store, directory, shard, None, NO_MANIFEST, False)
@@ -103,4 +109,14 @@ def _in_store(folder: Path, shard: int | None, run: str) -> Iterator[JobCheckpoi
         except DamagedCheckpoint as error:
             yield JobCheckpoint(store, directory, shard, None, error.message, False)
         else:
-            yield JobCheckpoint(store, directory, shard, manifest, "", manifest.run != run)
+            yield JobCheckpoint(store, directory, shard, manifest, "", manifest.run != run, unused(manifest))
+
+
+def _floor(store: CheckpointStore) -> Callable[[Manifest], str]:
+    """Why a checkpoint there does not count, whatever its own files are; "" if it does."""
+    try:
+        floor = store.floor()
+    except StorageUnavailable as error:
+        why = error.message
+        return lambda manifest: f"not known whether it counts: {why}"
+    return lambda manifest: "" if floor is None or floor.carries(manifest) else BELOW

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import ETCD_FULL, JobStatus
-from graphft.runtime.coordination.time_left import TimeLeft, in_words
 from graphft.runtime.launcher.process_rows import Processes
+from graphft.runtime.protocol.step_pace import in_words
 
 LINE_EVERY_SECONDS = 5.0
 EVENTS_SHOWN = 6
@@ -114,7 +114,7 @@ class Panel:
     was drawn has other line breaks then, and cannot be drawn over."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._left = console, TimeLeft()
+        self._console = console
         self._size, self._live = console.size, self._begin()
 
     def _begin(self) -> Live:
@@ -122,23 +122,17 @@ class Panel:
         live.start()
         return live
 
-    def show(self, status: JobStatus) -> None:
+    def show(self, status: JobStatus, left: float | None) -> None:
         size = self._console.size
         if size != self._size:
             self._live.stop()
             self._console.clear()
             self._size, self._live = size, self._begin()
-        self._live.update(render(status, time_left(self._left, status)))
+        self._live.update(render(status, left))
 
     def close(self) -> None:
         """Takes it away. Repeatable."""
         self._live.stop()
-
-
-def time_left(known: TimeLeft, status: JobStatus) -> float | None:
-    """Seconds; None where that is not known, and of a job that does not run."""
-    left = known.see(time.monotonic(), status.step, status.total_steps)
-    return left if status.state == "running" else None
 
 
 class Display:
@@ -152,21 +146,20 @@ class Display:
             out.reconfigure(errors="backslashreplace")
         self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self._panel = Panel(self.console) if self.console.is_terminal else None
-        self._left = TimeLeft()
         self._since = time.time() if since is None else since
         self._before: set[tuple[float, str]] | None = None
         """Events of launches before this one."""
         self._shown: set[tuple[float, str]] = set()
         self._next_line, self._last_line = 0.0, ""
 
-    def show(self, status: JobStatus) -> None:
+    def show(self, status: JobStatus, left: float | None = None) -> None:
+        """`left`: as of `format_line`."""
         status = self._of_this_launch(status)
         if self._panel is not None:
-            self._panel.show(status)
+            self._panel.show(status, left)
             return
         self._new_events(status)
-        left = time_left(self._left, status)
-        if time.monotonic() >= self._next_line:
+        if time.monotonic() >= self._next_line and status.state != "complete":
             self._next_line = time.monotonic() + LINE_EVERY_SECONDS
             self._line(status, left)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from graphft.data_fingerprint import is_record, same_entries
 from graphft.errors import GraphftError, UsageError
+from graphft.fileio import read_regular
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import (
@@ -26,6 +29,7 @@ from graphft.runtime.coordination.job_storage import (
     read_mark,
     storage_of,
     stored_run,
+    withdraw,
 )
 from graphft.runtime.coordination.storage_claim import claimed
 from graphft.runtime.launcher.process_ends import lost_checkpoints
@@ -40,6 +44,8 @@ CONTINUED = "continued.json"
 passes."""
 _TRACES = ("etcd.json", "etcd", "checkpoints")
 """What a run that was begun has in its folder, beside its logs and what `Job.save` writes."""
+_NOTES = {"launcher.lock", "callbacks.lock", "csv-logger.json"}
+"""What a script leaves there before any process is started."""
 _BATCH_LOGS = "slurm-"
 """Logs of Slurm's, which begin before a run does: `graphft slurm` makes their folder."""
 
@@ -87,6 +93,21 @@ class JobFolder:
     job: bool = False
     carried: str = ""
     """What it goes on with: of the nearest folder's run, which has other pservers, or fewer passes."""
+    entries: frozenset[str] = frozenset()
+    """Of one that was made: what it held then."""
+
+    def forget(self) -> bool:
+        """Deletes what was made for a run that no process has begun: no later script is to find one here. Not where
+        somebody has put anything else into the folder. Whether it did. Raises GraphftError[storage]."""
+        if not self.made or not self.path.is_dir():
+            return False
+        with contextlib.suppress(UsageError), locked(self.path):  # another script may begin it at this moment
+            if begun(self.path) or not {path.name for path in self.path.iterdir()} <= self.entries | _NOTES:
+                return False
+            withdraw(self.path)
+            shutil.rmtree(self.path, ignore_errors=True)
+            return True
+        return False
 
     def describe(self, config: JobConfig) -> str:
         """What is run here, on one line: the first one that a launcher prints."""
@@ -145,7 +166,8 @@ def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool
             elif chosen.prediction is not None:
                 chosen.save_prediction(path)
             publish(path)
-            return JobFolder(path, made, passed, True, start.carried)
+            entries = frozenset(os.listdir(path)) if made else frozenset()
+            return JobFolder(path, made, passed, True, start.carried, entries)
         except GraphftError as error:
             if wanted or not made or error.rule != "job-directory":
                 raise
@@ -173,7 +195,7 @@ class _Start:
         step, source = max(there, key=lambda one: one[0], default=(0, Path()))
         if not step:
             return
-        with locked(source), claimed(source, None):  # else both would go on
+        with _told_of(source), locked(source), claimed(source, None):  # else both would go on
             found = carry_over(source, self.job, new)
             if found is None:
                 return
@@ -185,6 +207,24 @@ class _Start:
         if config.pservers != before.pservers or not counts:
             counts.insert(0, f"{config.pservers} pserver{'s' * (config.pservers > 1)}")
         self.carried = f"from step {found}{config.of_steps} of {source}, carried over to {' and '.join(counts)},"
+
+
+@contextlib.contextmanager
+def _told_of(source: Path) -> Iterator[None]:
+    """What cannot be read or written in this folder is no fault of the one that is made."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not Path(os.fsdecode(error.filename)).is_relative_to(source):
+            raise
+        read_only = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        raise GraphftError(
+            f"the run in {source} is to be gone on with, and {error.filename} cannot be "
+            f"{'written' if read_only else 'used'}: {error.strerror}",
+            rule="storage",
+            help=f"make {source} writable: it is locked, and marked as gone on with elsewhere; or begin a new run: "
+            "--fresh (fresh=True), or another name=",
+        ) from error
 
 
 def _saved(path: Path, config: JobConfig) -> int:
@@ -217,7 +257,7 @@ def continued_in(path: Path) -> str:
     url = storage_of(path)
     mark = read_mark(url, CONTINUED) if url else None
     try:
-        found = parse_json(mark if mark is not None else (path / CONTINUED).read_bytes())
+        found = parse_json(mark if mark is not None else read_regular(path / CONTINUED))
         folder, storage, run = Path(found["folder"]), str(found["storage"]), found["run"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -278,6 +278,8 @@ def _launch(
         reached.status = status
         taken.look(status)
         keeper.look(status)
+        if display is not None:
+            display.show(status, keeper.left())
         missing.look(status)
         if loud is not None:
             loud.look()
@@ -292,7 +294,7 @@ def _launch(
 
     brief = display is None and on_status is None
     try:
-        status = supervise(supervisor, supervisor.etcd, keys, display, look, embedded, brief, begins)
+        status = supervise(supervisor, supervisor.etcd, keys, look, embedded, brief, begins)
     except PassesDone:
         assert asked is not None
         return asked.result(supervisor.etcd, keys, time.monotonic() - started)

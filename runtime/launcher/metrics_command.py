@@ -25,16 +25,19 @@ def add_parser(commands: Any) -> None:
 def _show(options: argparse.Namespace) -> int:
     """Raises UsageError where there is no such job, or nothing is noted here."""
     from graphft.runtime.launcher.folder_status import find_folder
+    from graphft.runtime.launcher.tell import tell
     from graphft.runtime.process.metric_files import FOLDER, read_table
 
     folder = find_folder(options.job)
     table = read_table(folder)
     if not len(table):
         raise UsageError(
-            f"no trainer has noted a batch in {folder / FOLDER}",
+            "; ".join(table.unread) or f"no trainer has noted a batch in {folder / FOLDER}",
             rule="no-metrics",
-            help="trainers of other machines note theirs there",
+            help="see whether you may read it" if table.unread else "trainers of other machines note theirs there",
         )
+    for text in table.unread:
+        tell(text)
     for row in _rows(table):
         print(encode_json(row).decode())
     return EXIT_OK

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from graphft.errors import GraphftError, plain_text
+from graphft.fileio import read_regular
 from graphft.runtime.coordination.job_storage import put_mark, read_mark, storage_of
 from graphft.runtime.coordination.records import Event
 from graphft.sealed_json import parse_json
@@ -23,6 +24,7 @@ from graphft.transpiler.record import read_record
 
 log = logging.getLogger("graphft")
 
+FILE = "ends.jsonl"
 SAVED = "saved.json"
 """In a run's storage."""
 Kind = Literal["failure", "preemption"]
@@ -153,7 +155,7 @@ def ends_as_events(job_dir: Path) -> list[Event]:
 def _append(job_dir: Path, row: dict[str, str]) -> bool:
     """Returns whether the disk took it."""
     try:
-        with (job_dir / "ends.jsonl").open("a") as f:
+        with (job_dir / FILE).open("a") as f:
             f.write(json.dumps({"at": round(time.time(), 3)} | row) + "\n")
     except OSError as error:
         log.warning("the end of a process cannot be noted in %s: %s", job_dir, error)
@@ -163,6 +165,6 @@ def _append(job_dir: Path, row: dict[str, str]) -> bool:
 
 def _lines(job_dir: Path) -> list[str]:
     try:
-        return (job_dir / "ends.jsonl").read_text(errors="replace").splitlines()
+        return read_regular(job_dir / FILE).decode(errors="replace").splitlines()
     except OSError:
         return []

@@ -146,6 +146,7 @@ class Result:
         wild = np.count_nonzero(~np.isfinite(table.values["loss"])) if table is not None and not skipped else 0
         lines += [f"{wild} losses were NOT FINITE"] if wild else []
         lines += [f"metric {text}" for text in _not_finite(table)] if table is not None else []
+        lines += [f"metrics: {text}" for text in table.unread] if table is not None else []
         lines += [f"the model is NOT FINITE: {bad}"] if bad else []
         if self.lost_rows:
             lines.append(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from graphft.fileio import open_regular
 from graphft.plan import Plan
 from graphft.runtime.launcher.folder_sizes import sizes_of
+from graphft.runtime.launcher.process_ends import FILE as ENDS
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
-from graphft.runtime.process.metric_files import read_table
+from graphft.runtime.process.metric_files import read_table, unread
 from graphft.runtime.process.metric_table import Table
+from graphft.runtime.process.validations import FILE as VALIDATIONS
 from graphft.runtime.process.validations import read_validations
 from graphft.transpiler.criteria import Mode
 
@@ -39,6 +42,8 @@ class Figures:
     last_loss: float | None = None
     means: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
     validated: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    """Of its metrics and its log, what cannot be read, with why."""
 
     @property
     def names(self) -> set[str]:
@@ -65,7 +70,18 @@ def figures_of(folder: Path, plan: Plan | None) -> Figures:
         number = row.epoch + (row.step not in plan.start_steps)  # within an epoch: of that one
         for name, value in row.metrics.items():
             validated.setdefault(name, []).append((number, value))
-    return Figures(sizes, ends, _last_loss(table), _pass_means(table, plan), validated)
+    lacking = (*table.unread, *_unread(folder))
+    return Figures(sizes, ends, _last_loss(table), _pass_means(table, plan), validated, lacking)
+
+
+def _unread(folder: Path) -> Iterator[str]:
+    for path in (folder / VALIDATIONS, folder / ENDS):
+        try:
+            open_regular(path).close()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield unread(path, error)
 
 
 def _last_loss(table: Table) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, plain_text
 from graphft.runtime.coordination.job_storage import is_url
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.launcher.folder_sizes import sizes_in
@@ -43,6 +43,10 @@ class Run:
         plan, ends = self.config.plan, status.on_demand and self.config.plan.begins_pass(status.step)
         return min(plan.pass_of(status.step) + 1 - ends, plan.passes)
 
+    def remarks(self) -> list[str]:
+        """What is told below a table."""
+        return [*self.status.remarks(), *map(plain_text, self.figures.unread)]
+
     def to_json(self, metric: str, mode: Mode) -> dict[str, object]:
         """What `graphft status --json` has of a job that does not run, and the figures."""
         best, ends = self.figures.best(metric, mode), self.figures.ends
@@ -51,6 +55,7 @@ class Run:
             "at_pass": self.at_pass,
             "last_loss": self.loss,
             "best": {"metric": metric, "mode": mode} | found if found is not None else None,
+            "unread": [plain_text(text) for text in self.figures.unread],
             "bytes": dict(self.figures.sizes),
             "launches": ends.launches,
             "preemptions": sum(ends.preemptions.values()),

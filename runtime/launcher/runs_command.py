@@ -53,7 +53,7 @@ def show_runs(
         return
     print_table([_header(metric), *(_row(run, metric, mode) for run in found)])
     for run in found:
-        for text in run.status.remarks():
+        for text in run.remarks():
             print(f"{run.status.row()[0]}: {text}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -128,24 +129,34 @@ def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from graphft.runtime.coordination.status import read_status
+    from graphft.runtime.etcd import EtcdError
     from graphft.runtime.launcher.display import Panel, render
+    from graphft.runtime.page.time_keeper import OwnAccount, left_of, seen_of, time_in_etcd
+
+    own = OwnAccount()
+
+    def left(status: JobStatus) -> float | None:
+        kept = None
+        with contextlib.suppress(EtcdError):
+            kept = time_in_etcd(etcd, keys, str(status.spec.get("run", "")))
+        return left_of(kept if kept is not None else own.look(seen_of(status)), status)
 
     status = dataclasses.replace(read_status(etcd, keys), etcd_full=etcd.is_full())
     if options.json:
-        print(status.to_json(",".join(etcd.endpoints)))
+        print(status.to_json(",".join(etcd.endpoints), left(status)))
         return
     console = Console(highlight=False, markup=False, emoji=False)
     if options.watch:
         panel = Panel(console)
         try:
             while (status := read_status(etcd, keys)).state == "running":
-                panel.show(status)
+                panel.show(status, left(status))
                 time.sleep(WATCH_SECONDS)
         finally:  # also on Ctrl-C: the last one stays
             panel.close()
             console.print(render(status))
     else:
-        console.print(render(status))
+        console.print(render(status, left(status)))
 
 
 def name_of(job: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,23 +17,19 @@ from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.identity import Identity
 
-if TYPE_CHECKING:
-    from graphft.runtime.launcher.display import Display
-
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
 ALARM_EVERY_SECONDS = 5.0
 LOST_SECONDS = 60.0
 """For which etcd may know nothing of a job that it knew."""
 LOOK_SECONDS = 1.0
-"""For how long one read of the display may keep this process from looking after its children and etcd."""
+"""For how long one read of the status may keep this process from looking after its children and etcd."""
 
 
 def supervise(
     supervisor: Supervisor,
     etcd: Store,
     keys: Keys,
-    display: Display | None,
     on_status: Callable[[Supervisor, JobStatus], None],
     embedded: EmbeddedEtcd | None,
     brief: bool,
@@ -63,8 +58,6 @@ def supervise(
                 supervisor.expect_trainers(bool(seen.trainers or seen.loading))
         status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
-        if display is not None:
-            display.show(status)
         on_status(supervisor, status)
         if status.state == "failed":
             told = status.failure or "a role reported that the job cannot go on"

@@ -66,7 +66,8 @@ def save_check_point(
         GraphftError: [state] or [save] for what cannot be saved, [rank] if trainer_id is not the rank, [superseded] if
             another process saves here, too.
         StorageFailed: [storage], an OSError, too: the storage refused it eight times, within about a
-            minute; at once where it is not there.
+            minute, or did not answer three times for half a minute each (a warning says so after 5 s); at once where it
+            is not there.
     """
     targets_of(executor, main_program)  # a mistake shows in every trainer
     check_status(train_status)

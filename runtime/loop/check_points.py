@@ -20,6 +20,7 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
 from graphft.runtime.checkpoint.store import NO_MANIFEST
 from graphft.runtime.fs import FS, file_system
+from graphft.runtime.loop.answering import Unanswered, answered
 from graphft.runtime.loop.failed_saves import HOPELESS, Untold, WaitedTooLong, asking, storage_failed
 from graphft.runtime.loop.ranks import RankStates
 from graphft.runtime.loop.retention import Keep, as_keep
@@ -33,6 +34,8 @@ log = logging.getLogger("graphft")
 
 TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 """A save that the storage refuses is tried again so often, with pauses (seconds) that double."""
+UNANSWERED_TRIES = 3
+"""... and one to a storage that does not answer, each time for half a minute."""
 
 
 class Saving:
@@ -240,7 +243,8 @@ class CheckPoints:
                     if self._looked
                     else "nothing is saved by this process"
                 )
-                if saving.tries >= TRIES or self._is_hopeless(error):
+                most = UNANSWERED_TRIES if isinstance(error, Unanswered) else TRIES
+                if saving.tries >= most or self._is_hopeless(error):
                     self._end_failed(saving, storage_failed(self.url, error))
                     log.error(
                         "the checkpoint of step %d could not be saved in %s: %s; %s",
@@ -281,7 +285,7 @@ class CheckPoints:
         return None
 
     def _commit(self, snapshot: Snapshot) -> int:
-        self._check_alone()
+        version = answered(self._next_version, self.url)
         made = {
             "at": time.time(),
             "host": socket.gethostname(),
@@ -291,12 +295,14 @@ class CheckPoints:
             **snapshot.made_of,
             **self._data,
         }
-        manifest = self.store.write(
-            self.store.next_version(), made, snapshot.status.to_json(), snapshot.state, snapshot.tensors
-        )
+        manifest = self.store.write(version, made, snapshot.status.to_json(), snapshot.state, snapshot.tensors)
         self._values[manifest.version] = snapshot.status.metrics.get(self.keep.best)
         self._known = manifest.version
         return manifest.version
+
+    def _next_version(self) -> int:
+        self._check_alone()
+        return self.store.next_version()
 
     def _check_alone(self) -> None:
         """Raises Superseded if another object has saved here since this one loaded or saved: it goes on from there, or
@@ -386,7 +392,7 @@ class CheckPoints:
         """See `load_check_point`."""
         targets, own = targets_of(state, main_program), (targets_of(per_rank) if per_rank else {})
         with asking(self.url):
-            known = max(self.store.all_committed(), default=-1)
+            known = max(answered(self.store.all_committed, self.url), default=-1)
         found = self.newest(version)
         if found is None:
             return None

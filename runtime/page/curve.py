@@ -10,11 +10,13 @@ from __future__ import annotations
 import bisect
 import contextlib
 import math
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graphft.runtime.process.metric_files import LEVELS, files_of, read_file
+from graphft.runtime.process.means import SHRINK, grow
+from graphft.runtime.process.metric_files import LEVELS, check_listed, files_of, read_file
 
 BUCKETS = 512
 PIECE = 256 << 10
@@ -30,7 +32,7 @@ class _Bucket:
 
     at: float = math.inf
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """By series: sum weighted by samples, samples."""
+    """By series: sum weighted by samples, times SHRINK; samples."""
 
     def add(self, name: str, total: float, samples: int) -> None:
         before = self.sums.get(name, (0.0, 0))
@@ -59,7 +61,7 @@ class Curve:
             if not math.isfinite(value):
                 self.nonfinite += 1
             elif name in bucket.sums or len(bucket.sums) <= METRICS:
-                bucket.add(name, value * samples, samples)
+                bucket.add(name, value * SHRINK * samples, samples)
         while len(self._buckets) > BUCKETS:
             self._widen()
 
@@ -92,11 +94,12 @@ class Curve:
 
 def _mean(bucket: _Bucket, name: str) -> float | None:
     total, samples = bucket.sums.get(name, (0.0, 0))
-    return float(f"{total / samples:.6g}") if samples else None
+    return float(f"{grow(total / samples):.6g}") if samples else None
 
 
 class MetricFiles:
-    """The files of a job's folder, read on from look to look. `behind`: bytes that are not read so far.
+    """The files of a job's folder, read on from look to look. `behind`: bytes that are not read so far; `unread`: which
+    files cannot be read, and why.
 
     Where the oldest files with each step were deleted, those with each 16th or 256th one tell of old steps.
     """
@@ -105,10 +108,12 @@ class MetricFiles:
         self._job_dir = job_dir
         self._offsets: dict[str, int] = {}
         self.behind = 0
+        self.unread: list[str] = []
 
     def read(self, curve: Curve) -> None:
         """Raises nothing: a file that has gone, or cannot be read, is left out."""
-        budget, self.behind = LOOK_BYTES, 0
+        budget, self.behind, self.unread = LOOK_BYTES, 0, []
+        check_listed(self._job_dir, self.unread.append)
         for level in LEVELS:
             for path in files_of(self._job_dir, level):
                 with contextlib.suppress(OSError):
@@ -117,9 +122,10 @@ class MetricFiles:
     def _read(self, path: Path, curve: Curve, budget: int, thinned: bool) -> int:
         """Returns how many bytes were read. `thinned`: its rows may be in other files, too."""
         first = offset = self._offsets.get(path.name, 0)
-        size, piece = path.stat().st_size, min(budget, PIECE)
-        stopped = piece <= 0
-        for table, end in read_file(path, first, piece) if size > first and not stopped else ():
+        found, piece = path.stat(), min(budget, PIECE)
+        size, stopped = found.st_size, piece <= 0
+        new = size > first or not stat.S_ISREG(found.st_mode)  # which is told
+        for table, end in read_file(path, first, piece, self.unread.append) if new and not stopped else ():
             offset = end
             for row in table.rows():
                 if not thinned or all(map(math.isfinite, row.values.values())):  # which is told once

@@ -11,7 +11,7 @@ from typing import Any
 
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.protocol.time_ledger import CATEGORIES
+from graphft.runtime.protocol.time_ledger import CATEGORIES, goodput_of
 from graphft.sealed_json import encode_json
 
 EVENTS = 100
@@ -143,7 +143,7 @@ def with_time(document: dict[str, Any], kept: Mapping[str, Any] | None, by_page:
         "until": kept["until"],
         "wall": round(wall, 3),
         "seconds": seconds,
-        "goodput": round(seconds["productive"] / wall, 4) if wall else None,
+        "goodput": goodput_of(kept),
         "mode": kept["mode"] if live else "over",
         "steps_per_second": kept["pace"] if live else 0.0,
         "seconds_left": kept["left"] if live else None,

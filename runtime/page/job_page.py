@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graphft.errors import GraphftError, describe
+from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.page import document as documents
 from graphft.runtime.page.curve import Curve, MetricFiles
-from graphft.runtime.protocol.time_ledger import GAP_SECONDS, Seen, TimeLedger
+from graphft.runtime.page.time_keeper import OwnAccount
+from graphft.runtime.protocol.time_ledger import Seen
 
 log = logging.getLogger("graphft")
 
@@ -52,8 +53,7 @@ class JobPage:
         self._from_files: MetricFiles | None = None
         self._splits: deque[tuple[float, dict[str, Mapping[str, float]]]] = deque()
         self._checkpoint: dict[str, Any] = {}
-        self._ledger: TimeLedger | None = None
-        """Of a job that has no launcher, as far as this page has looked at it."""
+        self._own = OwnAccount()
 
     def document(self) -> dict[str, Any]:
         """Nobody changes it afterwards."""
@@ -84,7 +84,7 @@ class JobPage:
         document = dict(found.document)
         self._read_curve(found, document)
         documents.with_shares(document, self._shares(document))
-        kept = found.kept if found.kept is not None else self._own_account(found.seen)
+        kept = found.kept if found.kept is not None else self._own.look(found.seen)
         documents.with_time(document, kept, by_page=found.kept is None)
         documents.with_events(document, found.events, kept, self._curve.step_at)
         if found.folder is not None:
@@ -93,7 +93,7 @@ class JobPage:
 
     def _read_curve(self, found: Look, document: dict[str, Any]) -> None:
         """From the files that trainers write here; else from what they report, since this page began."""
-        if self._from_files is None and found.folder is not None and (found.folder / "metrics").is_dir():
+        if self._from_files is None and found.folder is not None and (found.folder / "metrics").exists():
             self._curve, self._from_files = Curve(), MetricFiles(found.folder)
         if self._from_files is not None:
             self._from_files.read(self._curve)
@@ -101,17 +101,9 @@ class JobPage:
             values = {"loss": document["loss"], **document.get("metrics", {})}
             self._curve.add(int(document["step"] or 0), 1, values, time.time())
         behind = self._from_files.behind if self._from_files is not None else 0
+        unread = [plain_text(text) for text in self._from_files.unread] if self._from_files is not None else []
         source = "files" if self._from_files is not None else "looks"
-        document["curve"] = {**self._curve.to_json(), "source": source, "behind": behind}
-
-    def _own_account(self, seen: Seen | None) -> Mapping[str, Any] | None:
-        """Where nobody keeps the job's time: since this page began, or was looked at again after a while."""
-        now = time.time()
-        if seen is not None:
-            if self._ledger is None or not 0 <= now - self._ledger.until < GAP_SECONDS:
-                self._ledger = TimeLedger(now, seen.step)
-            self._ledger.step(seen, now)
-        return self._ledger.export() if self._ledger is not None else None
+        document["curve"] = {**self._curve.to_json(), "source": source, "behind": behind, "unread": unread}
 
     def _shares(self, document: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """By trainer, the parts of its time of late."""

@@ -106,6 +106,7 @@ function head(job) {
     [job.skipped_steps ? `${job.skipped_steps} steps were left out as not finite.` : "", "mild"],
     [job.left_out ? `${job.left_out} batches were left out of the data.` : "", "mild"],
     ...(job.lost ?? []).map((text) => [text, "mild"]),
+    ...(job.curve?.unread ?? []).map((text) => [text, "mild"]),
     [job.continued ? `It went on in ${job.continued}.` : "", "mild"],
   ].filter(([text]) => text);
   return [
@@ -133,7 +134,8 @@ function time(job) {
   const said = parts.filter(([, s]) => s > 0).map(([name, s]) => `${WORDS[name]} ${percent(s / wall)}`).join(", ");
   return [
     h("div", { class: "row between" }, h("h2", {}, "Where the time went"),
-      h("span", {}, h("span", { class: "goodput" }, percent(goodput ?? 0)), h("span", { class: "soft" }, ` goodput in ${duration(wall)}`))),
+      goodput === null ? h("span", { class: "soft" }, `goodput in ${duration(wall)}: too short to tell`)
+        : h("span", {}, h("span", { class: "goodput" }, percent(goodput)), h("span", { class: "soft" }, ` goodput in ${duration(wall)}`))),
     job.time.by_page ? h("p", { class: "soft small" }, `as this page has seen it since ${clock(job.time.began)}: no launcher keeps this job's time`) : "",
     stacked(parts, false, said),
     h("ul", { class: "legend" }, parts.map(([name, s]) => h("li", { class: s > 0 ? "" : "none" },

@@ -11,8 +11,10 @@ host: else a web page elsewhere could have its own name point here and read what
 
 from __future__ import annotations
 
+import io
 import logging
 import re
+import socket
 import threading
 import time
 import urllib.parse
@@ -33,6 +35,8 @@ _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?|::1")
 """What a request may call this machine. The port may be another one: ssh -L forwards one to this."""
 REQUEST_SECONDS = 5.0
 """For which a client may be silent while it asks."""
+HEADERS_SECONDS = 10.0
+"""For all of a request to arrive: else clients that send a byte now and then hold all places."""
 CLIENTS = 32
 """Requests that are answered at a time; more are closed at once."""
 POLL_SECONDS = 0.1
@@ -149,6 +153,23 @@ class _Server(ThreadingHTTPServer):
         log.debug("a request for the page could not be answered", exc_info=True)
 
 
+class _Request(io.RawIOBase):
+    """What a client asks, until it has taken too long for that: then reads raise TimeoutError."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._end = connection, time.monotonic() + HEADERS_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"its request has not arrived in {HEADERS_SECONDS:.0f} s")
+        self._connection.settimeout(min(REQUEST_SECONDS, left))
+        return self._connection.recv_into(buffer)
+
+
 class PageServer:
     """Answers from a thread of its own. Raises UsageError if there is no such port here, or it is taken."""
 
@@ -202,6 +223,10 @@ def _handler(site: Site, note: Callable[[str], None]) -> type[BaseHTTPRequestHan
         timeout = REQUEST_SECONDS
         server_version, sys_version = "graphft", ""
 
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = io.BufferedReader(_Request(self.connection))
+
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if not _names_this_machine(self.headers.get_all("Host") or []):
@@ -223,6 +248,7 @@ def _handler(site: Site, note: Callable[[str], None]) -> type[BaseHTTPRequestHan
 
         def _send(self, answer: Answer) -> None:
             status, kind, body = answer
+            self.connection.settimeout(REQUEST_SECONDS)
             self.send_response(status)
             headers = {"Content-Type": kind, "Content-Length": str(len(body)), **_HEADERS}
             if status == 405:

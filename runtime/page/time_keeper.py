@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from graphft.errors import GraphftError
+from graphft.fileio import read_regular
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.etcd.model import Store
-from graphft.runtime.protocol.time_ledger import Seen, TimeLedger
+from graphft.runtime.protocol.time_ledger import GAP_SECONDS, Seen, TimeLedger
 from graphft.sealed_json import seal, unseal
 
 log = logging.getLogger("graphft")
@@ -61,7 +62,7 @@ def _reached(status: JobStatus) -> int:
 def read_time(job_dir: Path, run: str) -> Mapping[str, Any] | None:
     """What was kept of this run in its folder: `TimeLedger.export`. None if nothing was, or it is damaged."""
     try:
-        return _of_run((job_dir / FILE).read_bytes(), run)
+        return _of_run(read_regular(job_dir / FILE), run)
     except OSError:
         return None
 
@@ -82,6 +83,28 @@ def _of_run(data: bytes, run: str) -> Mapping[str, Any] | None:
     except (ValueError, KeyError, TypeError) as error:
         log.warning("what is kept of where the run's time went cannot be used: %s", error)
         return None
+
+
+def left_of(kept: Mapping[str, Any] | None, status: JobStatus) -> float | None:
+    """Seconds until the job's last step, as its ledger (`kept`: `TimeLedger.export`) tells; None where that is not
+    known, and of a job that does not run."""
+    return kept["left"] if kept is not None and status.state == "running" and not status.idle else None
+
+
+class OwnAccount:
+    """Of a job whose time no launcher keeps: where it went since its observer began, or looked again after a while."""
+
+    def __init__(self) -> None:
+        self._ledger: TimeLedger | None = None
+
+    def look(self, seen: Seen | None) -> Mapping[str, Any] | None:
+        """Takes in a look; None: the job does not run. Returns `TimeLedger.export`, None before the first look."""
+        now = time.time()
+        if seen is not None:
+            if self._ledger is None or not 0 <= now - self._ledger.until < GAP_SECONDS:
+                self._ledger = TimeLedger(now, seen.step)
+            self._ledger.step(seen, now)
+        return self._ledger.export() if self._ledger is not None else None
 
 
 class TimeKeeper:
@@ -123,6 +146,11 @@ class TimeKeeper:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + WRITE_SECONDS
             self.write()
+
+    def left(self) -> float | None:
+        """As `TimeLedger.left`."""
+        with self._lock:
+            return self._ledger.left()
 
     def export(self) -> Mapping[str, Any]:
         with self._lock:

@@ -71,7 +71,7 @@ def _open(path: Path) -> int:
 def holder_of(job_dir: Path) -> str:
     """ "pid 12 on host a": who holds the folder now; "" if nobody does."""
     try:
-        descriptor = os.open(job_dir / _FILE, os.O_RDONLY)
+        descriptor = os.open(job_dir / _FILE, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO, say, in its place
     except OSError:
         return ""
     try:

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from graphft.fileio import open_regular
 from graphft.runtime.process.metric_table import Table
 
 SUFFIX = ".jsonl"
@@ -33,7 +34,7 @@ _DECODER = msgspec.json.Decoder(Row)
 def read_lines(path: Path, offset: int, piece: int) -> Iterator[tuple[Table, int]]:
     """The whole lines from this byte on, piece by piece, each with where the next piece begins. Lines that are damaged
     are left out. `piece`: bytes to read at a time. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(offset)
         rest = b""
         while block := file.read(piece):
@@ -46,7 +47,7 @@ def read_lines(path: Path, offset: int, piece: int) -> Iterator[tuple[Table, int
 
 def copy_lines(path: Path, target: Path, before: int) -> None:
     """The lines of the steps before this one, as another file. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         kept = [line for line in file if (row := _row(line)) is not None and row.step < before]
     if kept:
         target.write_bytes(b"".join(kept))

@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from graphft.fileio import open_regular
 from graphft.runtime.process.metric_table import Table
 from graphft.sealed_json import seal, unseal
 
@@ -110,7 +111,7 @@ class RowFormat:
 
 def copy_rows(path: Path, target: Path, before: int) -> None:
     """The rows of the steps before this one, as another file. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         first = file.readline(MOST_HEADER)
         found = RowFormat.parse(first)
         if found is None:
@@ -125,7 +126,7 @@ def copy_rows(path: Path, target: Path, before: int) -> None:
 def read_rows(path: Path, offset: int, piece: int) -> Iterator[tuple[Table, int]]:
     """The whole rows from this byte on, piece by piece, each with where the next piece begins. `piece`: bytes to read
     at a time. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         first = file.readline(MOST_HEADER)
         found = RowFormat.parse(first)
         if found is None:

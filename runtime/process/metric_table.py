@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graphft.runtime.process.means import means_of
+
 
 class Row(NamedTuple):
     """A batch. `at`: seconds since 1970; `values`: means over its samples by name, `loss` first."""
@@ -32,6 +34,8 @@ class Table:
     at: np.ndarray
     values: dict[str, np.ndarray] = field(default_factory=dict)
     known: dict[str, np.ndarray] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    """Files whose rows are lacking, with why, in words."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -63,7 +67,7 @@ class Table:
         if not len(groups):
             return groups, values
         starts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]])
-        return groups[starts], np.add.reduceat(values * samples, starts) / np.add.reduceat(samples, starts)
+        return groups[starts], means_of(values, samples, starts)
 
 
 def joined(tables: Sequence[Table]) -> Table:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphft.fileio import read_regular
 from graphft.sealed_json import parse_json
 
 FILE = "validation.jsonl"
@@ -47,7 +48,7 @@ def read_validations(job_dir: Path) -> dict[int, ValidationRow]:
     """By step, in order; without lines that cannot be read."""
     found: dict[int, ValidationRow] = {}
     try:
-        lines = (job_dir / FILE).read_text(errors="replace").splitlines()
+        lines = read_regular(job_dir / FILE).decode(errors="replace").splitlines()
     except OSError:
         return {}
     for line in lines:

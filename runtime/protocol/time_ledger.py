@@ -13,10 +13,11 @@ apart.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from graphft.runtime.protocol.step_pace import StepPace
 
 Category = Literal["productive", "redone", "checkpointing", "data", "straggler", "recovering", "starting", "idle"]
 CATEGORIES: tuple[Category, ...] = (
@@ -30,12 +31,12 @@ CATEGORIES: tuple[Category, ...] = (
     "idle",
 )
 Mode = Literal["starting", "training", "recovering", "checkpointing", "idle", "over"]
-PACE_SECONDS = 60.0
-"""The pace is that of the last minute of training."""
 STRAGGLER_SECONDS = 5.0
 """Waits of trainers are compared over such a time: they report each for itself, at different moments."""
 GAP_SECONDS = 60.0
 """After so long without a look nothing is known of what the job did: its launcher was stopped, or the machine slept."""
+UNDECIDED = 0.1
+"""Part of the run's time: if it is not known for how much more of it steps were made, no goodput is told."""
 RECOVERIES = 50
 """So many are kept, the newest."""
 
@@ -100,8 +101,12 @@ class TimeLedger:
         """Whether this launch has computed something."""
         self._trouble: int | None = None
         """While it recovers: the lowest step that was seen meanwhile."""
-        self._paces: deque[tuple[float, int]] = deque()
-        """Of intervals of training: seconds, steps."""
+        self._pace = StepPace()
+        self.undecided = 0.0
+        """At most for so many seconds more steps were made than `seconds` tells: steps that were made between two
+        looks, beside something else, before a pace was known. A run of a few seconds may have no others."""
+        self._undecided: tuple[float, int] = (0.0, 0)
+        """Of these, seconds and steps for which no pace is known so far."""
         self._owed: dict[Category, float] = {}
         """Waits that trainers have counted, and that no interval was given to so far."""
         self._waits: dict[str, float] = {}
@@ -117,15 +122,15 @@ class TimeLedger:
     @property
     def pace(self) -> float:
         """Steps per second of training of late; 0 before the first."""
-        seconds = sum(seconds for seconds, _ in self._paces)
-        return sum(steps for _, steps in self._paces) / seconds if seconds else 0.0
+        return self._pace.per_second
 
     def left(self) -> float | None:
-        """Seconds until the last step, at this pace; None while that is not known."""
+        """Seconds until the last step, at this pace; None while that is not known. Whatever tells a job's time left
+        (panel, lines of a launch, page, `/metrics`, `graphft status`) tells this one."""
         seen = self._last
-        if self.mode != "training" or seen is None or seen.total_steps is None or not self.pace:
+        if self.mode != "training" or seen is None or seen.total_steps is None:
             return None
-        return max(0, seen.total_steps - seen.step) / self.pace
+        return self._pace.left(max(0, seen.total_steps - seen.step))
 
     def step(self, seen: Seen | None, now: float) -> Mode:
         """Takes in a look; None: nothing is known of the job so far. Returns what the job is at."""
@@ -165,7 +170,8 @@ class TimeLedger:
         before, steps = self.mode, self._steps(seen)
         self.mode = self._mode_of(seen) if seen is not None else before
         if before == self.mode == "training":
-            self._keep_pace(passed, steps)
+            self._pace.train(passed, steps)
+            self._decide()
             self._count_waits(seen, passed)
             self._work(passed, seen, steps)
             return
@@ -175,8 +181,18 @@ class TimeLedger:
         work = min(passed, max(computed, steps / pace if pace else 0.0))
         self._work(work, seen, steps)
         self.seconds[other] += passed - work
+        if steps and not pace:
+            self._undecided = (self._undecided[0] + passed - work, self._undecided[1] + steps)
+            self.undecided += passed - work
         if other == "recovering" and self.recoveries:
             self.recoveries[-1].seconds += passed - work
+
+    def _decide(self) -> None:
+        """Once a pace is known: for how long steps were made before."""
+        (seconds, steps), pace = self._undecided, self.pace
+        if seconds and pace:
+            self.undecided -= seconds - min(seconds, steps / pace)
+            self._undecided = (0.0, 0)
 
     def _steps(self, seen: Seen | None) -> int:
         """Made since the last look; where the job went back since, those that were made after that."""
@@ -246,11 +262,6 @@ class TimeLedger:
 
     # -- what trainers count ------------------------------------------------------------------------------------
 
-    def _keep_pace(self, passed: float, steps: int) -> None:
-        self._paces.append((passed, steps))
-        while len(self._paces) > 1 and sum(s for s, _ in self._paces) - self._paces[0][0] >= PACE_SECONDS:
-            self._paces.popleft()
-
     def _count_waits(self, seen: Seen | None, passed: float) -> None:
         last = self._last
         if seen is None or last is None:
@@ -279,7 +290,7 @@ class TimeLedger:
     def _forget(self) -> None:
         """What is known of the moment."""
         self._owed, self._waits, self._window, self._trouble = {}, {}, 0.0, None
-        self._paces.clear()
+        self._pace = StepPace()
 
     # -- how it is kept -----------------------------------------------------------------------------------------
 
@@ -292,6 +303,7 @@ class TimeLedger:
             "mode": self.mode,
             "pace": self.pace,
             "left": self.left(),
+            "undecided": round(self.undecided, 3),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             "recoveries": [[r.at, r.step, round(r.seconds, 3), round(r.redone, 3), r.ended] for r in self.recoveries],
         }
@@ -304,8 +316,17 @@ class TimeLedger:
             ledger.seconds[name] = max(0.0, float(kept["seconds"][name]))
         ledger.began = ledger.until - sum(ledger.seconds.values())
         ledger.mode = "over" if kept["mode"] == "over" else "starting"
+        ledger.undecided = max(0.0, float(kept.get("undecided", 0.0)))
         ledger.recoveries = [Recovery(*row) for row in kept["recoveries"]]
         return ledger
+
+
+def goodput_of(kept: Mapping[str, Any]) -> float | None:
+    """Part of the run's time in which new steps were made, of `TimeLedger.export`; None while it is not known."""
+    wall = sum(kept["seconds"].values())
+    if not wall or kept.get("undecided", 0.0) > UNDECIDED * wall:
+        return None
+    return round(float(kept["seconds"]["productive"]) / wall, 4)
 
 
 def _category(mode: Mode) -> Category:

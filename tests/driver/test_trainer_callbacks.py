@@ -71,6 +71,28 @@ def test_a_callback_that_shuts_down_between_two_epochs_ends_the_call(tmp_path: P
         trainer.train(epochs=2)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_run_that_a_callback_refuses_leaves_nothing(tmp_path: Path, stored: bool) -> None:
+    """A folder was left, with a run that was not begun; the next script of that name was told of it."""
+    (tmp_path / "other.csv").write_text("step,loss\n0,1.0\n")
+    options: dict[str, Any] = {"storage": f"file://{tmp_path}/storage"} if stored else {}
+    logger = graphft.callbacks.CSVLogger(tmp_path / "other.csv")
+    with (
+        pytest.raises(graphft.GraphftError, match="CSVLogger cannot write to"),
+        epochs.trainer(tmp_path / "job", callbacks=[logger], **options) as trainer,
+    ):
+        trainer.train()
+    assert not (tmp_path / "job").exists()
+    assert not list((tmp_path / "storage").rglob("job*"))
+    with pytest.raises(graphft.GraphftError, match="make another Trainer"):
+        trainer.train()
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[logger], **options)
+    (tmp_path / "job" / "mine.txt").write_text("")
+    with pytest.raises(graphft.GraphftError, match="CSVLogger cannot write to"), trainer:
+        trainer.train()
+    assert (tmp_path / "job" / "job.json").exists(), "somebody has put something into it"
+
+
 def test_what_an_interrupted_call_wanted_is_not_trained(tmp_path: Path) -> None:
     class Interrupts:
         def on_status(self, status: Any) -> None:

@@ -148,6 +148,27 @@ def test_the_command_knows_a_jobs_checkpoints(
     assert "it is a job: `cp -r` copies its folder" in refused(capsys, "checkpoint", "prune", job, "--keep", "1")
 
 
+def test_a_list_says_which_checkpoints_do_not_count(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of a run that was gone on with from loaded weights, those before looked like the others."""
+    job = tmp_path / "job"
+    shutil.copytree(folders[3], job)
+    store = CheckpointStore(job / "checkpoints")
+    newest = store.manifests()[0]
+
+    def lines() -> list[str]:
+        return shown(capsys, "checkpoint", "list", job).splitlines()[1:]
+
+    store.set_floor(newest)
+    assert not any("not used" in line for line in lines())
+    store.set_floor(dataclasses.replace(newest, generation=newest.generation + 1))
+    assert "  below a loaded state: not used" in lines()[0]
+    (job / "checkpoints" / "floor.json").write_bytes(b"{")
+    assert f"not known whether it counts: {job}/checkpoints/floor.json cannot be read" in lines()[0]
+    assert ": good (" in shown(capsys, "checkpoint", "verify", job)
+
+
 def test_what_was_replaced_is_not_read_by_its_step(folders: dict[int, Path], tmp_path: Path) -> None:
     job = tmp_path / "job"
     shutil.copytree(folders[3], job)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -148,6 +150,35 @@ def test_what_a_full_disk_does_not_take_leaves_no_half(
     carry_rows(source, "", make_job(2, name="lin"), new, 4)
     assert "trainer-0-a.every1.000000.rows does NOT go along: " in capfd.readouterr().err
     assert [path.name for path in new.rglob("*") if path.is_file()] == ["csv-logger.json"]
+
+
+@pytest.mark.parametrize("name", ["launcher.lock", "continued.json"])
+def test_a_run_in_a_folder_that_is_read_only_is_not_carried_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The help was to look at the folder that was to be made."""
+    monkeypatch.chdir(tmp_path)
+    begin(tmp_path / "jobs" / "lin", job := make_job(2, name="lin"), states(job))
+    bad, real, write = Path("jobs", "lin", name), os.open, Path.write_bytes
+
+    def opened(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if Path(path) == bad and flags & os.O_RDWR:
+            raise OSError(30, "Read-only file system", str(path))
+        return real(path, flags, *rest, **more)
+
+    def written(path: Path, data: bytes) -> int:
+        if path == bad:
+            raise OSError(30, "Read-only file system", str(path))
+        return write(path, data)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(Path, "write_bytes", written)
+    with pytest.raises(
+        GraphftError, match=f"jobs/lin is to be gone on with, and jobs/lin/{name} cannot be written"
+    ) as e:
+        open_folder(make_job(3, name="lin"))
+    assert "make jobs/lin writable" in e.value.help
+    assert [path.name for path in Path("jobs").iterdir()] == ["lin"]
 
 
 def test_who_launches_what_was_left_is_told_where_it_went_on(

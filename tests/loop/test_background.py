@@ -14,7 +14,9 @@ import torch
 import graphft
 from graphft import LocalFS, TrainStatus
 from graphft.errors import GraphftError
+from graphft.runtime.loop import answering
 from graphft.runtime.loop.check_points import CheckPoints
+from graphft.runtime.loop.failed_saves import StorageFailed
 
 
 class Slow(LocalFS):
@@ -156,6 +158,35 @@ def test_a_save_whose_answer_was_lost_is_its_own(tmp_path: Path) -> None:
     place.save(Weight(), TrainStatus(0))
     fs.deaf = True
     assert place.save(Weight(), TrainStatus(1)) == 2
+
+
+def test_a_storage_that_does_not_answer_is_named_and_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A save to it said nothing for as long as a store's library tries again: minutes."""
+    over, pauses = threading.Event(), list[float]()
+
+    class Silent(LocalFS):
+        def ls_dir(self, path: str) -> list[str]:
+            over.wait()
+            return super().ls_dir(path)
+
+        list_dirs = ls_dir
+
+    monkeypatch.setattr(answering, "WORD_SECONDS", 0.05)
+    monkeypatch.setattr(answering, "ANSWER_SECONDS", 0.1)
+    place = CheckPoints(str(tmp_path), Silent(), sleep=pauses.append)
+    try:
+        with pytest.raises(StorageFailed, match="it has not answered for"):
+            place.save(Weight(), TrainStatus(0))
+        assert f"{tmp_path} has not answered for" in caplog.records[0].getMessage()
+        assert len(pauses) == 2
+        with pytest.raises(StorageFailed, match="it has not answered for"):
+            place.load(Weight())
+    finally:
+        over.set()
+    monkeypatch.setattr(answering, "ANSWER_SECONDS", 60.0)
+    assert place.save(Weight(), TrainStatus(0)) == 0
 
 
 @pytest.mark.parametrize("other", [torch.optim.AdamW, torch.optim.SGD])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -107,21 +108,50 @@ def test_a_request_that_is_none(server: PageServer) -> None:
     assert ask(server, "/healthz")[0] == 200
 
 
+def _answers(server: PageServer) -> bool:
+    try:
+        return ask(server, "/healthz")[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
 def test_clients_that_say_nothing_keep_nobody_out_for_long(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.3)
     server = PageServer(OneJob(JobPage(job.look)))
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * CLIENTS)]
     try:
-
-        def answers() -> bool:
-            try:
-                return ask(server, "/healthz")[0] == 200
-            except OSError:
-                return False
-
-        until(answers)
+        until(lambda: _answers(server))
     finally:
         for client in silent:
+            client.close()
+        server.close()
+
+
+def test_clients_that_send_a_byte_now_and_then_keep_nobody_out_for_long(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found under attack: no silence was long enough, and all places stayed taken."""
+    monkeypatch.setattr(server_module, "HEADERS_SECONDS", 0.5)
+    server = PageServer(OneJob(JobPage(job.look)))
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(CLIENTS)]
+    over = threading.Event()
+
+    def drip() -> None:
+        for client in slow:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        while not over.wait(0.05):
+            for client in slow:
+                with contextlib.suppress(OSError):
+                    client.sendall(b"x")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        until(lambda: _answers(server))
+    finally:
+        over.set()
+        dripping.join()
+        for client in slow:
             client.close()
         server.close()
 

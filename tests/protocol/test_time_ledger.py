@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.runtime.protocol.time_ledger import CATEGORIES, GAP_SECONDS, Seen, TimeLedger
+from graphft.runtime.protocol.time_ledger import CATEGORIES, GAP_SECONDS, Seen, TimeLedger, goodput_of
 
 LOOK = 0.5
 
@@ -56,6 +56,32 @@ def test_a_job_that_trains() -> None:
     assert play.spent == {"starting": 1.5, "productive": 9.5}
     assert play.ledger.pace == pytest.approx(10)
     assert play.ledger.left() == pytest.approx((1000 - 100) / 10)
+
+
+def test_the_goodput_of_a_run_that_is_over_after_a_few_looks_is_not_known() -> None:
+    """It was told as 0, for all of its steps were made between two looks."""
+    play = Play(total=128)
+    for _ in range(5):
+        play.look()
+    play.look(step=50)
+    play.look(step=128, over=True, members=frozenset())
+    assert play.spent["starting"] == 3.0
+    assert goodput_of(play.ledger.export()) is None
+    after = TimeLedger.load(json.loads(json.dumps(play.ledger.export())))
+    assert goodput_of(after.export()) is None, "kept"
+
+
+def test_the_goodput_of_a_run_whose_pace_is_known() -> None:
+    """5 of its steps were made while it started: 0.5 s of them, of 4."""
+    play = Play()
+    play.look()
+    play.look(step=5)
+    assert goodput_of(play.ledger.export()) is None
+    play.train(6)
+    assert goodput_of(play.ledger.export()) is None
+    play.train(4)
+    assert goodput_of(play.ledger.export()) == round(5 / 6, 4)
+    assert goodput_of(TimeLedger(0.0).export()) is None
 
 
 def test_a_trainer_that_computes_ends_the_start() -> None:

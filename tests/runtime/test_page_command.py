@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration, TrainerStatus
 from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.coordination.status import read_status
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.launcher.page_command import _site
@@ -32,7 +34,7 @@ from graphft.runtime.launcher.process_ends import note_end, note_failed, note_la
 from graphft.runtime.page.server import Site, answer
 from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.transpiler import Job, read_record
-from tests.support.commands import refused
+from tests.support.commands import refused, shown
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,28 @@ def test_a_job_that_an_etcd_knows(running: Keys, etcd: Etcd, job: Job) -> None:
     with site(etcd=endpoints, job=running.job) as found:
         kept = told(found)["time"]
         assert (kept["began"], kept["by_page"]) == (1e9, False)
+
+
+def test_page_metrics_and_status_tell_the_time_left_of_one_account(
+    running: Keys, etcd: Etcd, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each reckoned for itself, and they differed."""
+    for index in range(job.config.pservers):
+        etcd.put(running.pserver(index), msgspec.json.encode(Registration(f"p{index}", "", 1, "host")))
+    now = [1e9]
+    keeper = TimeKeeper(Path("jobs"), etcd, running, job.run_id, now[0], 0, lambda: now[0])
+    for step in (0, 1, 2):
+        keeper.look(replace(read_status(etcd, running, brief=True), step=step))
+        now[0] += 37.0
+    assert keeper.left() == 74.0, "two steps of 37 s"
+    keeper.write()
+    endpoints = ",".join(etcd.endpoints)
+    with site(etcd=endpoints, job=running.job) as found:
+        assert told(found)["time"]["seconds_left"] == 74.0
+        assert b'graphft_seconds_left{job="%b"} 74.0' % running.job.encode() in answer(found, "/metrics")[2]
+    which = ("--job", running.job, "--etcd", endpoints)
+    assert json.loads(shown(capsys, "status", *which, "--json"))["seconds_left"] == 74.0
+    assert "74 s left" in shown(capsys, "status", *which)
 
 
 def test_a_folder_whose_etcd_knows_the_run(etcd: Etcd, job: Job, saved: Path) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from graphft.errors import GraphftError
+from graphft.runtime.cli import main
 from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.launcher.page_looks import FolderLooks
 from graphft.runtime.launcher.process_ends import note_end, note_launch
+from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.run_figures import Best, figures_of
+from graphft.runtime.page.job_page import JobPage
 from graphft.runtime.process.validations import note_validation
 from graphft.runtime.roles.trainer.metrics import Metrics
 from graphft.transpiler import Job
@@ -156,6 +163,64 @@ def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture
         "jobs/loop": "unreadable",
     }
     assert "\njobs/cut: cannot be read: jobs/cut/job.json is damaged: " in shown(capsys, "runs")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("job.json", "metrics/trainer-0-a.jsonl", "metrics/trainer-0-a.every1.000000.rows", "validation.jsonl"),
+        *("ends.jsonl", "etcd.json", "checkpoints/floor.json", "time.json", "continued.json", "launcher.lock"),
+        *("storage.json", "model.safetensors"),
+    ],
+)
+def test_a_fifo_in_a_files_place_stops_nobody(capsys: pytest.CaptureFixture[str], passes: Job, name: str) -> None:
+    """Found under attack: to open one waits for who writes into it, and `runs`, `status` and the page did."""
+    for folder in (saved(passes, "a", 1.0), saved(passes, "b", 2.0)):
+        noted(folder, [0.5])
+    bad = Path("jobs", "a", name)
+    bad.unlink(missing_ok=True)
+    os.mkfifo(bad)
+    if name not in ("model.safetensors", "job.json"):
+        Path("jobs", "a", "model.safetensors").unlink()
+    note_launch(Path("jobs", "b"))
+    assert set(told(capsys)) == {"jobs/a", "jobs/b"}
+    text = shown(capsys, "runs")
+    if name in ("job.json", "validation.jsonl", "ends.jsonl") or name.startswith("metrics"):
+        assert re.search(rf"\njobs/a: .*{name} cannot be read: .*it is no regular file", text)
+    with contextlib.suppress(GraphftError, SystemExit):
+        main(["status", "--job", "jobs/a"])
+    document = JobPage(FolderLooks(Path("jobs", "a"))).document()
+    assert (document.get("curve") or {}).get("unread", []) == (
+        [f"jobs/a/{name} cannot be read: it is no regular file"] if name.startswith("metrics") else []
+    )
+
+
+def test_metrics_that_may_not_be_read_are_told(
+    capsys: pytest.CaptureFixture[str], passes: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of somebody else's job; they were told as none."""
+    folder = saved(passes, "a", 1.0)
+    noted(folder, [0.5, 0.5])
+    file, real = folder / "metrics" / "trainer-0-a.jsonl", os.open
+
+    def forbidden(path: Any, *rest: Any, **more: Any) -> int:
+        if Path(path) == file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", forbidden)
+    why = f"{file} cannot be read: Permission denied"
+    assert told(capsys)["jobs/a"]["unread"] == [why]
+    assert f"\njobs/a: {why}\n" in shown(capsys, "runs")
+    assert why in refused(capsys, "metrics", "--job", "a")
+    assert f"metrics: {why}" in Result.of(folder, 12, 0.0).lost(32)
+    assert JobPage(FolderLooks(folder)).document()["curve"]["unread"] == [why]
+    (folder / "metrics" / "trainer-0-a.jsonl").unlink()
+    (folder / "metrics").rmdir()
+    (folder / "metrics").write_text("")
+    assert told(capsys)["jobs/a"]["unread"] == [f"{folder / 'metrics'} cannot be read: Not a directory"]
+    assert JobPage(FolderLooks(folder)).document()["curve"]["unread"]
 
 
 def test_a_folder_that_is_a_job_and_one_without_any(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
