@@ -121,25 +121,26 @@ class Commits:
             delete_prefix_op(self.keys.ranges(step)),
         ]
 
-    def _reopens(self, manifest: Manifest) -> list[Op]:
-        """The same of one that was committed before, unless it was validated or is being so."""
-        keys = [self.keys.validated(manifest.step), self.keys.validating(manifest.step)]
-        read = self.etcd.txn([], [get_op(key) for key in keys]) if manifest.meta.get(VALIDATE) else None
-        known = read is None or any(read.kv(i) is not None for i in range(len(keys)))
-        return [] if known else self._opens(manifest)
-
-    def _redecides(self, target: Manifest | None) -> list[Op]:
-        """Nothing is decided of a later step than the one that everyone goes (back) to; an etcd that was lost, or
-        restored, knows again what was until then."""
+    def _validations(self, target: Manifest | None) -> list[Op]:
+        """For everyone to go (back) to `target`: what is decided is of no later step, and an etcd that was lost, or
+        restored, knows again what was until then. Its own validation is opened if it was not made, or has to be made
+        again to decide."""
         kv, step = self.etcd.get(self.keys.decided), target.step if target is not None else 0
         known = msgspec.json.decode(kv.value, type=Decided) if kv is not None else None
         kept = target.meta.get(DECIDED) if target is not None else None
-        of_target = msgspec.convert(kept, Decided) if kept is not None else Decided()
-        if known is not None and of_target.step <= known.step <= step:
-            return []
-        if of_target.step:
-            return [put_op(self.keys.decided, msgspec.json.encode(of_target))]
-        return [delete_op(self.keys.decided)] if known is not None and known.step > step else []
+        decided, ops = msgspec.convert(kept, Decided) if kept is not None else Decided(), list[Op]()
+        if known is not None and decided.step <= known.step <= step:
+            decided = known
+        elif decided.step:
+            ops = [put_op(self.keys.decided, msgspec.json.encode(decided))]
+        elif known is not None:
+            ops = [delete_op(self.keys.decided)]
+        if target is None or not target.meta.get(VALIDATE):
+            return ops
+        read = self.etcd.txn([], [get_op(self.keys.validating(step)), get_op(self.keys.validated(step))])
+        undecided = known is not None and decided.step < step
+        opens = read.kv(0) is None and (read.kv(1) is None or undecided)
+        return ops + (self._opens(target) if opens else [])
 
     def _undone(self, step: int) -> list[Op]:
         """Of later steps, validations that are not over: everyone goes back to this one, and comes there again."""
@@ -225,8 +226,7 @@ class Commits:
             self.store.make_durable(newest)
             tell_again(self.etcd, self.keys, newest.meta)
             current = Generation(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
-            ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest))), *self._reopens(newest)]
-            ops += self._redecides(newest)
+            ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest))), *self._validations(newest)]
         made = self.etcd.txn(
             [absent(self.keys.generation)],
             [put_op(self.keys.generation, msgspec.json.encode(current)), *ops],
@@ -297,7 +297,7 @@ class Commits:
             generation = max(current.number, above, self.store.latest_generation()) + 1
             raised = Generation(generation, step, checkpoint, plain_text(reason))
             ops = [put_op(self.keys.generation, msgspec.json.encode(raised)), *self._recommit(committed, target)]
-            ops += [*self._undone(step), *self._redecides(target)]
+            ops += [*self._undone(step), *self._validations(target)]
             compare = [
                 mod_is(self.keys.generation, current_kv.mod_revision),
                 mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0),
@@ -316,7 +316,7 @@ class Commits:
             return [delete_op(self.keys.committed)] if committed is not None else []
         if committed is not None and target.directory == committed.checkpoint:
             return []
-        return [put_op(self.keys.committed, msgspec.json.encode(record_of(target))), *self._reopens(target)]
+        return [put_op(self.keys.committed, msgspec.json.encode(record_of(target)))]
 
     def _target(self, current: Generation, committed: Committed | None, below: int | None) -> Manifest | None:
         """The checkpoint to go back to; None: the initial values. `below`: of an earlier step."""

@@ -26,6 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from graphft import block_deltas
+from graphft.fileio import open_regular
 from graphft.runtime import roles
 from graphft.runtime.checkpoint.store import Ages
 from graphft.runtime.data.forks import forks_are_told_to_end
@@ -172,6 +173,7 @@ def substituted(
         id(make_server): network.make_server,
         id(forks_are_told_to_end): lambda: None,
         id(prepare_structs): lambda: None,
+        id(open_regular): lambda path, buffering=-1: path.open("rb"),
         id(settings): dict,
         **{id(real): substitute for real, substitute in others.items()},
     }
