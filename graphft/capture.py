@@ -159,6 +159,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        model.train(modes[model])  # a method of its own may undo what its eval() did
         for module, mode in modes.items():
             module.training = mode
 

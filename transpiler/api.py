@@ -155,6 +155,12 @@ def _check_evaluation(program: Program, evaluation: Program, config: JobConfig) 
     """The evaluation is of the program that is trained, and the held-out data has its inputs."""
     assert config.validate is not None
     data = config.validate.data
+    if data.source.get("random"):
+        raise UsageError(
+            "validate: the held-out Dataset draws random numbers: what a validation comes to would depend on them",
+            rule="option",
+            help="leave augmentation to the data that is trained on: an argument of the Dataset, say",
+        )
     check_fits(program, evaluation, data.columns)
     check_criteria(evaluation, [criterion.metric for criterion in config.validate.criteria])
     captured = evaluation.clone()

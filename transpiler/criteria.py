@@ -96,6 +96,8 @@ class ReduceLROnPlateau(Criterion):
             self.at_least(name, 0)
         for name in ("factor", "min_scale"):
             self.at_least(name, 0.0, 1.0)
+        if self.factor == 1:
+            raise self._bad("factor", "less than 1: it would change nothing")
         if self.threshold_mode not in ("rel", "abs"):
             raise self._bad("threshold_mode", "'rel' or 'abs'")
 

@@ -102,8 +102,19 @@ def _options(old: JobConfig, new: JobConfig, data: Sequence[str]) -> list[str]:
         if k == "data" and before[k] != after[k]:
             found += _description(old, new, data)
         elif before.get(k) != after.get(k):
-            found.append(f"{k} {before.get(k)!r} -> {after.get(k)!r}")
+            found += _changes(k, before.get(k), after.get(k))
     return found
+
+
+def _changes(name: str, old: object, new: object) -> list[str]:
+    """Of an option that has options of its own, those that differ."""
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        said = [type(v).__name__ if isinstance(v, Mapping) else repr(v) for v in (old, new)]
+        return [f"{name} {said[0]} -> {said[1]}" if "dict" not in said else f"{name} (given in one of them)"]
+    keys = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
+    return [text for k in keys if k != "data" for text in _changes(f"{name}.{k}", old.get(k), new.get(k))] + [
+        f"{name}'s data" for k in keys if k == "data"
+    ]
 
 
 def _description(old: JobConfig, new: JobConfig, named: Sequence[str]) -> list[str]:

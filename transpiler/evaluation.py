@@ -143,10 +143,8 @@ def results_of(program: Program) -> tuple[str, ...]:
 
 def check_fits(program: Program, evaluation: Program, columns: Collection[str]) -> None:
     """Raises GraphftError if the evaluation's weights are not the trained program's, or its data lacks a column."""
-    for v in evaluation.of_kind(Kind.PARAM, Kind.BUFFER, Kind.FROZEN, Kind.CONST):
+    for v in evaluation.of_kind(Kind.PARAM, Kind.BUFFER, Kind.FROZEN):
         trained = program.variables.get(v.name)
-        if v.kind is Kind.CONST and trained is None:
-            continue
         if trained is None or trained.type != v.type:
             found = "has none" if trained is None else f"has {trained.type}"
             raise GraphftError(

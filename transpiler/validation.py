@@ -139,6 +139,8 @@ class Validation:
 
         if not isinstance(self.data, DataSpec) or not isinstance(self.program, (Program, type(None))):
             given = self.data if not isinstance(self.data, DataSpec) else self.program
+            if isinstance(self.program, DataSpec) and self.data is None:
+                raise UsageError("Validation was given data as its program", rule="option", help="name it: data=...")
             raise UsageError(
                 f"Validation needs data, and perhaps a program; got a {type(given).__name__}",
                 rule="option",

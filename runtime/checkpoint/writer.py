@@ -27,6 +27,7 @@ from graphft.runtime.coordination.records import Committed, Failure, Validating,
 from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.coordination.status import read_left_out, read_metrics
 from graphft.runtime.coordination.storage_claim import check_claim
+from graphft.runtime.coordination.taken_validations import take_validations
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.execute.finite import listed, no_longer_finite
 from graphft.transpiler.record import read_record
@@ -300,6 +301,10 @@ class Saver:
         if stored:
             check_claim(self.job_dir)
             publish_result(self.job_dir, pending)
+        if self.job.config.validate is not None:  # those that were validated last stayed for it
+            with contextlib.suppress(StorageUnavailable):
+                commits.store.prune(self.job.config.keep_checkpoints, commits.store.read_manifest(committed.checkpoint))
+            take_validations(commits.etcd, commits.keys, self.job_dir)
         self._close_records()
         state = commits.keys.state
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 
+BEST = "best"
+"""Folder of the best model."""
+
+
 def carry_rows(source: Path, before: str, job: Job, new: Path, step: int) -> None:
     """Copies what the run `before` noted in the folder `source` of the steps until this one: metrics, validations, the
     CSV files elsewhere that have its rows, and what callbacks were told. A line tells what cannot be copied: the run
@@ -31,6 +35,13 @@ def carry_rows(source: Path, before: str, job: Job, new: Path, step: int) -> Non
         if (source / FILE).exists():
             told = Told.read(source, before, job.config.plan.total_steps, job.config.passes)
             replace(told, run=job.run_id).write(new)
+    validate = job.config.validate
+    if validate is not None and validate.best is not None:
+        from graphft.runtime.validation.best_model import BestModels
+
+        mode = validate.best.mode or "min"
+        with _or_a_line(source / BEST, new / BEST):
+            BestModels(new, mode).adopt(BestModels(source, mode))
     (new / FOLDER).mkdir(exist_ok=True)
     for path in sorted({path for level in LEVELS for path in files_of(source, level)}):
         copy = metric_lines.copy_lines if path.suffix == metric_lines.SUFFIX else metric_rows.copy_rows

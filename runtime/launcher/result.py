@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,16 +83,12 @@ class Result:
         config = read_record(self.job_dir).config.validate
         if config is None or config.best is None:
             return None
-        from graphft.runtime.validation.best_model import fetch_best  # with torch, which a launcher does without
+        from graphft.runtime.validation.best_model import BestModels  # with torch, which a launcher does without
 
-        metric, sign = config.best.metric, 1 if config.best.mode == "min" else -1
-        values = [(sign * found[metric], step) for step, found in self.validations.items() if metric in found]
-        finite = [(value, step) for value, step in values if math.isfinite(value)]
-        if not finite:
-            return None
-        value, step = min(finite)  # of several that are equal, the first
-        model = fetch_best(self.job_dir, step)
-        return Best(step, sign * value, model) if model is not None else None
+        models = BestModels(self.job_dir, config.best.mode or "min")
+        kept = models.best()
+        model = models.fetch(kept) if kept is not None else None
+        return Best(kept.step, kept.value, model) if kept is not None and model is not None else None
 
     @property
     def skipped_steps(self) -> int:

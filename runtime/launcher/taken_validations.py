@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.coordination.taken_validations import take_validations
 from graphft.runtime.etcd import EtcdError, Store
-from graphft.runtime.process.validations import note_validation, read_validations
+from graphft.runtime.process.validations import read_validations
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -35,18 +33,9 @@ class TakenValidations:
         if self._config.validate is None or (status is not None and self._begun and status.validated == self._newest):
             return
         with contextlib.suppress(EtcdError):  # the next look is soon
-            kvs = self._etcd.range(self._keys.all_validated).kvs
-            self._take([msgspec.json.decode(kv.value, type=Validated) for kv in kvs])
+            take_validations(self._etcd, self._keys, self.job_dir)
             self._begun = True
             self._newest = status.validated if status is not None else None
-
-    def _take(self, found: Sequence[Validated]) -> None:
-        known = read_validations(self.job_dir)
-        for one in found:
-            values = {name: float(value) for name, value in one.means.items()}
-            before = known.get(one.step)
-            if before is None or dict(before.metrics) != {n: v for n, v in values.items() if v == v}:
-                note_validation(self.job_dir, one.epoch, one.step, values, one.at)
 
 
 def missing_validations(job_dir: Path, config: JobConfig, steps: int) -> list[str]:

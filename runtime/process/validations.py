@@ -1,7 +1,7 @@
 """What validations came to, a Trainer's and those of a job: `validation.jsonl` in the run's folder.
 
-A line: {epoch (how many were done), step, metrics (name -> value), at (seconds since 1970)}. Of a step that was
-validated twice the newest line counts.
+A line: {epoch (how many were done), step, metrics (name -> value; one that is not finite as text), at (seconds since
+1970)}. Of a step that was validated twice the newest line counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def note_validation(
 ) -> None:
     """`metrics`: as `Validation.run` returns them. `at`: now, by default. Never raises: a full disk must not end a
     training."""
-    values = {name: value for name, value in metrics.items() if name != "samples"}
+    found = {name: value for name, value in metrics.items() if name != "samples"}
+    values = {name: value if math.isfinite(value) else str(value) for name, value in found.items()}
     row = {"epoch": epoch, "step": step, "metrics": values, "at": round(time.time() if at is None else at, 3)}
     try:
         with (job_dir / FILE).open("a") as file:

@@ -1,62 +1,139 @@
-"""The best model so far: `best/step-00000400.safetensors` in the run's folder, and in its storage.
+"""The best model so far, in `best/` of the run's folder, and of its storage.
 
-It is written before it is known as the best, whole or not at all; then those before it are deleted. So there is always
-the one that `/<job>/decided` names.
+    best/step-00000400.safetensors    a state_dict
+    best/step-00000400.json           {step, value}: written last, so the model is whole if this is there
+
+It is written before it is decided that it is the best; then those that are worse are deleted. So a process that is
+slow, and takes its own for the best, deletes no better one; and the best is known where etcd's data are lost, or in
+another folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import posixpath
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
+from graphft.fileio import read_regular, write_atomically
 from graphft.runtime.checkpoint.store import storage
 from graphft.runtime.coordination.job_storage import storage_of
-from graphft.runtime.fs import file_system
-from graphft.tensor_file import write_tensors
+from graphft.runtime.fs import FS, file_system
+from graphft.sealed_json import parse_json
+from graphft.transpiler.criteria import Mode
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDER = "best"
 
 
-def best_file(job_dir: Path, step: int) -> Path:
-    return job_dir / FOLDER / f"step-{step:08d}.safetensors"
+@dataclass(frozen=True)
+class Kept:
+    """A model that is there."""
+
+    step: int
+    value: float
+
+    def rank(self, mode: Mode) -> tuple[float, int]:
+        """The lowest is the best; of equal ones, the first."""
+        return (self.value if mode == "min" else -self.value), self.step
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step:08d}"
 
 
-def write_best(job_dir: Path, step: int, state: Mapping[str, Tensor]) -> None:
-    """Raises StorageUnavailable."""
-    file, url = best_file(job_dir, step), storage_of(job_dir)
-    with storage(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(file, state, {"format": "pt", "step": str(step)})
-        if url:
-            fs, path = file_system(url)
-            fs.upload(file, posixpath.join(path, FOLDER, file.name))
+class BestModels:
+    """Of one run. Raises StorageUnavailable where files cannot be written."""
 
+    def __init__(self, job_dir: Path, mode: Mode) -> None:
+        self.folder, self.mode, url = job_dir / FOLDER, mode, storage_of(job_dir)
+        fs, path = file_system(url) if url else (None, "")
+        self._fs, self._path = fs, posixpath.join(path, FOLDER)
 
-def forget_others(job_dir: Path, step: int) -> None:
-    """Deletes the models that were the best before, as far as they can be deleted."""
-    mine, url = best_file(job_dir, step), storage_of(job_dir)
-    with contextlib.suppress(OSError):
-        for file in mine.parent.iterdir():
-            if file != mine:
-                file.unlink()
-    if url:
-        fs, path = file_system(url)
+    def write(self, kept: Kept, state: Mapping[str, Tensor]) -> None:
+        from graphft.tensor_file import write_tensors
+
+        with storage(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(self._model(kept), state, {"format": "pt"})
+            note = json.dumps({"step": kept.step, "value": kept.value}).encode()
+            if self._fs is not None:
+                self._fs.upload(self._model(kept), self._at(f"{kept.name}.safetensors"))
+                with self._fs.writing(self._at(f"{kept.name}.json")) as file:
+                    file.write(note)
+            write_atomically(self.folder / f"{kept.name}.json", note)
+
+    def best(self, before: int | None = None) -> Kept | None:
+        """Of those that are there, `before` a step. What cannot be read is none."""
+        found = [kept for kept in self._all() if before is None or kept.step < before]
+        return min(found, key=lambda kept: kept.rank(self.mode), default=None)
+
+    def forget_worse(self, than: Kept) -> None:
+        """Deletes those that are worse, as far as they can be deleted."""
+        for kept in self._all():
+            if kept.rank(self.mode) > than.rank(self.mode):
+                for ending in (".json", ".safetensors"):
+                    with contextlib.suppress(OSError):
+                        (self.folder / f"{kept.name}{ending}").unlink()
+                    if self._fs is not None:
+                        with contextlib.suppress(OSError):
+                            self._fs.delete(self._at(f"{kept.name}{ending}"))
+
+    def fetch(self, kept: Kept) -> Path | None:
+        """Where its file is, in the run's folder; None if it is nowhere."""
+        file = self._model(kept)
+        if not file.exists() and self._fs is not None:
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._fs.download(self._at(file.name), file)
+        return file if file.exists() else None
+
+    def adopt(self, other: BestModels) -> None:
+        """Takes the best one of another run along. Raises OSError."""
+        kept = other.best()
+        file = other.fetch(kept) if kept is not None else None
+        if kept is None or file is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, self._model(kept))
+        note = json.dumps({"step": kept.step, "value": kept.value}).encode()
+        if self._fs is not None:
+            self._fs.upload(self._model(kept), self._at(file.name))
+            with self._fs.writing(self._at(f"{kept.name}.json")) as written:
+                written.write(note)
+        write_atomically(self.folder / f"{kept.name}.json", note)
+
+    def _all(self) -> list[Kept]:
+        return list({kept.step: kept for kept in (*self._there(), *self._here())}.values())
+
+    def _here(self) -> Iterator[Kept]:
+        for file in sorted(self.folder.glob("*.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                yield _parse(read_regular(file))
+
+    def _there(self) -> Iterator[Kept]:
+        fs: FS | None = self._fs
+        if fs is None:
+            return
         with contextlib.suppress(OSError):
-            for name in fs.ls_dir(posixpath.join(path, FOLDER)):
-                if name != mine.name:
-                    fs.rm(posixpath.join(path, FOLDER, name))
+            for name in fs.ls_dir(self._path):
+                if name.endswith(".json"):
+                    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), fs.open(self._at(name)) as file:
+                        yield _parse(file.read())
+
+    def _model(self, kept: Kept) -> Path:
+        return self.folder / f"{kept.name}.safetensors"
+
+    def _at(self, name: str) -> str:
+        return posixpath.join(self._path, name)
 
 
-def fetch_best(job_dir: Path, step: int) -> Path | None:
-    """Where the model of this step is, in the run's folder; None if it is nowhere."""
-    file, url = best_file(job_dir, step), storage_of(job_dir)
-    if not file.exists() and url:
-        fs, path = file_system(url)
-        with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            fs.download(posixpath.join(path, FOLDER, file.name), file)
-    return file if file.exists() else None
+def _parse(data: bytes) -> Kept:
+    found = parse_json(data)
+    return Kept(int(found["step"]), float(found["value"]))

@@ -19,7 +19,7 @@ from graphft.runtime.coordination.records import Validated, Validating
 from graphft.runtime.etcd import KV
 from graphft.runtime.protocol.decisions import Decided, decide, in_words
 from graphft.runtime.protocol.validation_ranges import RangeClaim, as_number
-from graphft.runtime.validation.best_model import forget_others, write_best
+from graphft.runtime.validation.best_model import BestModels, Kept
 from graphft.runtime.validation.entries import Entries, LostEntries
 from graphft.runtime.validation.ranges import Ranges
 from graphft.runtime.validation.results import RangeResults, named
@@ -63,6 +63,9 @@ class OpenValidation:
         self.ranges = ranges
         self._entries = Entries(job_dir, step, of)
         self._job_dir = job_dir
+        self._best_models = (
+            BestModels(job_dir, self.config.best.mode or "min") if self.config.best is not None else None
+        )
         self._held: _Held | None = None
         self._model: Mapping[str, Tensor] | None = None
 
@@ -140,21 +143,36 @@ class OpenValidation:
         try:
             entries = self._entries.read(self.ranges.count) if reduces else {}
         except LostEntries as error:
-            self.ranges.undo(error.number)
-            raise
+            if self.ranges.undo(error.number):
+                raise
+            return None  # another process has concluded it, and deleted them
         values = named(self.program, means, entries)
         epoch, numbers = self.job.config.plan.pass_of(self.step), {n: as_number(v) for n, v in values.items()}
         validated = Validated(self.step, epoch, samples, numbers, time.time())
         kv, before, now = self._decide(numbers)
-        if now is not None and now.best_step == self.step != before.best_step:
-            write_best(self._job_dir, self.step, self._whole_model(every=False))
+        best = Kept(self.step, now.best) if now is not None and now.best is not None else None
+        is_best = best is not None and now is not None and now.best_step == self.step
+        if best is not None and is_best and self._best_models is not None:
+            self._best_models.write(best, self._whole_model(every=False))
         if not self.ranges.conclude(validated, kv, now):
             return None  # somebody has; or this is to be tried again
         if reduces:
             self._entries.delete()
-        if now is not None and now.best_step == self.step:
-            forget_others(self._job_dir, self.step)
+        if best is not None and is_best and self._best_models is not None:
+            self._best_models.forget_worse(best)
         return Conclusion(validated, now, in_words(before, now) if now is not None else "")
+
+    def _with_best(self, before: Decided) -> Decided:
+        """An etcd that was lost, or a run that goes on in another folder, does not know of the best model that is
+        there."""
+        kept = self._best_models.best(before=self.step) if self._best_models is not None else None
+        if kept is None or self._best_models is None:
+            return before
+        known = Kept(before.best_step, before.best) if before.best is not None else None
+        mode = self._best_models.mode
+        if known is not None and known.rank(mode) <= kept.rank(mode):
+            return before
+        return msgspec.structs.replace(before, best=kept.value, best_step=kept.step)
 
     def abandon(self) -> bool:
         """Ends it without a result, if it is open. Whether it did."""
@@ -166,6 +184,6 @@ class OpenValidation:
         if not self.config.criteria:
             return None, Decided(), None
         kv = self.ranges.decided()
-        before = msgspec.json.decode(kv.value, type=Decided) if kv is not None else Decided()
+        before = self._with_best(msgspec.json.decode(kv.value, type=Decided) if kv is not None else Decided())
         made = before.step >= self.step  # then this one is made again, and decides nothing
         return kv, before, before if made else decide(self.config, before, self.step, means)

@@ -117,15 +117,18 @@ class Ranges:
             if change is None or commit(self.etcd, [change], also=[self._open]).ok:
                 return
 
-    def undo(self, number: int) -> None:
-        """Has a range computed again, if it is computed."""
+    def undo(self, number: int) -> bool:
+        """Has a range computed again; False if it is not computed, or the validation is over."""
+        undone: list[Change] = []
 
         def make(known: KV | None, _: KV | None) -> Change | None:
             done = known is not None and protocol.decode_range(known).done
-            return protocol.undo(self._prefix, number, known) if known is not None and done else None
+            undone[:] = [protocol.undo(self._prefix, number, known)] if known is not None and done else []
+            return undone[0] if undone else None
 
         self._settle(number, make)
         self._next_look = 0.0
+        return bool(undone)
 
     def totals(self) -> tuple[int, tuple[float, ...]] | None:
         """(samples, the mean of each result), if all ranges were computed at the last look."""

@@ -16,6 +16,7 @@ from graphft.errors import GraphftError
 from graphft.plan import Plan
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.driver.validation import validate_here
+from graphft.runtime.launcher.launch import run_job
 from graphft.transpiler.evaluation import evaluation_of
 from graphft.transpiler.validation import MOST_OPEN
 from tests.integration import training
@@ -125,6 +126,40 @@ def test_held_out_data_that_cannot_be_read_end_the_job(program: ir.Program, fold
     job = training.job(program, validate=graphft.Validation(data=data), max_failures=2, lease_ttl=3)
     with pytest.raises(GraphftError, match=r"the validation of step 20 cannot be made: (?s:.*)record 31 is damaged"):
         play(job, folder)
+
+
+def test_a_reducer_that_fails_on_the_data_ends_the_job(program: ir.Program, folder: Path) -> None:
+    """There is no class 3: only the data show it."""
+    validation = graphft.Validation(
+        data=graphft.dataset(f"{training.__file__}:Blobs", {"records": 60}, chunk_size=60),
+        loss_fn=validated.with_scores,
+        reduce={"picked": lambda best, labels: best.double()[labels + 1000].mean()},
+    )
+    job = training.job(program, validate=validation, passes=1)
+    with pytest.raises(
+        GraphftError, match=r"validation of step 20 cannot be made: what all records come to: (?s:.*)out of"
+    ):
+        play(job, folder)
+
+
+def test_more_passes_keep_the_best_model(program: ir.Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on in another folder; the best is of the run before."""
+
+    def job(passes: int) -> graphft.Job:
+        validation = validated.validation("", best=graphft.Criterion("loss", "max"))  # the first is the highest
+        return training.job(program, validate=validation, passes=passes)
+
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    first = run_job(job(2), quiet=True)
+    assert first.best is not None
+    assert first.best.step == 20
+    value = first.best.value
+    more = run_job(job(3), quiet=True)
+    assert more.job_dir != first.job_dir
+    assert more.best is not None
+    assert (more.best.step, more.best.value) == (20, value)
+    assert list(more.validations) == [20, 40, 60]
 
 
 def test_an_error_of_the_storage_that_stays_ends_the_job(program: ir.Program, folder: Path) -> None:

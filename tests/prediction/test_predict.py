@@ -19,8 +19,7 @@ from torch import nn
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.prediction.predict import Request, results_of
-from graphft.runtime.process.validations import note_validation
-from graphft.runtime.validation.best_model import write_best
+from graphft.runtime.validation.best_model import BestModels, Kept
 from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model
 
 
@@ -191,9 +190,9 @@ def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None
     with pytest.raises(GraphftError, match="has no best model"):
         graphft.predict(folder, {"x": X}, best=True)
     best = make_model(2)
-    write_best(folder, 2, best.state_dict())
-    for step, loss in ((2, 0.5), (4, 0.7)):
-        note_validation(folder, step // 2, step, {"loss": loss})
+    models = BestModels(folder, "min")
+    models.write(Kept(2, 0.5), best.state_dict())
+    models.write(Kept(4, 0.7), make_model(3).state_dict())
     found = graphft.predict(folder, {"x": X[:64]}, best=True)["output"]
     assert torch.equal(found, by_batches(best.eval(), X[:64]))
     with pytest.raises(GraphftError, match="the best model is asked for, and step 2, too"):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.ir import Program
+from graphft.ir import Kind, Program
 from graphft.runtime.validation.results import named
 from graphft.transpiler.evaluation import evaluation_of, results_of
 
@@ -171,6 +171,77 @@ def test_what_would_depend_on_who_computes_it_is_refused() -> None:
     rejects("validate: input %x is float32.batch, 4., but the data's column is float64", program,
             data=data(x=torch.randn(9, 4).double(), y=torch.zeros(9, dtype=torch.int64)))  # fmt: skip
     rejects("has input x, and the data no such column", program, data=data(y=torch.zeros(9, dtype=torch.int64)))
+
+
+def weighted(weights: list[float]) -> Any:
+    given = torch.tensor(weights)
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+        return nn.functional.cross_entropy(model(x), y, given)
+
+    return loss
+
+
+def test_a_constant_of_the_evaluation_is_its_own() -> None:
+    """Pitfall 115: both programs call theirs `const`."""
+    _, program = make(loss=weighted([1.0, 1.0]))
+    job = transpile(program, graphft.Validation(data=data(), loss_fn=weighted([1.0, 5.0])))
+    evaluation = job.programs.evaluation
+    (name,) = [v.name for v in evaluation.of_kind(Kind.CONST)]
+    assert evaluation.values[name].tolist() == [1.0, 5.0]
+    assert name in job.trainer_program().variables, "the trained program has another one of that name"
+    assert name not in evaluation.find_op("read_check_point").attrs["names"]
+
+
+class Merging(nn.Linear):
+    """Its weights are others in eval mode, as LoRA's are."""
+
+    def train(self, mode: bool = True) -> Merging:
+        if mode != self.training:
+            self.weight.data += 1.0 if mode else -1.0
+        return super().train(mode)
+
+
+def test_a_model_whose_eval_does_more_is_as_it_was_before() -> None:
+    torch.manual_seed(0)
+    model = Merging(4, 2)
+    before = model.weight.clone()
+    program = graphft.build(model, loss_fn, INPUTS)
+    evaluation_of(program, graphft.Validation(data=data()))
+    assert model.training
+    torch.testing.assert_close(model.weight, before)
+
+
+def first_of_class_7(labels: Tensor, scores: Tensor) -> Tensor:
+    return scores[labels + 1_000_000].mean()
+
+
+def uses_numpy(scores: Tensor) -> Tensor:
+    return torch.tensor(scores.numpy().mean())
+
+
+def counted(scores: Tensor) -> Tensor:
+    return (scores > 0).sum()
+
+
+def of_any(*entries: Tensor) -> Tensor:
+    return entries[0].mean()
+
+
+def summed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), y, reduction="sum")
+
+
+def test_a_reducer_is_torch_alone(caplog: pytest.LogCaptureFixture) -> None:
+    _, program = make()
+    rejects("reducer 'f1' cannot be captured", program, loss_fn=with_scores, reduce={"f1": uses_numpy})
+    rejects("'n' returns int64", program, loss_fn=with_scores, reduce={"n": counted})
+    rejects("'n' takes any parameters", program, loss_fn=with_scores, reduce={"n": of_any})
+    with pytest.raises(GraphftError, match="name it: data=") as caught:
+        graphft.Validation(data())
+    assert caught.value.rule == "option"
+    evaluation_of(program, graphft.Validation(data=data(), loss_fn=summed))
+    assert "the loss is a sum over the batch" in caplog.text
 
 
 def test_options_that_make_no_sense() -> None:

@@ -61,8 +61,13 @@ class InsertValidation:
 
     @staticmethod
     def _is_of_model(variable: Variable, trainer: Program) -> bool:
-        """What evolves, or the trained program has besides: it comes from the checkpoint, not from the model as it was
-        when this program was captured."""
+        """What evolves, and what the model's state_dict has besides: it comes from the checkpoint, not from the model
+        as it was when this program was captured. A constant is the evaluation's own, whatever the trained program calls
+        so; but for a buffer that is not saved, and changes in training."""
         own = trainer.variables.get(variable.name)
-        kinds = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN, Kind.CONST)
-        return variable.kind in kinds and own is not None and own.kind in kinds
+        if own is None:
+            return False
+        if variable.kind is Kind.CONST:
+            return own.kind is Kind.BUFFER and own.attrs.get("persistent") is False
+        kinds = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN)
+        return variable.kind in kinds and own.kind in kinds

@@ -28,8 +28,9 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Failure, Validating
 from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.data import IN_ORDER, Reader
+from graphft.runtime.data.randomness import NeedsCallingThread
 from graphft.runtime.data.storage_away import Patience, Verdict, is_of_storage
-from graphft.runtime.etcd import LeaseLost, TransientEtcdError
+from graphft.runtime.etcd import EtcdError, LeaseLost, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.progress import Progress, where
 from graphft.runtime.process.role_process import EXIT_FAILED
@@ -47,7 +48,8 @@ log = logging.getLogger("graphft")
 
 IDLE_SECONDS = 0.2
 LEAVE_SECONDS = 10.0
-DAMAGED_TRIES = 3
+TRIES = 3
+"""Of what may have failed by chance."""
 PAUSE_SECONDS = 1.0
 """After what may be otherwise later: etcd or a storage that does not answer."""
 
@@ -67,8 +69,8 @@ class Validator(ValidationPort, DataPort):
         """The chunk and batch that are being read."""
         self._patience: Patience | None = None
         """With a read that fails as storage is away."""
-        self._damaged = 0
-        """How often the checkpoint at hand was found damaged."""
+        self._damaged = self._inconclusive = 0
+        """How often the checkpoint at hand was found damaged, and what it all comes to could not be computed."""
         self.progress = Progress()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="validator", daemon=True)
@@ -138,7 +140,7 @@ class Validator(ValidationPort, DataPort):
             self.member.events.emit("validation-failed", what)
         except DamagedCheckpoint as error:
             self._damaged += 1  # its copy here may have been deleted at this moment
-            if self._damaged >= DAMAGED_TRIES:
+            if self._damaged >= TRIES:
                 self._abandon(error)
         except Exception as error:
             if self._may_pass(error):
@@ -166,6 +168,8 @@ class Validator(ValidationPort, DataPort):
     def _failed(self, error: Exception) -> None:
         """Of a range that cannot be computed: another process tries, and the one after the last says why."""
         cause = error.__cause__ if isinstance(error, GraphftError) and error.__cause__ is not None else error
+        if isinstance(cause, NeedsCallingThread):
+            cause = UsageError("the held-out Dataset draws random numbers", rule="data", help="it must not")
         why = describe(cause)
         step = self._open.step if self._open is not None else -1
         log.warning("validation of step %d failed", step, exc_info=error)
@@ -253,8 +257,17 @@ class Validator(ValidationPort, DataPort):
         return known
 
     def _conclude(self, opened: OpenValidation) -> None:
-        with self.progress.within(math.inf, "adding up"):
-            done = opened.conclude()
+        try:
+            with self.progress.within(math.inf, "adding up"):
+                done = opened.conclude()
+        except (EtcdError, StorageUnavailable, LostEntries, DamagedCheckpoint):
+            raise
+        except Exception as error:  # a reducer's
+            self._inconclusive += 1
+            if self._inconclusive >= TRIES:
+                self._fail_job(opened.step, f"what all records come to: {describe(error.__cause__ or error)}")
+            raise
+        self._inconclusive = 0
         if done is None:
             return
         found, step = done.validated, done.validated.step

@@ -1,0 +1,76 @@
+"""The best model of a run: there is always one, and it is the best, whoever is slow, killed or elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphft.runtime.validation.best_model import BestModels, Kept
+from graphft.tensor_file import read_tensors
+
+
+def models(folder: Path, storage: Path | None = None) -> BestModels:
+    folder.mkdir(exist_ok=True)
+    if storage is not None:
+        (folder / "storage.json").write_text(json.dumps({"url": f"file://{storage}"}))
+    return BestModels(folder, "max")
+
+
+def write(to: BestModels, step: int, value: float) -> Kept:
+    kept = Kept(step, value)
+    to.write(kept, {"w": torch.full((3,), value)})
+    return kept
+
+
+def held(by: BestModels) -> tuple[int, float]:
+    kept = by.best()
+    assert kept is not None
+    file = by.fetch(kept)
+    assert file is not None
+    return kept.step, float(read_tensors(file)[0]["w"][0])
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_slow_process_deletes_no_better_one(tmp_path: Path, stored: bool) -> None:
+    found = models(tmp_path / "job", tmp_path / "storage" if stored else None)
+    old, new = write(found, 26, 0.5), write(found, 39, 0.75)
+    found.forget_worse(new)
+    assert held(found) == (39, 0.75)
+    write(found, 26, 0.5)  # it had been about to
+    found.forget_worse(old)
+    assert held(found) == (39, 0.75)
+    found.forget_worse(new)
+    assert [p.name for p in sorted((tmp_path / "job/best").iterdir())] == [
+        "step-00000039.json",
+        "step-00000039.safetensors",
+    ]
+
+
+def test_the_first_of_equal_ones_is_the_best(tmp_path: Path) -> None:
+    found = models(tmp_path / "job")
+    first = write(found, 10, 0.5)
+    write(found, 20, 0.5)
+    assert held(found) == (10, 0.5)
+    found.forget_worse(first)
+    assert found.best(before=10) is None
+
+
+def test_a_killed_write_is_none(tmp_path: Path) -> None:
+    found = models(tmp_path / "job")
+    write(found, 10, 0.5)
+    (tmp_path / "job/best/step-00000020.safetensors").write_bytes(b"half")
+    (tmp_path / "job/best/step-00000030.json").write_text('{"step": 3')
+    assert held(found) == (10, 0.5)
+
+
+def test_another_machine_finds_it_in_the_storage_and_another_folder_takes_it_along(tmp_path: Path) -> None:
+    write(models(tmp_path / "job", tmp_path / "storage"), 10, 0.5)
+    other = models(tmp_path / "elsewhere", tmp_path / "storage")
+    assert held(other) == (10, 0.5)
+    next_run = models(tmp_path / "next")
+    next_run.adopt(other)
+    assert held(next_run) == (10, 0.5)
+    models(tmp_path / "empty").adopt(models(tmp_path / "nothing"))
