@@ -14,15 +14,18 @@ data.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from graphft import registry
 from graphft.errors import GraphftError, UsageError
-from graphft.guards import captured
+from graphft.guards import assumptions, captured
 from graphft.ir import Kind, Program, Type, Variable
+from graphft.literals import evaluate
 from graphft.symbolic import Symbols
 from graphft.tracing import emit, trace
 
@@ -37,7 +40,8 @@ _TORCH_ONLY = (
 
 def auc(scores: Tensor, labels: Tensor) -> Tensor:
     """The area under the ROC curve: how probably a record with label 1 has a higher score than one with label 0; equal
-    scores count half. `scores`: [records]; `labels`: [records], 0 or 1. float64; NaN if all labels are the same.
+    scores count half. `scores`: [records]; `labels`: [records], 0 or 1. float64; NaN if all labels are the same, or
+    one is neither 0 nor 1, or a score is NaN.
 
     By ranks (Mann and Whitney, 1947), in n log n."""
     ordered = scores.sort()[0]
@@ -46,7 +50,9 @@ def auc(scores: Tensor, labels: Tensor) -> Tensor:
     positive = labels.double()
     ones = positive.sum()
     zeros = positive.numel() - ones
-    return ((ranks * positive).sum() - ones * (ones + 1) / 2) / (ones * zeros)
+    area = ((ranks * positive).sum() - ones * (ones + 1) / 2) / (ones * zeros)
+    bad = scores.isnan().any() | ((labels != 0) & (labels != 1)).any()
+    return torch.where(bad, math.nan, area)
 
 
 def all_name(entry: str) -> str:
@@ -59,11 +65,12 @@ def columns_of(program: Program) -> list[Variable]:
     return [v for v in program.of_kind(Kind.INPUT) if not v.name.endswith(_ALL)]
 
 
-def append_reducer(program: Program, name: str, function: Callable[..., Any]) -> None:
-    """Appends to block `reduce` what computes `name`, one float, of what `function` has as parameters.
+def append_reducer(program: Program, name: str, function: Callable[..., Any], records: int) -> None:
+    """Appends to block `reduce` what computes `name`, one float, of what `function` has as parameters. `records`: how
+    many there will be.
 
-    Raises GraphftError[reduce] for a parameter that is no such result, a result that is no float, and what cannot be
-    captured.
+    Raises GraphftError[reduce] for a parameter that is no such result, a result that is no float, what cannot be
+    captured, is captured for another number of records, or draws random numbers.
     """
     entries = _entries(program, name, function)
     if name in program.variables:
@@ -84,10 +91,19 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any]) ->
     try:
         with captured(symbols):
             traced = trace(reduced, [symbols.tensor(t) for t in types.values()], symbols)
+        assume = assumptions(symbols)
     except GraphftError as error:
         if error.rule == "reduce":
             raise
-        raise _fail(f"reducer '{name}' cannot be captured: {error.message}", _TORCH_ONLY) from error
+        help = error.help if error.rule == "dimension" else _TORCH_ONLY
+        raise _fail(f"reducer '{name}' cannot be captured: {error.message}", help) from error
+    for condition, line in assume:
+        if not evaluate(condition, {RECORDS: records}):
+            raise _fail(
+                f"reducer '{name}' was captured for {condition} only ({line} decides on it), and the data has "
+                f"{records} records",
+                "leave out what depends on their number",
+            )
     for entry, type in types.items():
         if all_name(entry) not in program.variables:
             program.variable(all_name(entry), type, Kind.INPUT)
@@ -96,6 +112,10 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any]) ->
     (result,) = traced.results
     assert result is not None
     emit(traced, block, [all_name(entry) for entry in entries], {result: name})
+    for op in block.ops:
+        definition = registry.get(op.type)
+        if definition is not None and definition.effect:
+            raise _fail(f"reducer '{name}' draws random numbers ({op.type})", "compute it of the records alone")
 
 
 def _entries(program: Program, name: str, function: Callable[..., Any]) -> Sequence[str]:

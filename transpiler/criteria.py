@@ -21,7 +21,11 @@ from typing import Any, Literal, TypeVar
 from graphft.errors import UsageError
 
 Mode = Literal["max", "min"]
-_LOWER = re.compile(r"(^|[_./ -])(loss|err|error|perplexity|ppl|mse|mae|rmse|nll|entropy|wer|cer)($|[_./ -])")
+_DOWN = (
+    "loss|err|error|perplexity|ppl|mse|mae|rmse|mape|smape|nmse|nll|bce|logloss|entropy|wer|cer|brier|hinge|deviance"
+)
+_DOWN += "|divergence|kl|ece|fpr|fnr|pinball|distance"
+_LOWER = re.compile(rf"(^|[_./ -])({_DOWN})($|[_./ -])")
 C = TypeVar("C", bound="Criterion")
 
 

@@ -44,7 +44,8 @@ def evaluation_of(program: Program, validation: Validation) -> Program:
         warn_of_sums(evaluation)
     check_evaluation(evaluation, help=_IN_EVAL_MODE if validation.program is not None else _DRAWS)
     for name, function in validation.reduce.items():
-        append_reducer(evaluation, name, function)
+        assert validation.data is not None
+        append_reducer(evaluation, name, function, validation.data.records)
     _check_results(evaluation)
     check_told(results_of(evaluation))
     return evaluation

@@ -83,8 +83,9 @@ def _stop(terms: EarlyStopping, now: Decided, value: float) -> Decided:
     if _better(terms, value, now.stop_best, terms.min_delta):
         return msgspec.structs.replace(now, stop_best=value, bad=0)
     bad = now.bad + 1
-    best = "nothing" if now.stop_best is None else f"{now.stop_best:.6g}"
-    why = f"{terms.metric} was not better than {best} in {bad} validations" if bad >= terms.patience else ""
+    way = "lower" if terms.mode == "min" else "higher"
+    than = f"{way} than {now.stop_best:.6g}" if now.stop_best is not None else "finite"
+    why = f"{terms.metric} was not {than} in {bad} validations" if bad >= terms.patience else ""
     return msgspec.structs.replace(now, bad=bad, stopped=now.stopped or why)
 
 
@@ -105,7 +106,7 @@ def in_words(before: Decided, now: Decided) -> str:
     """What a validation has changed, for people; "" if nothing."""
     found = ["the best so far"] if now.best_step == now.step else []
     if now.scale != before.scale:
-        found.append(f"learning rates are multiplied by {now.scale:.6g} from here on")
+        found.append(f"from here on learning rates are {now.scale:.6g} of their schedule")
     if now.stopped:
         found.append(f"the job STOPS here: {now.stopped}")
     return "; ".join(found)

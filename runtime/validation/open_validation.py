@@ -177,7 +177,9 @@ class OpenValidation:
     def abandon(self) -> bool:
         """Ends it without a result, if it is open. Whether it did."""
         epoch = self.job.config.plan.pass_of(self.step)
-        return self.ranges.abandon(Validated(self.step, epoch, 0, {}, time.time()))
+        abandoned = self.ranges.abandon(Validated(self.step, epoch, 0, {}, time.time()))
+        self._entries.delete()
+        return abandoned
 
     def _decide(self, means: Mapping[str, float | str]) -> tuple[KV | None, Decided, Decided | None]:
         """What followed from those before, as it is stored and read; and what follows now, if something is to."""

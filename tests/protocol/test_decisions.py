@@ -84,8 +84,8 @@ def test_what_it_says() -> None:
     second = decide(config, first, 20, {"loss": 2.0})
     assert in_words(Decided(), first) == "the best so far"
     assert in_words(first, second) == (
-        "learning rates are multiplied by 0.1 from here on; "
-        "the job STOPS here: loss was not better than 1 in 1 validations"
+        "from here on learning rates are 0.1 of their schedule; "
+        "the job STOPS here: loss was not lower than 1 in 1 validations"
     )
 
 

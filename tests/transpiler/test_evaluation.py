@@ -103,7 +103,9 @@ def test_the_area_under_the_curve_is_scikit_learns(levels: int) -> None:
     scores, labels = torch.randint(0, levels, (500,)).float(), torch.randint(0, 2, (500,))
     expected = roc_auc_score(labels.numpy(), scores.numpy())
     assert float(graphft.reducers.auc(scores, labels)) == pytest.approx(expected, rel=1e-12)
-    assert graphft.reducers.auc(scores, torch.ones(500)).isnan()
+    for bad in (torch.ones(500), 2 * labels - 1):
+        assert graphft.reducers.auc(scores, bad).isnan()
+    assert graphft.reducers.auc(torch.full((500,), torch.nan), labels).isnan()
 
 
 def test_the_job_has_it_as_a_program_of_its_own() -> None:
@@ -226,6 +228,39 @@ def counted(scores: Tensor) -> Tensor:
 
 def of_any(*entries: Tensor) -> Tensor:
     return entries[0].mean()
+
+
+def by_length(scores: Tensor) -> Tensor:
+    return scores.sum() / len(scores)
+
+
+def of_many(scores: Tensor) -> Tensor:
+    return scores.mean() if scores.shape[0] > 100 else scores.sum()
+
+
+def of_few(scores: Tensor) -> Tensor:
+    return scores.mean() if scores.shape[0] < 100 else scores.sum()
+
+
+def drawn(scores: Tensor) -> Tensor:
+    return scores[torch.randint(0, 3, (2,))].mean()
+
+
+def test_a_reducer_is_captured_for_the_number_of_records_that_there_are() -> None:
+    """Pitfall 116: of 7 records, as many as the capture has."""
+    _, program = make()
+    rejects("dimension records must vary, but .*makes a number of it", program, loss_fn=alone, reduce={"n": by_length})
+    rejects("draws random numbers", program, loss_fn=alone, reduce={"n": drawn})
+    for reducer in (of_few, of_many):
+        found = evaluation_of(program, graphft.Validation(data=data(30), loss_fn=alone, reduce={"n": reducer}))
+        scores = torch.arange(30.0)
+        assert named(found, [0.5], {"scores": scores})["n"] == float(reducer(scores))
+        rejects("was captured for records .* only", program, loss_fn=alone, reduce={"n": reducer}, data=data(300))
+
+
+def alone(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    out = model(x)
+    return nn.functional.cross_entropy(out, y), {"scores": out[:, 1]}
 
 
 def summed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
