@@ -135,9 +135,11 @@ class Origin:
     inputs: Mapping[str, Any]
     targets: tuple[str, ...] | None
 
-    def evaluation(self, name: str, loss_fn: LossFn | None = None) -> Program:
-        """The forward pass of the same model in eval mode, with another `loss_fn`, if one is given."""
-        return build(self.model, loss_fn or self.loss_fn, self.inputs, targets=self.targets, name=name, training=False)
+    def evaluation(self, name: str, loss_fn: LossFn | None = None, more: Mapping[str, Any] | None = None) -> Program:
+        """The forward pass of the same model in eval mode, with another `loss_fn`, if one is given, and `more` inputs
+        for it."""
+        inputs = {**self.inputs, **(more or {})}
+        return build(self.model, loss_fn or self.loss_fn, inputs, targets=self.targets, name=name, training=False)
 
     def forward(self, name: str, call: LossFn, inputs: Sequence[str]) -> Program:
         """What `call(model, **inputs)` computes in eval mode, of these inputs only."""

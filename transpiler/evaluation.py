@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphft import registry
 from graphft.batch_sum import warn_of_sums
@@ -38,7 +39,7 @@ def evaluation_of(program: Program, validation: Validation) -> Program:
                 rule="option",
                 help="give Validation(program, data), with one that was",
             )
-        found = program.origin.evaluation(NAME, validation.loss_fn)
+        found = program.origin.evaluation(NAME, validation.loss_fn, _more_inputs(program, validation))
     evaluation = forward_only(found)
     if validation.loss_fn is not None:
         warn_of_sums(evaluation)
@@ -49,6 +50,22 @@ def evaluation_of(program: Program, validation: Validation) -> Program:
     _check_results(evaluation)
     check_told(results_of(evaluation))
     return evaluation
+
+
+def _more_inputs(program: Program, validation: Validation) -> dict[str, Any]:
+    """Columns of the held-out data alone that its `loss_fn` takes: a group, a weight."""
+    if validation.loss_fn is None or program.origin.targets is not None:
+        return {}
+    import torch
+
+    assert validation.data is not None
+    try:
+        taken = list(inspect.signature(validation.loss_fn).parameters)[1:]
+    except (TypeError, ValueError):
+        return {}
+    data = validation.data
+    names = [name for name in taken if name not in program.origin.inputs and name in data.types]
+    return {name: ((None, *data.record_shape(name)), getattr(torch, data.types[name].dtype)) for name in names}
 
 
 def _check_results(program: Program) -> None:

@@ -41,6 +41,7 @@ def _progress(status: JobStatus, left: float | None, shown: int | None) -> str:
         f"{status.samples_per_second:,.0f} samples/s"
         + (f"  {in_words(left)} left" if left else "")
         + (f"  {status.skipped_steps} steps SKIPPED as not finite" if status.skipped_steps else "")
+        + (f"  validating step {', '.join(map(str, status.validating))}" if status.validating else "")
     )
 
 
@@ -53,12 +54,10 @@ def _facts(status: JobStatus) -> str:
 
 
 def _validation(status: JobStatus) -> str:
-    """What the newest one came to, and which are open; "" if there is none."""
+    """What the newest one came to; "" if there is none."""
     found = status.validated
     means = ", ".join(f"{name} {float(mean):.6g}" for name, mean in found.means.items()) if found is not None else ""
-    last = f"validation of step {found.step}: {means or 'NOT MADE'}" if found is not None else ""
-    steps = ", ".join(map(str, status.validating))
-    return "  ".join(filter(None, (last, f"validating step {steps}" * bool(steps))))
+    return f"validation of step {found.step}: {means or 'NOT MADE'}" if found is not None else ""
 
 
 def _folder(status: JobStatus) -> list[str]:

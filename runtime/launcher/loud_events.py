@@ -12,6 +12,7 @@ from graphft.runtime.etcd import EtcdError
 from graphft.runtime.etcd.model import Store
 
 KINDS = {"storage-unavailable", "storage-wait", "damaged-checkpoint", "checkpoint-gone", "cannot-start", "folder-gone"}
+KINDS |= {"validation-lost", "stopped-early"}
 LOOK_SECONDS, ETCD_SECONDS = 2.0, 1.0
 
 

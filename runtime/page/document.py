@@ -75,7 +75,18 @@ def running(status: JobStatus, etcd: str) -> dict[str, Any]:
         "left_out": sum(len(found.omissions) for found in status.left_out.values()),
         "checkpoint": {"step": status.checkpoint},
         "etcd_full": status.etcd_full,
+        "validated": _validated(status),
+        "validating": status.validating,
     }
+
+
+def _validated(status: JobStatus) -> dict[str, Any] | None:
+    """What the newest validation came to."""
+    found = status.validated
+    if found is None:
+        return None
+    means = {name: float(mean) for name, mean in found.means.items()}
+    return {"step": found.step, "epoch": found.epoch, "means": means}
 
 
 def _slots(status: JobStatus) -> list[dict[str, Any]]:

@@ -173,7 +173,16 @@ function curves(job) {
       h("button", { type: "button", "aria-pressed": String(view.log), onclick: () => { view.log = !view.log; drawn.delete("curves"); draw(shown); } }, "log scale")),
     h("div", { class: `charts${two ? " two" : ""}${pair ? " pair" : ""}` }, figures),
     h("p", { class: "soft small" }, notes),
+    validation(job),
   ];
+}
+
+function validation(job) {
+  const found = job.validated, open = job.validating ?? [];
+  if (!found && !open.length) return "";
+  const said = found ? Object.entries(found.means).map(([name, mean]) => `${name} ${mean === null ? "not finite" : number(mean)}`).join(", ") || "not made" : "";
+  return h("p", { id: "validation" }, found ? `Validation of step ${integer(found.step)}: ${said}` : "",
+    open.length ? h("span", { class: "soft" }, `${found ? "; " : ""}validating step ${open.map(integer).join(", ")}`) : "");
 }
 
 function trainers(job) {
@@ -260,7 +269,7 @@ function list(found) {
 // -- what is drawn when ------------------------------------------------------------------------------------------------
 
 const SECTIONS = {
-  head: [head, null], time: [time, (job) => [job.time]], curves: [curves, (job) => [job.curve, innerWidth, (job.events ?? []).length]],
+  head: [head, null], time: [time, (job) => [job.time]], curves: [curves, (job) => [job.curve, innerWidth, (job.events ?? []).length, job.validated, job.validating]],
   trainers: [trainers, (job) => [job.trainers, job.loading, job.slots]], shards: [shards, null], queue: [queue, (job) => [job.queue, job.pass]],
   events: [events, (job) => [job.events]],
 };

@@ -123,6 +123,8 @@ _JOB: tuple[tuple[str, str, Any], ...] = (
     ("graphft_slots", "Slots (logical trainers) of the job", _count("slots")),
     ("graphft_slots_held", "Slots that a trainer holds", _slots_held),
     ("graphft_queue_chunks", "Chunks of the pass by state", _by_name("state", "queue")),
+    ("graphft_validation_step", "Step of the newest validation", _one("validated", "step")),
+    ("graphft_validation", "What it came to", _by_name("name", "validated", "means")),
     ("graphft_checkpoint_step", "Step of the newest checkpoint", _one("checkpoint", "step")),
     ("graphft_checkpoint_age_seconds", "Since it was made", _checkpoint_age),
     ("graphft_checkpoint_bytes", "Of its own files", _one("checkpoint", "bytes")),

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.page.document import running
 from graphft.runtime.page.job_page import Look
@@ -35,6 +35,8 @@ def status(step: int = 400, **changes: Any) -> JobStatus:
         "trainers": {name: member(name, **told) for name in ("0-aa", "1-bb")},
         "slots": {0: "0-aa", 1: "1-bb", 2: "0-aa"},
         "queue": {"todo": 3, "pending": 2, "done": 5},
+        "validated": Validated(300, 1, 64, {"loss": 0.5, "auc": 0.75}, 0.0),
+        "validating": [400],
     }
     return replace(JobStatus("flights", "running", SPEC, 1, 1, step, 300), **{**usual, **changes})
 

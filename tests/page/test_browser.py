@@ -38,6 +38,8 @@ def test_a_job_from_training_to_its_end(job: Job, server: PageServer, tmp_path: 
         browser.open(server.url)
         browser.until(lambda: "step 400 of 1,000" in browser.text("#head"))
         assert "goodput" in browser.text("#time")
+        browser.until(lambda: "Validation of step 300: loss 0.5" in browser.text("#curves"))
+        assert "validating step 400" in browser.text("#curves")
         assert NASTY in browser.text("#events"), "as a text"
         assert browser.evaluate("document.querySelectorAll('img, main script').length") == 0
         assert browser.evaluate("document.querySelectorAll('.held').length") == 3

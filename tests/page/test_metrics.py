@@ -29,6 +29,8 @@ def test_a_running_job() -> None:
     assert found["graphft_slots_held", "flights"] == 3
     assert found["graphft_shard_version", "flights", "1"] == 401
     assert found["graphft_queue_chunks", "flights", "pending"] == 2
+    assert found["graphft_validation_step", "flights"] == 300
+    assert found["graphft_validation", "flights", "auc"] == 0.75
     assert found["graphft_state", "flights", "running"] == 1
     assert found["graphft_trainer_seconds_total", "computing", "flights", "0-aa"] == 40
     assert found["graphft_checkpoint_step", "flights"] == 300

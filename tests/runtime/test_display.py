@@ -291,7 +291,8 @@ def test_the_panel_has_the_newest_validation() -> None:
     found = Validated(4, 2, 50, {"loss": 0.25, "auc": "nan"}, 0.0)
     out = io.StringIO()
     Console(file=out, width=200).print(render(status_of(validated=found, validating=[8])))
-    assert "validation of step 4: loss 0.25, auc nan  validating step 8" in out.getvalue()
+    assert "validation of step 4: loss 0.25, auc nan" in out.getvalue()
+    assert "  validating step 8" in format_line(status_of(validated=found, validating=[8]))
     assert "validation of step" not in _panel(status_of())
 
 

@@ -263,6 +263,20 @@ def alone(model: nn.Module, x: Tensor, y: Tensor) -> Any:
     return nn.functional.cross_entropy(out, y), {"scores": out[:, 1]}
 
 
+def in_groups(model: nn.Module, x: Tensor, y: Tensor, weight: Tensor) -> Any:
+    loss = nn.functional.cross_entropy(model(x), y, reduction="none")
+    return (loss * weight).mean(), {"group": weight}
+
+
+def test_a_loss_may_take_columns_that_the_held_out_data_alone_have() -> None:
+    _, program = make()
+    held_out = data(x=torch.randn(9, 4), y=torch.zeros(9, dtype=torch.int64), weight=torch.rand(9))
+    mean = lambda group: group.double().mean()  # noqa: E731
+    job = transpile(program, graphft.Validation(data=held_out, loss_fn=in_groups, reduce={"mean": mean}))
+    read = job.programs.evaluation.find_op("read_chunk")
+    assert read.attrs["columns"] == ("x", "y", "weight")
+
+
 def summed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y, reduction="sum")
 
