@@ -1,6 +1,6 @@
 """What has an entry for each record, of each range, until a reducer reads all of it: a file for each range.
 
-    <job>/validation/entries/<step>.g<generation>/<range>.safetensors
+    <job>/entries/<step>.g<generation>/<range>.safetensors
 
 In the job's folder, or in its storage. A range that two computed is written twice, with the same contents; each file
 appears wholly or not at all.
@@ -23,9 +23,8 @@ from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.fs import file_system
 from graphft.tensor_file import read_tensors, write_tensors
-from graphft.transpiler.record import VALIDATION
 
-FOLDER = f"{VALIDATION}/entries"
+FOLDER = "entries"
 
 
 class LostEntries(Exception):

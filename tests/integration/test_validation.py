@@ -99,7 +99,7 @@ def test_kills_do_not_change_a_digit(program: ir.Program, folder: Path, pace: Pa
     assert played.result.validations == calm.result.validations
     assert told.validations == list(calm.result.validations.items())
     assert all(torch.equal(calm.state[name], value) for name, value in played.state.items())
-    assert not (folder / "validation/entries").exists() or not any((folder / "validation/entries").iterdir())
+    assert not (folder / "entries").exists() or not any((folder / "entries").iterdir())
 
 
 def test_a_script_that_is_killed_tells_each_validation_once(folder: Path, pace: Pace, calm: Played) -> None:
@@ -189,7 +189,7 @@ def flip(file: Path) -> None:
 def test_a_damaged_entry_is_made_again(program: ir.Program, folder: Path, pace: Pace, calm: Played) -> None:
     slow = Pace(pace.file.with_suffix(".slow"))
     slow.set(0.05)
-    entries = folder / "validation/entries"
+    entries = folder / "entries"
 
     def some(status: JobStatus) -> bool:
         return 13 in status.validating and any(entries.glob("00000013.*/*.safetensors"))
