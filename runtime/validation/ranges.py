@@ -108,27 +108,25 @@ class Ranges:
 
         self._settle(number, make)
 
-    def _settle(self, number: int, make: Callable[[KV | None, KV | None], Change | None]) -> None:
-        """Carries out what `make` makes of a range's record and claim, if it makes something of them."""
+    def _settle(self, number: int, make: Callable[[KV | None, KV | None], Change | None]) -> bool:
+        """Carries out what `make` makes of a range's record and claim. False: it makes nothing of them, or the
+        validation is over."""
         keys = [protocol.range_key(self._prefix, number), protocol.claim_key(self._prefix, number)]
         while True:
             read = self.etcd.txn([self._open], [get_op(key) for key in keys])
             change = make(read.kv(0), read.kv(1)) if read.ok else None
             if change is None or commit(self.etcd, [change], also=[self._open]).ok:
-                return
+                return change is not None
 
     def undo(self, number: int) -> bool:
         """Has a range computed again; False if it is not computed, or the validation is over."""
-        undone: list[Change] = []
 
         def make(known: KV | None, _: KV | None) -> Change | None:
             done = known is not None and protocol.decode_range(known).done
-            undone[:] = [protocol.undo(self._prefix, number, known)] if known is not None and done else []
-            return undone[0] if undone else None
+            return protocol.undo(self._prefix, number, known) if known is not None and done else None
 
-        self._settle(number, make)
         self._next_look = 0.0
-        return bool(undone)
+        return self._settle(number, make)
 
     def totals(self) -> tuple[int, tuple[float, ...]] | None:
         """(samples, the mean of each result), if all ranges were computed at the last look."""
