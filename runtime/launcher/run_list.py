@@ -40,7 +40,8 @@ class Run:
             return min(status.pass_index + 1, self.config.passes)
         if self.config is None or status.step is None:
             return None
-        plan, ends = self.config.plan, status.on_demand and self.config.plan.begins_pass(status.step)
+        at_rest = status.on_demand or status.state == "complete"
+        plan, ends = self.config.plan, at_rest and self.config.plan.begins_pass(status.step)
         return min(plan.pass_of(status.step) + 1 - ends, plan.passes)
 
     def remarks(self) -> list[str]:
