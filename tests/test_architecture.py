@@ -53,6 +53,7 @@ PURE = frozenset(
         "typing_extensions",
         "graphft.errors",
         "graphft.ir",
+        "graphft.option_names",
         "graphft.dataset",
         "graphft.plan",
         "graphft.runtime.protocol",

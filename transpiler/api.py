@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import os
 import re
@@ -20,6 +19,7 @@ from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
 from graphft.nonfinite_values import tell_nonfinite
+from graphft.option_names import unknown_option
 from graphft.reducers import columns_of
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.effects import check_effects
@@ -77,12 +77,7 @@ def transpile(
     """
     unknown = [n for n in options if n not in OPTIONS]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], OPTIONS, 2)
-        raise GraphftError(
-            f"transpile has no option {unknown[0]}",
-            rule="option",
-            help=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(OPTIONS)}",
-        )
+        raise unknown_option("transpile", unknown[0], OPTIONS)
     if isinstance(etcd_endpoints, str):
         etcd_endpoints = etcd_endpoints.split(",")
     defaults: dict[str, Any] = {n: program.attrs[n] for n in ("seed", "device") if n in program.attrs}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from graphft.errors import UsageError
+from graphft.option_names import checked_options
 
 Mode = Literal["max", "min"]
 _DOWN = (
@@ -26,6 +27,8 @@ _DOWN = (
 )
 _DOWN += "|divergence|kl|ece|fpr|fnr|pinball|distance"
 _LOWER = re.compile(rf"(^|[_./ -])({_DOWN})($|[_./ -])")
+_METRIC = "that is `metric`, its first argument: "
+_KEPT = "the best model is kept with Validation(best=...): result.best.model, result.predict(data, best=True)"
 C = TypeVar("C", bound="Criterion")
 
 
@@ -34,6 +37,7 @@ def mode_of(metric: str) -> Mode:
     return "min" if _LOWER.search(metric.lower()) else "max"
 
 
+@checked_options()
 @dataclass(frozen=True)
 class Criterion:
     """A metric of the validation, "loss" among them. `mode`: whether its lowest or its highest value is the best;
@@ -66,6 +70,7 @@ class Criterion:
         return dataclasses.asdict(self)
 
 
+@checked_options({"monitor": f"{_METRIC}EarlyStopping('loss')", "restore_best_weights": _KEPT})
 @dataclass(frozen=True)
 class EarlyStopping(Criterion):
     """The job ends when the metric was not better, by more than `min_delta`, in `patience` validations in a row."""
@@ -79,6 +84,12 @@ class EarlyStopping(Criterion):
         self.at_least("min_delta", 0)
 
 
+@checked_options(
+    {
+        "monitor": f"{_METRIC}ReduceLROnPlateau('loss')",
+        "min_lr": "rates go down by the same factors: min_scale=0.01 is a hundredth of each one's schedule",
+    }
+)
 @dataclass(frozen=True)
 class ReduceLROnPlateau(Criterion):
     """Learning rates are multiplied by `factor` when the metric was not better in more than `patience` validations in a

@@ -61,6 +61,8 @@ from graphft.verify import verify_job
 from graphft.weights import saved_variables
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from graphft.capture import Origin
 
 log = logging.getLogger("graphft")
@@ -202,6 +204,14 @@ class Job:
         import graphft
 
         return graphft.run_job(self, **options)
+
+    def predict(self, data: Any, **options: Any) -> dict[str, Tensor]:
+        """What the model of this job's newest run in ./jobs predicts of `data`: see `graphft.predict`, whose options
+        these are. Of a run in a folder of its own (`job_dir=`): `graphft.predict(folder, data)`."""
+        import graphft
+
+        predicted: dict[str, Tensor] = graphft.predict(self, data, **options)
+        return predicted
 
     # -- files ------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphft.data import DataSpec
 from graphft.errors import UsageError
+from graphft.option_names import checked_options
 from graphft.plan import Plan
 from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlateau, criterion, from_json
 
@@ -103,6 +104,7 @@ class ValidationConfig:
         return ValidationConfig(DataSpec.from_json(data["data"]), int(data["batch_size"]), int(data["every"]), **terms)
 
 
+@checked_options()
 @dataclass(frozen=True)
 class Validation:
     """What to validate with: `data`, of `graphft.arrays`, `files` or `dataset`; every record counts once, and the last

@@ -289,7 +289,7 @@ def choose_directory(
     Raises UsageError if that cannot be, with what differs; GraphftError when a folder cannot be read.
     """
     passed: list[Passed] = []
-    for chosen, path in [(job, Path(wanted))] if wanted else _places(job):
+    for chosen, path in [(job, Path(wanted))] if wanted else places(job):
         there, copied = path.exists(), _look_in_storage(chosen, path)
         held = _obstacle(chosen, path, copied) or (_unfinished(chosen, path) if fresh else None)
         if held is None:
@@ -341,7 +341,7 @@ def saved_folder(path: Path, *, resume: bool, fresh: bool) -> JobFolder:
     return JobFolder(path)
 
 
-def _places(job: Job) -> Iterator[tuple[Job, Path]]:
+def places(job: Job) -> Iterator[tuple[Job, Path]]:
     name, url = job.config.name, job.config.storage
     yield job, JOBS / name
     for n in count(2):

@@ -19,7 +19,7 @@ from graphft.runtime.process.metric_files import read_table, unread
 from graphft.runtime.process.metric_table import Table
 from graphft.runtime.process.validations import FILE as VALIDATIONS
 from graphft.runtime.process.validations import read_validations
-from graphft.transpiler.criteria import Mode
+from graphft.transpiler.criteria import Criterion
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,13 @@ class Figures:
     def names(self) -> set[str]:
         return {*self.means, *self.validated}
 
-    def best(self, metric: str, mode: Mode) -> Best | None:
-        """None where there is no value of it."""
-        sign = 1 if mode == "min" else -1
+    def best(self, criterion: Criterion) -> Best | None:
+        """None where there is no value of that metric."""
+        sign = 1 if criterion.mode == "min" else -1
         for of, found in (("validation", self.validated), ("training", self.means)):
-            values = [(sign * value, epoch) for epoch, value in found.get(metric, ()) if not math.isnan(value)]
+            values = [
+                (sign * value, epoch) for epoch, value in found.get(criterion.metric, ()) if not math.isnan(value)
+            ]
             if values:
                 value, epoch = min(values)
                 return Best(sign * value, epoch, "validation" if of == "validation" else "training")

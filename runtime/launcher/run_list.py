@@ -13,9 +13,9 @@ from graphft.runtime.coordination.job_storage import is_url
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.launcher.folder_sizes import sizes_in
 from graphft.runtime.launcher.folder_status import FolderStatus, copy_of, list_folders, look_if_there
-from graphft.runtime.launcher.run_figures import Figures, figures_of
+from graphft.runtime.launcher.run_figures import Best, Figures, figures_of
 from graphft.transpiler.config import JobConfig
-from graphft.transpiler.criteria import Mode
+from graphft.transpiler.criteria import Criterion
 from graphft.transpiler.record import RECORD, read_record
 
 
@@ -44,18 +44,26 @@ class Run:
         plan, ends = self.config.plan, at_rest and self.config.plan.begins_pass(status.step)
         return min(plan.pass_of(status.step) + 1 - ends, plan.passes)
 
+    def criterion(self, wanted: Criterion | None) -> Criterion:
+        """By what its best value is told: as `wanted`, or as the job itself keeps its best model, or by the loss."""
+        validate = self.config.validate if self.config is not None else None
+        return wanted or (validate.best if validate is not None else None) or Criterion()
+
+    def best(self, wanted: Criterion | None) -> Best | None:
+        return self.figures.best(self.criterion(wanted))
+
     def remarks(self) -> list[str]:
         """What is told below a table."""
         return [*self.status.remarks(), *map(plain_text, self.figures.unread)]
 
-    def to_json(self, metric: str, mode: Mode) -> dict[str, object]:
+    def to_json(self, wanted: Criterion | None) -> dict[str, object]:
         """What `graphft status --json` has of a job that does not run, and the figures."""
-        best, ends = self.figures.best(metric, mode), self.figures.ends
+        best, ends, criterion = self.best(wanted), self.figures.ends, self.criterion(wanted)
         found = None if best is None else {"value": best.value, "pass": best.epoch, "of": best.of}
         return self.status.to_json() | {
             "at_pass": self.at_pass,
             "last_loss": self.loss,
-            "best": {"metric": metric, "mode": mode} | found if found is not None else None,
+            "best": {"metric": criterion.metric, "mode": criterion.mode} | found if found is not None else None,
             "unread": [plain_text(text) for text in self.figures.unread],
             "bytes": dict(self.figures.sizes),
             "launches": ends.launches,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import UsageError
@@ -14,7 +14,7 @@ from graphft.sealed_json import readable_json
 
 if TYPE_CHECKING:
     from graphft.runtime.launcher.run_list import Run
-    from graphft.transpiler.criteria import Mode
+    from graphft.transpiler.criteria import Criterion, Mode
 
 SORTS = ("when", "name", "state", "step", "loss", "best", "size")
 
@@ -23,7 +23,8 @@ def add_parser(commands: Any) -> None:
     runs = commands.add_parser("runs", help="the jobs in a folder: state, step, best metric, size, when")
     where = "a folder of jobs, or the URL below which their storages are (default: ./jobs)"
     runs.add_argument("folder", nargs="?", metavar="FOLDER", default="jobs", help=where)
-    runs.add_argument("--metric", default="loss", metavar="NAME", help="whose best value is told (default: loss)")
+    whose = "whose best value is told (default: that by which a job keeps its best model, or the loss)"
+    runs.add_argument("--metric", metavar="NAME", help=whose)
     best = "which value is the best (default: min of a loss or an error, max of anything else)"
     runs.add_argument("--best", choices=("max", "min"), default=None, help=best)
     order = "in which order; of what is largest, newest or best the last (default: when)"
@@ -38,20 +39,31 @@ def _show_runs(options: argparse.Namespace) -> int:
 
 
 def show_runs(
-    place: str, metric: str = "loss", mode: Mode | None = None, sort: str = "when", *, as_json: bool = False
+    place: str, metric: str | None = None, mode: Mode | None = None, sort: str = "when", *, as_json: bool = False
 ) -> None:
-    """Prints them. Raises UsageError for a place without jobs, and for a metric that none of them has."""
+    """Prints them. `metric`, `mode`: whose best value is told, of each job; by default what it says itself.
+
+    Raises UsageError for a place without jobs, a metric that none of them has, and an order that makes no sense."""
     from graphft.runtime.launcher.run_list import list_runs
-    from graphft.transpiler.criteria import mode_of
+    from graphft.transpiler.criteria import Criterion
 
     found = list_runs(place)
-    _check_metric(found, metric)
-    mode = mode_of(metric) if mode is None else mode
-    found.sort(key=_keys(metric, mode)[sort])
+    wanted = None if metric is None and mode is None else Criterion(metric or "loss", mode or "")
+    if wanted is not None:
+        _check_metric(found, wanted.metric)
+    told = {run.criterion(wanted) for run in found}
+    if sort == "best" and len(told) > 1:
+        raise UsageError(
+            f"these jobs tell their best by {', '.join(sorted({c.metric for c in told}))}: that is no order of them",
+            rule="option",
+            help="name one: --sort best --metric loss",
+        )
+    found.sort(key=_keys(wanted)[sort])
     if as_json:
-        print(readable_json([run.to_json(metric, mode) for run in found]))
+        print(readable_json([run.to_json(wanted) for run in found]))
         return
-    print_table([_header(metric), *(_row(run, metric, mode) for run in found)])
+    metrics = {criterion.metric for criterion in told}
+    print_table([_header(metrics), *(_row(run, wanted, len(metrics) > 1) for run in found)])
     for run in found:
         for text in run.remarks():
             print(f"{run.status.row()[0]}: {text}")
@@ -73,12 +85,13 @@ def _check_metric(found: Sequence[Run], metric: str) -> None:
         )
 
 
-def _keys(metric: str, mode: Mode) -> dict[str, Callable[[Run], Any]]:
+def _keys(wanted: Criterion | None) -> dict[str, Callable[[Run], Any]]:
     """By what is sorted; what is unknown comes first."""
 
     def goodness(run: Run) -> float:
-        best = run.figures.best(metric, mode)
-        return float("-inf") if best is None else best.value if mode == "max" else -best.value
+        best = run.best(wanted)
+        sign = 1 if run.criterion(wanted).mode == "max" else -1
+        return float("-inf") if best is None else sign * best.value
 
     return {
         "when": lambda run: run.status.at,
@@ -91,20 +104,23 @@ def _keys(metric: str, mode: Mode) -> dict[str, Callable[[Run], Any]]:
     }
 
 
-def _header(metric: str) -> tuple[str, ...]:
+def _header(metrics: Collection[str]) -> tuple[str, ...]:
+    """`metrics`: whose best is told; of several, a row says which."""
+    best = f"best {next(iter(metrics))}" if len(metrics) == 1 else "best"
     ends = ("launches", "preempted", "failed")
-    return ("folder", "state", "step", "pass", "loss", f"best {metric}", "size", *ends, "worked on last")
+    return ("folder", "state", "step", "pass", "loss", best, "size", *ends, "worked on last")
 
 
-def _row(run: Run, metric: str, mode: Mode) -> tuple[str, ...]:
-    ends, best, at_pass = run.figures.ends, run.figures.best(metric, mode), run.at_pass
+def _row(run: Run, wanted: Criterion | None, named: bool) -> tuple[str, ...]:
+    ends, best, at_pass = run.figures.ends, run.best(wanted), run.at_pass
+    name = f"{run.criterion(wanted).metric} " * named
     passes = f"/{run.config.passes}" if run.config is not None and not run.status.on_demand else ""
     of = "" if best is None else "validation" if best.of == "validation" else "pass"
     return (
         *run.status.row(),
         "" if at_pass is None else f"{at_pass}{passes}",
         "-" if run.loss is None else f"{run.loss:.4g}",
-        "-" if best is None else f"{best.value:.4g} ({of} {best.epoch})",
+        "-" if best is None else f"{name}{best.value:.4g} ({of} {best.epoch})",
         size_in_words(run.figures.sizes.get("total", 0)),
         *map(str, (ends.launches, sum(ends.preemptions.values()), sum(ends.failures.values()))),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.status.at)),

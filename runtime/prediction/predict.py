@@ -21,10 +21,12 @@ from graphft.runtime.data import open_reader
 from graphft.runtime.execute.finite import nonfinite_rows
 from graphft.runtime.interchange.trained_program import Trained, read_trained
 from graphft.runtime.launcher.folder_status import find_folder
+from graphft.runtime.launcher.own_run import run_of
 from graphft.runtime.prediction.batches import check_batch_size, default_size
 from graphft.runtime.prediction.given import Fields, describe_data
 from graphft.runtime.prediction.pool import Pool, Tell, cores
 from graphft.runtime.prediction.work import Work
+from graphft.transpiler import Job
 
 log = logging.getLogger("graphft")
 
@@ -33,7 +35,7 @@ NAMED = 3
 
 
 def predict(
-    job: str | os.PathLike[str],
+    job: str | os.PathLike[str] | Job,
     data: Any,
     *,
     columns: Mapping[str, Fields] | None = None,
@@ -47,9 +49,11 @@ def predict(
 
         graphft.predict("jobs/cancer", {"x": x})["output"].argmax(1)
         job.run().predict("new.csv")
+        job.predict("new.csv")
 
     Args:
-        job: A job's name or folder, or the URL of its storage. It may be running: its newest checkpoint counts.
+        job: A job's name or folder, or the URL of its storage. It may be running: its newest checkpoint counts. Or
+            what `transpile` returned: its newest run in ./jobs, a complete one if there is any.
         data: Arrays or tensors by input; what `graphft.arrays`, `files` or `dataset` describe; or paths or URLs of
             .csv, .parquet, .jsonl, .npy files, or of one .npz file. Labels are not needed.
         columns: Which fields of the files each input has (default: those that the job was trained with).
@@ -78,7 +82,7 @@ class Request:
 
     @staticmethod
     def of(
-        job: str | os.PathLike[str],
+        job: str | os.PathLike[str] | Job,
         data: Any,
         columns: Mapping[str, Fields] | None,
         batch_size: int | None,
@@ -86,7 +90,8 @@ class Request:
         best: bool,
         device: str | None,
     ) -> Request:
-        trained = read_trained(job if is_url(job) else find_folder(os.fspath(job)), step, best)
+        where = run_of(job) if isinstance(job, Job) else job
+        trained = read_trained(where if is_url(where) else find_folder(os.fspath(where)), step, best)
         config, program = trained.config, trained.program
         size = default_size(program, config.batch_size) if batch_size is None else batch_size
         check_batch_size(program, size)

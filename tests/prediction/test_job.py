@@ -27,6 +27,7 @@ def test_what_a_job_has_trained_predicts(tmp_path: Path, monkeypatch: pytest.Mon
     model = graphft.load_into(make_model(), result.model).eval()
     found = result.predict({"x": X})["output"]
     assert torch.equal(found, by_batches(model, X))
+    assert torch.equal(job.predict({"x": X})["output"], found)
     at = graphft.predict("signs", {"x": X[:64]}, step=result.steps)["output"]
     assert torch.equal(at, found[:64]), "the last checkpoint has the same weights"
     earlier = min(c.manifest.step for c in job_checkpoints(result.job_dir) if c.manifest is not None)

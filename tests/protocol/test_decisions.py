@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import hypothesis.strategies as st
@@ -118,3 +119,20 @@ def test_terms_that_make_no_sense(options: dict[str, Any], message: str) -> None
     ):
         with pytest.raises(GraphftError, match=f"{kind.__name__}: {min(wrong)} is"):
             kind(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "help"),
+    [
+        (graphft.EarlyStopping, "monitor", r"its first argument: EarlyStopping\('loss'\)"),
+        (graphft.EarlyStopping, "patiense", "did you mean patience"),
+        (graphft.EarlyStopping, "restore_best_weights", r"result\.best\.model"),
+        (graphft.ReduceLROnPlateau, "min_lr", "min_scale"),
+        (graphft.Criterion, "way", "it has metric, mode"),
+        (graphft.Validation, "evry", "did you mean every"),
+    ],
+)
+def test_an_option_of_another_name_is_told(kind: type, name: str, help: str) -> None:
+    with pytest.raises(GraphftError, match=f"{kind.__name__} has no option {name}") as caught:
+        kind(**{name: 1})
+    assert re.search(help, caught.value.help)

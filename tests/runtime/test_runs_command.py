@@ -23,7 +23,8 @@ from graphft.runtime.page.job_page import JobPage
 from graphft.runtime.process.validations import note_validation
 from graphft.runtime.roles.trainer.metrics import Metrics
 from graphft.transpiler import Job
-from graphft.transpiler.criteria import mode_of
+from graphft.transpiler.criteria import Criterion, mode_of
+from graphft.transpiler.validation import ValidationConfig
 from tests.support.commands import refused, shown
 
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
@@ -90,6 +91,27 @@ def test_what_a_line_tells(capsys: pytest.CaptureFixture[str], passes: Job) -> N
     assert shown(capsys, "status") == shown(capsys, "runs"), "one list"
 
 
+def test_each_job_tells_its_best_by_what_it_keeps_its_best_model(
+    capsys: pytest.CaptureFixture[str], passes: Job
+) -> None:
+    keeps = ValidationConfig(passes.config.data, 4, best=Criterion("auc"))
+    judged = Job.make(passes.source, passes.config.replace(validate=keeps), passes.source)
+    for name, value in (("a", 0.5), ("b", 0.75)):
+        folder = saved(judged, name, at=1.0)
+        noted(folder, [4.0] * 12)
+        note_validation(folder, 1, 4, {"loss": 2.0, "auc": value})
+    header, *lines = shown(capsys, "runs", "--sort", "best").splitlines()
+    assert ["best auc" in header, *(" 0.5 (v" in line for line in lines)] == [True, True, False]
+    best = {"metric": "auc", "mode": "max", "value": 0.75, "pass": 1, "of": "validation"}
+    assert told(capsys)["jobs/b"]["best"] == best
+    noted(saved(passes, "c", at=2.0), [3.0] * 12)
+    header, *lines = shown(capsys, "runs").splitlines()
+    cells = [line[header.index("best ") :].split("  ")[0] for line in lines]
+    assert cells == ["auc 0.5 (validation 1)", "auc 0.75 (validation 1)", "loss 3 (pass 1)"]
+    assert "name one: --sort best --metric loss" in refused(capsys, "runs", "--sort", "best")
+    assert told(capsys, "--metric", "loss")["jobs/a"]["best"]["metric"] == "loss"
+
+
 def test_the_order(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
     for name, at, size, losses in (
         ("b", 3.0, 1000, [1.0] * 4),
@@ -122,20 +144,20 @@ def test_the_best_is_that_of_a_validation_where_there_is_one(passes: Job) -> Non
     with (folder / "validation.jsonl").open("a") as file:
         file.write('{"epoch": 4, "metrics": {"loss": "x"}}\n{"epoch": 5, "met')
     found = figures_of(folder, passes.config.plan)
-    assert found.best("loss", "min") == Best(0.625, 2, "validation")
-    assert found.best("loss", "max") == Best(0.875, 3, "validation")
-    assert found.best("accuracy", "max") == Best(0.5, 1, "training")
-    assert found.best("f1", "max") is None
+    assert found.best(Criterion("loss", "min")) == Best(0.625, 2, "validation")
+    assert found.best(Criterion("loss", "max")) == Best(0.875, 3, "validation")
+    assert found.best(Criterion("accuracy", "max")) == Best(0.5, 1, "training")
+    assert found.best(Criterion("f1", "max")) is None
 
 
 def test_a_pass_that_goes_on_counts_only_while_it_is_the_first(passes: Job) -> None:
     folder = saved(passes, "a", 1.0)
     noted(folder, [1.0, 2.0])
-    assert figures_of(folder, passes.config.plan).best("loss", "min") == Best(1.5, 1, "training")
+    assert figures_of(folder, passes.config.plan).best(Criterion("loss", "min")) == Best(1.5, 1, "training")
     noted(folder, [1.0, 2.0, 3.0, 4.0, 0.5])
-    assert figures_of(folder, passes.config.plan).best("loss", "min") == Best(2.5, 1, "training")
+    assert figures_of(folder, passes.config.plan).best(Criterion("loss", "min")) == Best(2.5, 1, "training")
     noted(folder, [float("nan")] * 4)
-    assert figures_of(folder, passes.config.plan).best("loss", "min") is None
+    assert figures_of(folder, passes.config.plan).best(Criterion("loss", "min")) is None
 
 
 def test_which_value_is_the_best() -> None:

@@ -1,0 +1,42 @@
+"""Options that are not there: an error that names those that were meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Any, TypeVar
+
+from graphft.errors import UsageError
+
+T = TypeVar("T")
+
+
+def unknown_option(
+    of: str, name: str, known: Collection[str], elsewhere: Mapping[str, str] | None = None
+) -> UsageError:
+    """`elsewhere`: what other libraries call an option -> what to do here."""
+    near = difflib.get_close_matches(name, known, 2)
+    meant = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
+    return UsageError(f"{of} has no option {name}", rule="option", help=(elsewhere or {}).get(name, meant))
+
+
+def checked_options(elsewhere: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
+    """A dataclass whose constructor raises UsageError for an option that it does not have. See `unknown_option`."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+        init = cls.__init__
+
+        @wraps(init)
+        def checked(self: T, *args: Any, **options: Any) -> None:
+            for name in options:
+                if name not in known:
+                    raise unknown_option(cls.__name__, name, known, elsewhere)
+            init(self, *args, **options)
+
+        cls.__init__ = checked  # type: ignore[assignment, method-assign]
+        return cls
+
+    return decorate
