@@ -54,9 +54,9 @@ def main() -> None:
         pservers=1,
         sync=True,
         ft=True,
-        chunks=data,
+        data=data,
         batch_size=37,
-        passes=10 if options.small else options.passes,
+        epochs=10 if options.small else options.passes,
     )
     result = job.run()
 

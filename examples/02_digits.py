@@ -68,9 +68,9 @@ def main() -> None:
         trainers=2,
         pservers=2,
         ft=True,
-        chunks=data,
+        data=data,
         batch_size=32,
-        passes=2 if options.small else options.passes,
+        epochs=2 if options.small else options.passes,
         **MODES[options.mode],
     )
     result = job.run()

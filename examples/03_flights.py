@@ -239,9 +239,9 @@ def main() -> None:
         trainers=TRAINERS,
         pservers=PSERVERS,
         ft=True,
-        chunks=data,
+        data=data,
         batch_size=BATCH,
-        passes=options.passes,
+        epochs=options.passes,
         validate=validation if options.mode == "sync" else None,  # at the end of each pass, by the trainers
         **MODES[options.mode],
     )

@@ -120,7 +120,7 @@ def main() -> None:
     rate = graphft.schedule.linear_warmup(graphft.schedule.cosine(3e-3, steps), max(1, steps // 10))
     graphft.minimize(program, graphft.AdamW(lr=rate), clip=graphft.ClipByGlobalNorm(1.0))
     job = graphft.transpile(
-        program, trainers=2, pservers=2, sync=True, ft=True, chunks=data, batch_size=32, passes=options.passes
+        program, trainers=2, pservers=2, sync=True, ft=True, data=data, batch_size=32, epochs=options.passes
     )
     result = job.run()
 

@@ -37,7 +37,7 @@ def describe(folder: Path) -> None:
     graphft.minimize(program, graphft.SGD(lr=0.1))
     data = graphft.arrays(x=x, y=y, chunk_size=20)
     graphft.transpile(
-        program, chunks=data, batch_size=5, ft=True, sync=False, dispatch="coordinator", name="scores", lease_ttl=5
+        program, data=data, batch_size=5, ft=True, sync=False, dispatch="coordinator", name="scores", lease_ttl=5
     ).save(folder)
 
 

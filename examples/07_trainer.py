@@ -49,7 +49,7 @@ def make_trainer() -> graphft.Trainer:
         program,
         num_workers=2,
         pservers=2,
-        chunks=graphft.arrays(**train, chunk_size=50),
+        data=graphft.arrays(**train, chunk_size=50),
         batch_size=10,
         validation=graphft.Validation(data=graphft.arrays(**held_out, chunk_size=169)),
         quiet=True,

@@ -155,12 +155,19 @@ class Origin:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model is in eval mode, and each of its modules in its own mode again after that."""
+    """The model is in eval mode, and each of its modules in its own mode again after that.
+
+    Attention takes no short cut meanwhile: whether torch's `nn.TransformerEncoder` takes its own depends on the values
+    of the padding mask, which nobody knows here.
+    """
     modes = {module: module.training for module in model.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
     model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         model.train(modes[model])  # a method of its own may undo what its eval() did
         for module, mode in modes.items():
             module.training = mode

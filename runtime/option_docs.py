@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import sys
 import textwrap
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ How a job is launched on this machine; none of it changes the result. `graphft l
 
 """
 _TABLE = "| option | type | default | what for |\n| --- | --- | --- | --- |\n"
-_CALLED = {"data": "chunks"}
+_CALLED = {"passes": "epochs"}
 """Fields that are called otherwise where they are given."""
 
 
@@ -55,13 +56,13 @@ def page() -> str:
     where = "[running.md](running.md#everything-on-this-machine)"
     seen = f"| `on_status` | function | none | called with (supervisor, status), as often as the display: {where} |\n"
     seen += "| `callbacks` | list | none | hear of steps, passes, events: [trainer.md](trainer.md#callbacks) |\n"
-    return f"{_HEAD}{_TABLE}{_rows(JobConfig, job)}{_BEGIN}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
+    return f"{_HEAD}{_TABLE}{_rows(JobConfig, job, _CALLED)}{_BEGIN}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
 
 
-def _rows(options: type, fields: list[dataclasses.Field[Any]]) -> str:
-    texts = docstrings(options)
+def _rows(options: type, fields: list[dataclasses.Field[Any]], called: Mapping[str, str] | None = None) -> str:
+    texts, called = docstrings(options), called or {}
     return "".join(
-        f"| `{_CALLED.get(f.name, f.name)}` | {_type(f)} | {_default(f)} | {_cell(texts[f.name])} |\n" for f in fields
+        f"| `{called.get(f.name, f.name)}` | {_type(f)} | {_default(f)} | {_cell(texts[f.name])} |\n" for f in fields
     )
 
 

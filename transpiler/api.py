@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,17 +32,28 @@ from graphft.verify import verify
 from graphft.weights import load_weights
 
 log = logging.getLogger("graphft")
+T = TypeVar("T")
 
 _DERIVED = ("data", "torch_version", "cpu_capability", "onednn_isa")
 OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _DERIVED)
-"""What may be given to `transpile`, beside the data."""
+"""What may be given to `transpile`, beside what it names itself."""
+NAMED = ("data", "epochs", "init_from", "init_partial", "predict")
+"""What it names itself, and what is no field of JobConfig."""
+_DATA = "data=graphft.arrays(x=x, y=y, chunk_size=256)"
+_ELSEWHERE = {
+    "num_workers": "trainers= says how many work at a time, pservers= how many hold the parameters",
+    "max_epochs": "epochs= says how many",
+    "callbacks": "job.run(callbacks=[...])",
+    "optimizer": "graphft.minimize(program, optimizer)",
+}
 
 
 def transpile(
     program: Program,
     *,
-    chunks: DataSpec,
+    data: DataSpec | None = None,
     batch_size: int,
+    epochs: int | None = None,
     trainers: int = 1,
     pservers: int = 1,
     sync: bool = True,
@@ -52,9 +63,11 @@ def transpile(
     init_partial: bool = False,
     validate: Validation | None = None,
     predict: Callable[..., Any] | None = None,
+    chunks: DataSpec | None = None,
     **options: Any,
 ) -> Job:
-    """The job that trains `program` on the data described by `chunks`, with `trainers` logical trainers.
+    """The job that trains `program` on `data`, for so many `epochs` (1 by default), with `trainers` logical trainers.
+    (`chunks` and `passes` are other names of data and epochs: those of the EDL design.)
 
     A sync step applies the gradients of `trainers` batches of `batch_size` samples, averaged by samples; in async
     mode each batch is applied by itself. `ft` makes the job survive whatever dies. `options` are the other fields of
@@ -77,13 +90,18 @@ def transpile(
     """
     unknown = [n for n in options if n not in OPTIONS]
     if unknown:
-        raise unknown_option("transpile", unknown[0], OPTIONS)
+        raise unknown_option("transpile", unknown[0], (*OPTIONS, *NAMED), _ELSEWHERE)
+    _check_is_program(program)
+    if (data := _one_of("data", data, "chunks", chunks)) is None:
+        raise UsageError("transpile needs data= to train on", rule="option", help=_DATA)
+    if (passes := _one_of("epochs", epochs, "passes", options.get("passes"))) is not None:
+        options["passes"] = passes
     if isinstance(etcd_endpoints, str):
         etcd_endpoints = etcd_endpoints.split(",")
     defaults: dict[str, Any] = {n: program.attrs[n] for n in ("seed", "device") if n in program.attrs}
     defaults["name"] = re.sub(r"[^A-Za-z0-9_-]+", "-", program.name)[:64] or "job"
     config = JobConfig(
-        data=chunks,
+        data=data,
         batch_size=batch_size,
         trainers=trainers,
         pservers=pservers,
@@ -117,6 +135,22 @@ def transpile(
     if not config.passes_on_demand:  # nobody knows how many there will be
         tell_zero_rate(program, config.total_steps)
     return job
+
+
+def _one_of(name: str, value: T | None, also: str, other: T | None) -> T | None:
+    """Of an option that has two names."""
+    if value is not None and other is not None:
+        raise UsageError(f"{name} and {also} are both given: they are two names of one thing", rule="option", help=name)
+    return value if value is not None else other
+
+
+def _check_is_program(program: object) -> None:
+    if not isinstance(program, Program):
+        raise UsageError(
+            f"transpile needs a program, got a {type(program).__name__}",
+            rule="option",
+            help="program = graphft.build(model, loss_fn, inputs); graphft.minimize(program, optimizer)",
+        )
 
 
 def _validates(validate: object) -> ValidationConfig | None:

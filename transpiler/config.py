@@ -62,7 +62,7 @@ class JobConfig:
     name: str
     """The job's name, in etcd and of its folder: 1 to 64 letters, digits, `_` and `-`. By default the program's."""
     data: DataSpec
-    """What to train on: `chunks=graphft.arrays(...)`, `dataset(...)` or `files(...)`."""
+    """What to train on: `data=graphft.arrays(...)`, `dataset(...)` or `files(...)`. (`chunks=` is the same.)"""
     batch_size: int
     """Samples of a batch. A sync step applies `trainers` batches, an async one each by itself."""
     trainers: int = 1
@@ -87,7 +87,8 @@ class JobConfig:
     """Who gives out the chunks: each trainer claims its own in etcd; or a coordinator process, which trainers ask for
     tasks. See docs/dispatch.md."""
     passes: int = 1
-    """Passes over the data."""
+    """Epochs. A *pass* over the data is the EDL design's word for one, and that of graphft's messages; `passes=` is the
+    same."""
     passes_on_demand: bool = False
     """A pass begins only when it is asked for (`graphft.Trainer` does), and ends with a checkpoint; processes wait in
     between."""
@@ -276,7 +277,7 @@ def _check(config: JobConfig) -> None:
         raise _bad("name", config.name, "1 to 64 letters, digits, '_' and '-'")
     if not isinstance(config.data, DataSpec):
         raise GraphftError(
-            f"chunks is a {type(config.data).__name__}, expected what graphft.arrays, dataset or files return",
+            f"data is a {type(config.data).__name__}, expected what graphft.arrays, dataset or files return",
             rule="option",
             help="of tensors: graphft.arrays(x=x, y=y, chunk_size=256); of a Dataset class in a file: "
             'graphft.dataset("my_data:MyDataset", {...}, chunk_size=256)',

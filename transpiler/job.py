@@ -14,7 +14,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -56,7 +55,7 @@ from graphft.transpiler.passes import (
     SplitOptimizer,
 )
 from graphft.transpiler.programs import Pass, Programs, Stage, run_passes
-from graphft.transpiler.record import FORMAT, MARKER, RECORD, VALIDATION, read_record
+from graphft.transpiler.record import FORMAT, MARKER, NO_PREDICTION, RECORD, VALIDATION, read_record
 from graphft.verify import verify_job
 from graphft.weights import saved_variables
 
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from graphft.capture import Origin
-
-log = logging.getLogger("graphft")
 
 
 def pipeline(config: JobConfig) -> tuple[Pass, ...]:
@@ -292,7 +289,7 @@ class Job:
         try:
             program = self.prediction or default_prediction(self.origin)
         except Exception as error:  # of the user's model, which is called as it may never be
-            log.info("job '%s' has nothing to predict with: %s", self.config.name, describe(error))
+            (folder / NO_PREDICTION).write_text(f"{describe(error)}\n")
         else:
             save_prediction(program, self.source, folder)
 

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from graphft.capture import Origin
 from graphft.errors import GraphftError, UsageError
+from graphft.fileio import read_regular
 from graphft.ir import Kind, Program, Type
 from graphft.literals import names_in
 from graphft.storage import load_program, save_program
 from graphft.transpiler.evaluation import check_evaluation, forward_only
-from graphft.transpiler.record import PREDICTION
+from graphft.transpiler.record import NO_PREDICTION, PREDICTION
 from graphft.weights import SAVED, saved_variables
 
 log = logging.getLogger("graphft")
@@ -235,18 +236,26 @@ def save_prediction(program: Program, source: Program, folder: Path) -> None:
     new, trained = program.clone(), {v.name for v in saved_variables(source)}
     new.values = {name: value for name, value in program.values.items() if name not in trained}
     save_program(new, folder / PREDICTION)
+    (folder / NO_PREDICTION).unlink(missing_ok=True)
 
 
 def has_prediction(folder: Path) -> bool:
     return (folder / PREDICTION).exists()
 
 
+def _why_none(folder: Path) -> str:
+    try:
+        reason = read_regular(folder / NO_PREDICTION).decode()
+    except (OSError, ValueError):
+        return "it was saved by an older graphft, or its folder was not copied as a whole"
+    return f"what its model returns in loss_fn could not be captured: {reason.strip()}"
+
+
 def load_prediction(folder: Path) -> Program:
     """What `save_prediction` wrote. Raises UsageError[predict] if the job has none."""
     if not has_prediction(folder):
         raise UsageError(
-            f"the job in {folder} has no program to predict with: what its model returns in loss_fn could not be "
-            "captured, or it was saved by an older graphft",
+            f"the job in {folder} has no program to predict with: {_why_none(folder)}",
             rule="predict",
             help=f"in its script, transpile(..., predict=...) says what to predict, and job.save_prediction('{folder}')"
             " adds it to this run; nothing is trained again",

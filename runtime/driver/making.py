@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,28 +10,19 @@ from typing import Any
 from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.loss_results import check_told, reported
+from graphft.option_names import unknown_option
 from graphft.runtime.driver.checks import check_retries, is_whole
 from graphft.runtime.driver.train_configs import run_options, scaling_options
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.launcher.options import ENGINE, LaunchOptions
 from graphft.runtime.process.role_process import ROLES
 from graphft.transpiler import Job, transpile
-from graphft.transpiler.api import OPTIONS
+from graphft.transpiler.api import NAMED, OPTIONS
 
 MAX_EPOCHS, MOST_EPOCHS = 1000, 100_000
 """Each process plans all epochs before it begins."""
 MAX_RETRIES = 3
-_OWN = {
-    "num_workers",
-    "max_epochs",
-    "max_retries",
-    "engine",
-    "resources",
-    "callbacks",
-    "validation",
-    "chunks",
-    "job_dir",
-}
+_OWN = {"num_workers", "max_epochs", "max_retries", "engine", "resources", "callbacks", "validation", "data", "job_dir"}
 """What train() returns beside the metrics."""
 BEYOND = 1
 """A pass that is never asked for: so the job never completes, and a script that is run again finds its epochs done."""
@@ -105,22 +95,16 @@ def _check_program(program: object) -> None:
 
 
 def _check_options(given: Mapping[str, Any]) -> None:
-    for name in ("chunks", "batch_size"):
-        if name not in given:
+    for names in (("data", "chunks"), ("batch_size",)):
+        if not given.keys() & set(names):
             raise UsageError(
-                f"a Trainer of a program needs {name}=",
+                f"a Trainer of a program needs {names[0]}=",
                 rule="option",
-                help="chunks=graphft.arrays(x=x, y=y, chunk_size=256), batch_size=32",
+                help="data=graphft.arrays(x=x, y=y, chunk_size=256), batch_size=32",
             )
-    for name in given:
-        if name not in OPTIONS and name not in ("chunks", "init_from", "init_partial", "predict"):
-            own = sorted(set(OPTIONS) - _OTHERWISE.keys() | _OWN)
-            near = difflib.get_close_matches(name, own, 2)
-            raise UsageError(
-                f"a Trainer has no option {name}",
-                rule="option",
-                help=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(own)}",
-            )
+    own = {*OPTIONS, *NAMED, *_OWN} - _OTHERWISE.keys()
+    if unknown := given.keys() - own - {"chunks"}:
+        raise unknown_option("a Trainer", min(unknown), sorted(own))
 
 
 def _check_resources(resources: Mapping[str, Any]) -> None:
@@ -152,6 +136,7 @@ _OTHERWISE = {
     "fresh": "graphft launch --fresh SCRIPT begins a new run; so does another name=",
     "resume": "an unfinished run of the same script is always gone on with",
     "passes": "each train() is one; max_epochs= is the most there can be",
+    "epochs": "each train() is one; max_epochs= is the most there can be",
     "passes_on_demand": "they are, always",
     "validate": "a Trainer validates when validate() is called: validation=graphft.Validation(data=...)",
     "ft": "a Trainer's job is fault-tolerant, always",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
+from graphft.option_names import unknown_option
 from graphft.runtime.engines.choose import Options
 from graphft.runtime.launcher.process_counts import Counts
 from graphft.runtime.launcher.tell import tell
@@ -24,6 +25,9 @@ ENGINE = "GRAPHFT_ENGINE"
 
 CALLED = "GRAPHFT_CALLED"
 """Set in the environment as soon as the script calls `job.run()`: `graphft launch` looks whether it ever did."""
+
+
+_ELSEWHERE = dict.fromkeys(("epochs", "max_epochs"), "transpile(epochs=...) says how many")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def choose_options(options: LaunchOptions | None, overrides: Mapping[str, Any]) 
     known = LaunchOptions.__dataclass_fields__
     unknown = [name for name in overrides if name not in known]
     if unknown:
-        raise UsageError(f"run has no option {unknown[0]}", rule="option", help=f"it has {', '.join(known)}")
+        raise unknown_option("run", unknown[0], (*known, "callbacks", "on_status"), _ELSEWHERE)
     script = {name: value for name, value in overrides.items() if value is not None}
     if options is not None:
         return replace(options, **script)

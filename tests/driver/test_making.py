@@ -87,7 +87,7 @@ def test_ray_trains_configurations() -> None:
         ({"passes": 2}, "no option passes"),
         ({"sync": False}, "no option sync"),
         ({"ft": False}, "no option ft"),
-        ({"chunk": 1}, "has no option chunk.*chunks"),
+        ({"chunk": 1}, "has no option chunk\\n.*it has .*data"),
         ({"scaling_config": ScalingConfig(placement_strategy="SPREAD")}, "placement_strategy='SPREAD'"),
         ({"run_config": RunConfig(callbacks=[1])}, "RunConfig has callbacks"),
         ({"run_config": RunConfig("a", failure_config=FailureConfig(fail_fast=True))}, "fail_fast"),
@@ -113,7 +113,7 @@ def test_other_mistakes(tmp_path: Path) -> None:
     job = graphft.transpile(epochs.program(), sync=False, ft=True, **given())
     for program, options, message in [
         (epochs.model(), given(), "needs a program, got Sequential"),
-        (epochs.program(), {"batch_size": 8}, "needs chunks="),
+        (epochs.program(), {"batch_size": 8}, "needs data="),
         (job, {}, "the job is async"),
         (job, {"num_workers": 2}, "num_workers is given with a job"),
     ]:

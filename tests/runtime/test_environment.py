@@ -290,7 +290,7 @@ def test_login_and_certificates_come_from_the_environment(etcd: Etcd, tmp_path: 
 def test_unknown_options_are_refused(job: Job) -> None:
     with pytest.raises(GraphftError, match="run has no option trainer") as caught:
         run_job(job, trainer=3)
-    assert "trainers, pservers, coordinators, etcd" in caught.value.help
+    assert "did you mean trainers?" in caught.value.help
     with pytest.raises(GraphftError, match="pservers is -1"):
         LaunchOptions(pservers=-1)
 

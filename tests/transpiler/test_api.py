@@ -23,11 +23,22 @@ def transpile(program: Program | None = None, chunks: Any = DATA, **options: Any
     return graphft.transpile(linear() if program is None else program, chunks=chunks, **{"batch_size": 4, **options})
 
 
+def test_what_users_call_them_and_what_the_design_does_is_the_same() -> None:
+    named = graphft.transpile(linear(), data=DATA, batch_size=4, epochs=3)
+    assert named.config.passes == 3
+    assert named.hash == transpile(passes=3).hash
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"trainer": 2}, "transpile has no option trainer\nhelp: did you mean trainers or on_trainer_loss?"),
-        ({"data": DATA}, "transpile has no option data"),
+        ({"data": DATA}, "data and chunks are both given"),
+        ({"epochs": 2, "passes": 2}, "epochs and passes are both given"),
+        ({"max_epochs": 2}, "transpile has no option max_epochs\nhelp: epochs= says how many"),
+        ({"num_workers": 2}, "transpile has no option num_workers\nhelp: trainers= says how many work at a time"),
+        ({"program": torch.nn.Linear(2, 2)}, "transpile needs a program, got a Linear\nhelp: program = graphft.build("),
+        ({"chunks": None}, "transpile needs data= to train on"),
         ({"trainers": 0}, "trainers is 0, expected at least 1"),
         ({"pservers": -1}, "pservers is -1, expected at least 1"),
         ({"trainers": 2.0}, "trainers is 2.0, expected a value of type int"),
@@ -56,7 +67,7 @@ def transpile(program: Program | None = None, chunks: Any = DATA, **options: Any
         ({"slice_unit": 100}, "slice_unit is 100, expected a multiple of 64"),
         ({"name": "a/b"}, "name is 'a/b', expected 1 to 64 letters"),
         ({"etcd_endpoints": []}, "etcd_endpoints is ()"),
-        ({"chunks": [1, 2]}, "chunks is a list, expected what graphft.arrays"),
+        ({"chunks": [1, 2]}, "data is a list, expected what graphft.arrays"),
         ({"batch_size": 64}, "the data has 32 records, fewer than one batch of 64"),
         ({"batch_size": 16}, "the longest chunk has 8 records, fewer than one batch of 16"),
         ({"device": "cuda:99"}, "the program is to compute on cuda:99, which "),

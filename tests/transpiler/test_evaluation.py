@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
@@ -182,6 +183,37 @@ def weighted(weights: list[float]) -> Any:
         return nn.functional.cross_entropy(model(x), y, given)
 
     return loss
+
+
+class Reader(nn.Module):
+    """Sentences of tokens, padded with 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.embedding, self.encoder, self.out = nn.Embedding(20, 8), nn.TransformerEncoder(layer, 1), nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padding = tokens == 0
+        found = self.encoder(self.embedding(tokens), src_key_padding_mask=padding)
+        return self.out(found.masked_fill(padding[..., None], 0).sum(1))  # type: ignore[no-any-return]
+
+
+def test_a_transformer_takes_no_way_that_depends_on_its_padding() -> None:
+    """torch's fast path looks whether the mask is one of padding on the right, before it computes."""
+    torch.manual_seed(0)
+    inputs = {"tokens": ((None, 6), torch.int64), "y": ((None,), torch.int64)}
+    model = Reader()
+    program = graphft.build(model, lambda model, tokens, y: F.cross_entropy(model(tokens), y), inputs)
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    tokens = torch.randint(1, 20, (8, 6))
+    tokens[2:5, 4:] = 0
+    held_out = graphft.arrays(tokens=tokens, y=tokens[:, 0] % 3, chunk_size=4)
+    evaluation = evaluation_of(program, graphft.Validation(data=held_out))
+    values = {"tokens": tokens, "y": tokens[:, 0] % 3}
+    (loss,) = graphft.Executor().run(evaluation, values, [evaluation.attrs["loss"]]).values()
+    assert torch.equal(loss, F.cross_entropy(model.eval()(tokens), tokens[:, 0] % 3))
+    assert torch.backends.mha.get_fastpath_enabled(), "as it was"
 
 
 def test_a_constant_of_the_evaluation_is_its_own() -> None:

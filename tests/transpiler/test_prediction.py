@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -141,14 +140,24 @@ def test_what_cannot_be_predicted(predict: Any, message: str) -> None:
     ],
 )
 def test_a_job_that_can_predict_nothing_trains_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, model: Any, loss: Any, message: str
+    tmp_path: Path, model: Any, loss: Any, message: str
 ) -> None:
-    job = make_job(model(), loss=loss) if model is _Draws else _without_unused(loss)
-    with caplog.at_level(logging.INFO, "graphft"):
-        job.save(tmp_path / "job")
-    assert message in caplog.text
-    with pytest.raises(GraphftError, match=r"no program to predict with.*\n.*transpile\(\.\.\., predict=\.\.\.\)"):
-        load_prediction(tmp_path / "job")
+    job, folder = make_job(model(), loss=loss) if model is _Draws else _without_unused(loss), tmp_path / "job"
+    job.save(folder)
+    with pytest.raises(
+        GraphftError, match=r"no program to predict with.*\n.*transpile\(\.\.\., predict=\.\.\.\)"
+    ) as caught:
+        load_prediction(folder)
+    assert message in caught.value.message
+
+
+def test_a_prediction_that_comes_later_takes_the_place_of_why_there_was_none(tmp_path: Path) -> None:
+    job, folder = _without_unused(lambda m, x, y: loss_fn(m, x, y) + loss_fn(m, 2 * x, y)), tmp_path / "job"
+    job.save(folder)
+    assert list(folder.glob("*.txt"))
+    make_job(predict=lambda model, x: model(x)).save_prediction(folder)
+    assert load_prediction(folder)
+    assert not list(folder.glob("*.txt"))
 
 
 def _without_unused(loss: Any) -> Job:
