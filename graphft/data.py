@@ -237,10 +237,16 @@ def _as_array(name: str, value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         try:
             value = value.detach().cpu().numpy()
-        except TypeError as e:
+        except (TypeError, NotImplementedError, RuntimeError) as e:  # a dtype, meta, sparse
             raise GraphftError(
                 f"column {name}: {e}", rule="columns", help="give it as float32, and convert it in the model"
             ) from e
+    if np.ma.is_masked(value):
+        raise GraphftError(
+            f"column {name} is a masked array, and {int(np.ma.count_masked(value))} of its elements are masked",
+            rule="columns",
+            help="fill them (a.filled(0)), and give the mask as a column of its own",
+        )
     array = np.asarray(value)
     if array.ndim == 0:
         raise GraphftError(f"column {name} is a single value", rule="columns", help="give one entry per record")

@@ -1,4 +1,4 @@
-"""Options that are not there: an error that names those that were meant."""
+"""Options: those that are not there, an error that names what was meant; and numbers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
+from numbers import Integral
 from typing import Any, TypeVar
 
 from graphft.errors import UsageError
 
 T = TypeVar("T")
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether it is a number without a fraction (numpy's, too), and at least so much."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def unknown_option(

@@ -1,59 +1,61 @@
 """Programs on disk: a directory with `program.gft` (text) and `values.safetensors` (initial values). No pickle.
 
 A directory is written beside its final place and renamed into it: readers see the old one or the new one, whole.
+Values have checksums. So has the text of a program that is saved `sealed`; that of others may be edited.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save_file
 from torch import Tensor
 
+from graphft.block_deltas import checksum_of
 from graphft.errors import GraphftError
 from graphft.fileio import fsync, read_regular
 from graphft.ir import Program
 from graphft.parser import ParseError, parse
 from graphft.printer import format_program
+from graphft.tensor_file import read_tensors, write_tensors
 
 TEXT = "program.gft"
 VALUES = "values.safetensors"
+_SEAL = "text"
+"""In the metadata of the values: the checksum of a sealed text."""
+_AGAIN = "save the program again, or copy the folder again"
+T = TypeVar("T")
 
 
-def save_program(program: Program, path: str | os.PathLike[str]) -> None:
+def save_program(program: Program, path: str | os.PathLike[str], *, sealed: bool = False) -> None:
     """Writes `program` into directory `path`, replacing the program that is there.
 
     Raises GraphftError, and leaves `path` as it was, when the program does not read back, a value cannot be saved,
     or `path` holds anything but a saved program.
+
+    `sealed`: its text is not to be edited.
     """
     target = Path(path).absolute()
     _check_target(target)
     text = format_program(program)
     _check_text(text, program)
-    values = _savable(program.values)
+    _check_dense(program.values)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
             new = Path(scratch, "new")
             new.mkdir()
             (new / TEXT).write_text(text, encoding="utf-8", newline="\n")
-            save_file(values, new / VALUES)
+            write_tensors(new / VALUES, program.values, {_SEAL: checksum_of(text.encode())} if sealed else None)
             for item in (new / TEXT, new / VALUES, new):
                 fsync(item)
             _replace(new, target, Path(scratch, "old"))
         fsync(target.parent)
-    except KeyError as error:  # safetensors' way of saying so
-        raise GraphftError(
-            f"program '{program.name}' cannot be saved: safetensors has no dtype {error}",
-            rule="save",
-            help="convert the value to another dtype",
-        ) from error
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise GraphftError(
             f"cannot save program '{program.name}' to {target}: {error}",
             rule="save",
@@ -64,17 +66,17 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
 def load_program(path: str | os.PathLike[str]) -> Program:
     """The program in directory `path`. Raises GraphftError for files that are missing, damaged or do not fit."""
     directory = Path(path)
-    text = _read(directory, TEXT).decode("utf-8", errors="replace")
-    program = parse(text, str(directory / TEXT))
-    data = _read(directory, VALUES)
+    text = _read(directory, TEXT, read_regular)
     try:
-        program.values = load(data)
-    except (SafetensorError, ValueError) as error:
-        raise GraphftError(
-            f"{directory / VALUES} is damaged: {error}",
-            rule="load",
-            help="save the program again, or copy the file again: it may be truncated",
-        ) from error
+        values, metadata = _read(directory, VALUES, read_tensors)
+    except GraphftError as error:
+        if error.rule == "load":
+            raise
+        raise GraphftError(f"{directory / VALUES} is damaged: {error.message}", rule="load", help=_AGAIN) from error
+    if metadata.get(_SEAL, checksum := checksum_of(text)) != checksum:
+        raise GraphftError(f"{directory / TEXT} is not what was written", rule="load", help=_AGAIN)
+    program = parse(text.decode("utf-8", errors="replace"), str(directory / TEXT))
+    program.values = values
     _check_values(program, directory)
     return program
 
@@ -105,10 +107,7 @@ def _check_text(text: str, program: Program) -> None:
     )
 
 
-def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values as dense CPU tensors, copied where they are views or share memory: safetensors takes neither."""
-    seen: set[int] = set()
-    savable: dict[str, Tensor] = {}
+def _check_dense(values: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             what = "on device meta" if value.is_meta else f"{value.dtype}, {value.layout}"
@@ -117,14 +116,6 @@ def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 rule="save",
                 help="give a dense tensor that holds data",
             )
-        tensor = value.detach().cpu()
-        storage = tensor.untyped_storage()
-        whole = tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
-        if not whole or storage.data_ptr() in seen:
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-        seen.add(storage.data_ptr())
-        savable[name] = tensor
-    return savable
 
 
 def _replace(new: Path, target: Path, old: Path) -> None:
@@ -140,9 +131,9 @@ def _replace(new: Path, target: Path, old: Path) -> None:
         raise
 
 
-def _read(directory: Path, name: str) -> bytes:
+def _read(directory: Path, name: str, read: Callable[[Path], T]) -> T:
     try:
-        return read_regular(directory / name)
+        return read(directory / name)
     except FileNotFoundError:
         if not directory.exists():
             what = f"there is no directory {directory}"

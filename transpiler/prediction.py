@@ -118,8 +118,8 @@ def _of_loss(origin: Origin) -> Callable[..., Any]:
     loss_fn = origin.whole_loss_fn()
 
     def call(model: nn.Module, **inputs: Tensor) -> Any:
-        returned: list[Any] = []
-        hook = model.register_forward_hook(lambda _module, _given, result: returned.append(result))
+        returned: list[dict[str, Tensor]] = []
+        hook = model.register_forward_hook(lambda _module, _given, result: returned.append(_kept(result)))
         try:
             loss_fn(model, **inputs)
         finally:
@@ -130,9 +130,14 @@ def _of_loss(origin: Origin) -> Callable[..., Any]:
                 rule="predict",
                 help=_SAY,
             )
-        return torch.zeros(()), _named(returned[0], strict=False)
+        return torch.zeros(()), returned[0]
 
     return call
+
+
+def _kept(result: Any) -> dict[str, Tensor]:
+    """What the model returns, whatever `loss_fn` does to it in place."""
+    return {name: tensor.clone() for name, tensor in _named(result, strict=False).items()}
 
 
 def _named(result: Any, *, strict: bool) -> dict[str, Tensor]:
@@ -235,7 +240,7 @@ def save_prediction(program: Program, source: Program, folder: Path) -> None:
     """Into the job's folder, without the values that come from the trained model of `source`, the job's program."""
     new, trained = program.clone(), {v.name for v in saved_variables(source)}
     new.values = {name: value for name, value in program.values.items() if name not in trained}
-    save_program(new, folder / PREDICTION)
+    save_program(new, folder / PREDICTION, sealed=True)
     (folder / NO_PREDICTION).unlink(missing_ok=True)
 
 

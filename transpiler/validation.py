@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphft.data import DataSpec
 from graphft.errors import UsageError
-from graphft.option_names import checked_options
+from graphft.option_names import checked_options, is_whole
 from graphft.plan import Plan
 from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlateau, criterion, from_json
 
@@ -149,9 +149,9 @@ class Validation:
                 help="Validation(data=graphft.arrays(x=x, chunk_size=64)); with a program of your own, "
                 "Validation(graphft.build(model, loss_fn, inputs, training=False), data)",
             )
-        if not _is_count(self.batch_size):
+        if not is_whole(self.batch_size, 1):
             raise _bad("batch_size", self.batch_size, "a number, 1 or more", "256, or so")
-        if self.every != EPOCH and not _is_count(self.every):
+        if self.every != EPOCH and not is_whole(self.every, 1):
             raise _bad("every", self.every, '"epoch", or a number of steps, 1 or more', 'every="epoch"')
         if self.program is not None and (self.loss_fn is not None or self.reduce):
             raise UsageError(
@@ -173,10 +173,6 @@ class Validation:
         assert self.data is not None
         terms: dict[str, Any] = {name: criterion(kind, getattr(self, name), name) for name, kind in _TERMS.items()}
         return ValidationConfig(self.data, self.batch_size, 0 if self.every == EPOCH else int(self.every), **terms)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _bad(name: str, value: object, wanted: str, help: str) -> UsageError:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-from numbers import Integral
 from pathlib import Path
 
 from graphft.errors import UsageError
+from graphft.option_names import is_whole
 from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
 from graphft.runtime.process.role_process import ROLES
-
-
-def is_whole(value: object, least: int) -> bool:
-    """Whether it is a number without a fraction (numpy's, too), and at least so much."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def check_retries(most: object) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.loss_results import check_told, reported
-from graphft.option_names import unknown_option
-from graphft.runtime.driver.checks import check_retries, is_whole
+from graphft.option_names import is_whole, unknown_option
+from graphft.runtime.driver.checks import check_retries
 from graphft.runtime.driver.train_configs import run_options, scaling_options
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.launcher.options import ENGINE, LaunchOptions

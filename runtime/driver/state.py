@@ -15,12 +15,12 @@ from torch import Tensor
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.nonfinite_values import tell_nonfinite
+from graphft.option_names import is_whole
 from graphft.runtime.checkpoint.described import LOADED, MADE, made
 from graphft.runtime.checkpoint.manifest import SOURCE, Manifest
 from graphft.runtime.checkpoint.reshard import cut, whole_state
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
-from graphft.runtime.driver.checks import is_whole
 from graphft.runtime.interchange.job_state import JobState
 from graphft.runtime.interchange.optimizer_state import optimizer_of
 from graphft.runtime.loop.api import read_check_point

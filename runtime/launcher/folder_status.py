@@ -183,7 +183,7 @@ def find_folder(name: str) -> Path:
     for folder in (Path(name), JOBS / name):
         if os.path.exists(folder / "job.json"):  # False where one may not look
             return folder
-    if Path(name).exists() or "/" in name:
+    if os.path.exists(name) or "/" in name:
         read_record(Path(name))  # says what is wrong with it
     known = sorted(path.parent.name for path in JOBS.glob("[!.]*/job.json"))
     raise UsageError(

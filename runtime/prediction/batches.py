@@ -8,12 +8,15 @@ from torch import Tensor
 from graphft.errors import UsageError
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
+from graphft.option_names import is_whole
 
 
 def check_batch_size(program: Program, size: int) -> None:
     """Raises UsageError if the program was not captured for batches of so many records."""
-    if size < 1:
-        raise UsageError(f"batch_size is {size}, expected 1 or more", rule="batch-size", help="leave it out")
+    if not is_whole(size, 1):
+        raise UsageError(
+            f"batch_size is {size!r}, expected a number, 1 or more", rule="batch-size", help="leave it out"
+        )
     if (fixed := _fixed(program)) not in (0, size):
         raise UsageError(
             f"the program was captured for batches of {fixed}, batch_size is {size}",

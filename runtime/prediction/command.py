@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import glob
+import os
 import shutil
 import sys
 import time
@@ -52,6 +54,8 @@ def _predict(options: argparse.Namespace) -> int:
     from graphft.runtime.prediction.predict import Request, results_of
 
     out, begun = Path(options.out), time.monotonic()
+    out = out.resolve() if out.is_symlink() else out  # what it names is replaced, not the link
+    _check_place(out, options.job, options.data)
     request = Request.of(
         options.job,
         options.data,
@@ -83,6 +87,18 @@ def _predict(options: argparse.Namespace) -> int:
     print(f"{out}: {work.data.records} records, {results}; {workers}, {time.monotonic() - begun:.1f} s")
     print(f"weights: {request.trained.weights}")
     return 0
+
+
+def _check_place(out: Path, job: str, data: list[str]) -> None:
+    """Raises UsageError for a file that something else is in: data, or a part of the job."""
+    from graphft.runtime.coordination.job_storage import is_url
+    from graphft.runtime.launcher.folder_status import find_folder
+
+    if not is_url(job) and out.resolve().is_relative_to(find_folder(job).resolve()):
+        raise UsageError(f"{out} is in the folder of the job", rule="predict", help="write elsewhere")
+    read = [path for given in data for path in (given, *glob.glob(given))]
+    if out.exists() and any(os.path.exists(path) and out.samefile(path) for path in read):
+        raise UsageError(f"{out} is the data to predict from", rule="predict", help="give another --out")
 
 
 def _work(options: argparse.Namespace) -> int:

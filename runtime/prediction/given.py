@@ -53,7 +53,8 @@ def _of_arrays(inputs: Sequence[Variable], given: Mapping[str, Any], batch_size:
     for v in inputs:
         if v.name not in wanted:
             raise _missing(v, given)
-    records = len(wanted[inputs[0].name])
+    first = wanted[inputs[0].name]
+    records = len(first) if getattr(first, "shape", None) != () and hasattr(first, "__len__") else 1
     return arrays(chunk_size=_chunk_size(min(MOST, max(LEAST, records // PARTS)), batch_size), **wanted)
 
 
@@ -66,7 +67,7 @@ def _of_files(
 ) -> DataSpec:
     suffix = posixpath.splitext(paths[0])[1]
     if suffix == ".npz":
-        return _of_arrays(inputs, _npz(paths, columns), batch_size)
+        return _of_arrays(inputs, _npz(inputs, paths, columns), batch_size)
     if suffix not in _FORMATS:
         raise UsageError(f"{paths[0]} ends in '{suffix}'", rule="format", help=f"give {_LISTED}")
     chunk_size = _chunk_size(LEAST, batch_size)
@@ -107,7 +108,10 @@ def _fields(v: Variable, given: Fields | None, trained: DataSpec) -> Fields:
     return names[0] if scalar else names
 
 
-def _npz(paths: Sequence[str], columns: Mapping[str, Fields] | None) -> dict[str, np.ndarray]:
+def _npz(
+    inputs: Sequence[Variable], paths: Sequence[str], columns: Mapping[str, Fields] | None
+) -> dict[str, np.ndarray]:
+    """The arrays that the inputs have; what else there is is not read."""
     if columns or len(paths) > 1:
         raise UsageError(
             ".npz files are given one at a time, and have no fields",
@@ -116,8 +120,13 @@ def _npz(paths: Sequence[str], columns: Mapping[str, Fields] | None) -> dict[str
         )
     try:
         with np.load(paths[0], allow_pickle=False) as found:
-            return {name: found[name] for name in found.files}
-    except (OSError, ValueError) as error:
+            for v in inputs:
+                if v.name not in found.files:
+                    raise _missing(v, dict.fromkeys(found.files))
+            return {v.name: found[v.name] for v in inputs}
+    except UsageError:
+        raise
+    except Exception as error:  # numpy, zipfile and zlib have one each for what is damaged
         raise UsageError(
             f"{paths[0]} cannot be read: {describe(error)}", rule="format", help="write it with numpy.savez"
         ) from error

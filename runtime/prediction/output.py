@@ -20,6 +20,7 @@ from graphft.fileio import fsync, make_folder
 from graphft.ir import Program
 from graphft.tensor_file import write_tensors
 
+_SAFETENSORS = "give a .safetensors file"
 Parts = Iterable[Mapping[str, Tensor]]
 """By chunk, the results by name."""
 
@@ -30,14 +31,41 @@ def check_output(path: Path, program: Program) -> None:
         raise UsageError(
             f"{path} ends in '{path.suffix}'", rule="format", help=f"give a name that ends in {' or '.join(_WRITERS)}"
         )
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", rule="format", help="give a file's name")
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no file"
+        raise UsageError(f"{path} is {what}", rule="format", help="give a file's name")
+    if path.suffix in (".csv", ".parquet"):
+        _check_columns(path.suffix, program)
+    elif path.suffix == ".npz":
+        for name in program.attrs["extras"]:
+            dtype = program.variables[name].dtype
+            if dtype.startswith("float8"):
+                raise UsageError(f"'{name}' is {dtype}, which NumPy does not have", rule="format", help=_SAFETENSORS)
+
+
+def _check_columns(suffix: str, program: Program) -> None:
+    """Raises UsageError for results that are no columns, or have the same ones."""
+    owner: dict[str, str] = {}
     for name in program.attrs["extras"]:
         type = program.variables[name].type
-        if path.suffix in (".csv", ".parquet") and len(type.shape or ()) > 2:
+        if len(type.shape or ()) > 2:
             raise UsageError(
-                f"'{name}' is {type}, and {path.suffix} has rows and columns", rule="format", help="give a .npz file"
+                f"'{name}' is {type}, and {suffix} has rows and columns", rule="format", help="give a .npz file"
             )
+        if type.dtype.startswith("float8") or (suffix == ".parquet" and type.dtype.startswith("complex")):
+            raise UsageError(f"'{name}' is {type}, which {suffix} does not have", rule="format", help=_SAFETENSORS)
+        for column in _columns(name, (type.shape or ())[1:]):
+            if (other := owner.setdefault(column, name)) != name:
+                raise UsageError(
+                    f"'{other}' and '{name}' both have a column {column} in a {suffix} file",
+                    rule="format",
+                    help="rename one of them in predict=, or give a .npz file",
+                )
+
+
+def _columns(name: str, shape: Sequence[Any]) -> list[str]:
+    """Those of a result whose records have this shape: of none, or one dimension."""
+    return [f"{name}_{i}" for i in range(shape[0])] if shape else [name]
 
 
 def write_output(path: Path, names: Sequence[str], records: int, parts: Parts) -> None:
@@ -108,13 +136,11 @@ def _parquet(path: Path, names: Sequence[str], records: int, parts: Parts) -> No
 
 def _table(part: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, np.ndarray]:
     """One column for each entry that a record has: `scores_0`, `scores_1`, ..."""
-    columns = {}
+    columns: dict[str, np.ndarray] = {}
     for name in names:
         array = _array(part[name])
-        if array.ndim == 1:
-            columns[name] = array
-        else:
-            columns.update({f"{name}_{i}": array[:, i] for i in range(array.shape[1])})
+        parts = array.T if array.ndim > 1 else [array]
+        columns.update(zip(_columns(name, array.shape[1:]), parts, strict=True))
     return columns
 
 

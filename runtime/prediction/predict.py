@@ -16,6 +16,7 @@ from torch import Tensor
 from graphft.devices import find_device
 from graphft.errors import UsageError
 from graphft.ir import Program
+from graphft.option_names import is_whole
 from graphft.runtime.coordination.job_storage import is_url
 from graphft.runtime.data import open_reader
 from graphft.runtime.execute.finite import nonfinite_rows
@@ -110,8 +111,10 @@ class Request:
     def count(self, workers: int | None) -> int:
         """How many work: no more than there are chunks. Raises UsageError."""
         config = self.trained.config
-        if workers is not None and workers < 1:
-            raise UsageError(f"workers is {workers}, expected 1 or more", rule="option", help="leave it out")
+        if not (workers is None or is_whole(workers, 1)):
+            raise UsageError(
+                f"workers is {workers!r}, expected a number, 1 or more", rule="option", help="leave it out"
+            )
         wanted = workers if workers is not None else min(config.trainers, cores(config.threads))
         return min(wanted, len(self.work.data.chunks))
 
@@ -130,7 +133,8 @@ def results_of(work: Work, program: Program) -> Iterator[dict[str, Tensor]]:
     first, wild = work.data.first_records(), dict[str, list[int]]()
     for chunk, found in enumerate(work.results()):
         for name, values in found.items():
-            rows = nonfinite_rows(values) if values.is_floating_point() else []
+            small = values.dtype.itemsize == 1  # float8 has no isfinite
+            rows = nonfinite_rows(values.float() if small else values) if values.is_floating_point() else []
             wild.setdefault(name, []).extend(first[chunk] + row for row in rows)
         yield found
     for name, rows in wild.items():

@@ -44,18 +44,18 @@ class Work:
     threads: int
 
     def begin(self, program: Program) -> bool:
-        """Writes what workers need, unless the folder has it already. Whether it had, and results may be there."""
-        key = self._key(program)
+        """Writes what workers need: also what may be there from before, for nobody knows what has become of it since.
+        Whether there may be results of this very request."""
+        key, same = self._key(program), False
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if parse_json((self.folder / REQUEST).read_bytes())["key"] == key:
-                return True
-        for name in (REQUEST, PROGRAM, RESULTS, "data"):  # of another request
+            same = parse_json((self.folder / REQUEST).read_bytes())["key"] == key
+        for name in (PROGRAM, "data", *([] if same else [REQUEST, RESULTS])):
             path = self.folder / name
             path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path, ignore_errors=True)
         self.data.store(self.folder)
-        save_program(program, self.folder / PROGRAM)
+        save_program(program, self.folder / PROGRAM, sealed=True)
         write_atomically(self.folder / REQUEST, json.dumps(self._request() | {"key": key}).encode())
-        return False
+        return same
 
     @staticmethod
     def open(folder: Path) -> tuple[Work, Program]:
@@ -91,17 +91,23 @@ class Work:
         return [chunk for chunk in range(len(self.data.chunks)) if not self._result(chunk).exists()]
 
     def put(self, chunk: int, results: dict[str, Tensor]) -> None:
-        write_tensors(self._result(chunk), results)
+        write_tensors(self._result(chunk), results, self._label(chunk))
 
     def results(self) -> Iterator[dict[str, Tensor]]:
         """Of all chunks, in order. Raises GraphftError for one that is damaged: then it is deleted."""
         for chunk in range(len(self.data.chunks)):
             try:
-                yield read_tensors(self._result(chunk))[0]
+                found, metadata = read_tensors(self._result(chunk))
+                if not self._label(chunk).items() <= metadata.items():
+                    raise GraphftError(f"{self._result(chunk)} holds other records", rule="tensor-file")
+                yield found
             except GraphftError as error:
                 self._result(chunk).unlink()
                 again = "run it again: this part is computed anew"
                 raise GraphftError(error.message, rule=error.rule, help=again) from error
+
+    def _label(self, chunk: int) -> dict[str, str]:
+        return {"records": self.where(chunk)}
 
     def _result(self, chunk: int) -> Path:
         return self.folder / RESULTS / f"{chunk:06}.safetensors"

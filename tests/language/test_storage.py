@@ -116,7 +116,7 @@ def test_a_value_that_holds_no_dense_data(tmp_path: Path, value: torch.Tensor) -
 
 
 def test_a_dtype_that_safetensors_lacks(tmp_path: Path) -> None:
-    with pytest.raises(GraphftError, match=r"safetensors has no dtype torch\.complex128"):
+    with pytest.raises(GraphftError, match=r"%w cannot be saved: safetensors has no torch\.complex128"):
         save_program(program_of(w=torch.zeros(3, dtype=torch.complex128)), tmp_path / "p")
     assert os.listdir(tmp_path) == []
 
@@ -160,6 +160,26 @@ def test_truncated_values(saved: Path, keep: int) -> None:
     (saved / VALUES).write_bytes(data[:keep])
     with pytest.raises(GraphftError, match=r"values\.safetensors is damaged"):
         load_program(saved)
+
+
+def test_one_flipped_bit(saved: Path) -> None:
+    data = bytearray((saved / VALUES).read_bytes())
+    data[-2] ^= 1
+    (saved / VALUES).write_bytes(data)
+    with pytest.raises(GraphftError, match=r"values\.safetensors is damaged: .*%w is not what was written"):
+        load_program(saved)
+
+
+def test_the_text_of_a_sealed_program_is_not_edited(tmp_path: Path) -> None:
+    for sealed in (False, True):
+        save_program(program_of(w=torch.ones(3)), tmp_path / "p", sealed=sealed)
+        assert_same(program_of(w=torch.ones(3)), load_program(tmp_path / "p"))
+        text = (tmp_path / "p" / TEXT).read_text()
+        (tmp_path / "p" / TEXT).write_text(text + "\n")
+        if not sealed:
+            load_program(tmp_path / "p")
+    with pytest.raises(GraphftError, match=r"program\.gft is not what was written"):
+        load_program(tmp_path / "p")
 
 
 def test_text_that_does_not_parse(saved: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,16 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--column x" in refused(capsys, "predict", job, "--data", data, "--column", "x", "--out", tmp_path / "p.csv")
     said = refused(capsys, "predict", job, "--data", data, "--data", "more.npz", *column, "--out", tmp_path / "p.csv")
     assert "several formats" in said
+    before = data.read_bytes()
+    said = refused(capsys, "predict", job, "--data", tmp_path / "n*.csv", *column, "--out", data)
+    assert "new.csv is the data to predict from" in said
+    assert data.read_bytes() == before
+    os.mkfifo(tmp_path / "p.npz")
+    assert "is no file" in refused(capsys, "predict", job, "--data", data, *column, "--out", tmp_path / "p.npz")
+    model = job / "model.safetensors"
+    said = refused(capsys, "predict", job, "--data", data, *column, "--out", model)
+    assert "is in the folder of the job" in said
+    assert graphft.read_weights(model)
     with locked(tmp_path / ".p.csv.partial", file="predict.lock"):
         code = [sys.executable, "-m", "graphft", "predict", job, "--data", data, *column, "--out", tmp_path / "p.csv"]
         ended = subprocess.run([str(c) for c in code], capture_output=True, text=True, check=False)

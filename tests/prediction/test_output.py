@@ -78,6 +78,19 @@ def test_formats_that_cannot_hold_it(tmp_path: Path) -> None:
     check_output(tmp_path / "p.npz", program)
     with pytest.raises(GraphftError, match=r"'maps' is float32\[batch, 4, 4\], and .csv has rows and columns"):
         check_output(tmp_path / "p.csv", program)
+    for name, type in (
+        ("s", ("float32", ("batch", 3))),
+        ("s_1", ("float32", ("batch",))),
+        ("c", ("complex64", ("batch",))),
+    ):
+        program.variable(name, Type(*type))
+    program.attrs["extras"] = ("s", "s_1")
+    with pytest.raises(GraphftError, match=r"'s' and 's_1' both have a column s_1 in a \.csv file"):
+        check_output(tmp_path / "p.csv", program)
+    program.attrs["extras"] = ("s", "c")
+    check_output(tmp_path / "p.csv", program)
+    with pytest.raises(GraphftError, match=r"'c' is complex64\[batch\], which \.parquet does not have"):
+        check_output(tmp_path / "p.parquet", program)
     with pytest.raises(GraphftError, match=r"ends in '.txt'\nhelp: give a name that ends in .npz or"):
         check_output(tmp_path / "p.txt", program)
     (tmp_path / "p.npz").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import textwrap
 from dataclasses import replace
@@ -111,6 +112,11 @@ def test_what_a_killed_command_had_computed_counts(job: tuple[Path, nn.Sequentia
     assert there.stat().st_ino == inode, "not computed again"
     found = torch.cat([part["output"] for part in again.results()])
     assert torch.equal(found, by_batches(model, X))
+    for damaged in ("program/values.safetensors", "program/program.gft", "data/x.npy"):
+        (tmp_path / damaged).write_bytes(b"what nobody has written")
+    (tmp_path / "results" / "000002.safetensors").unlink()
+    found = torch.cat([part["output"] for part in request(folder, data).compute(tmp_path, 1).results()])
+    assert torch.equal(found, by_batches(model, X)), "what workers need is written anew"
     other = request(folder, data, batch_size=16)
     assert not replace(other.work, folder=tmp_path).begin(other.program)
     assert not (tmp_path / "results").exists(), "those of another request do not count"
@@ -124,6 +130,10 @@ def test_a_result_that_is_damaged_is_no_result(job: tuple[Path, nn.Sequential], 
     data[-1] ^= 1
     part.write_bytes(data)
     with pytest.raises(GraphftError, match="is not what was written\nhelp: run it again"):
+        list(results_of(work, made.program))
+    assert work.missing() == [1]
+    shutil.copy(part.with_name("000000.safetensors"), part)
+    with pytest.raises(GraphftError, match="holds other records"):
         list(results_of(work, made.program))
     assert work.missing() == [1]
 
@@ -154,8 +164,11 @@ def test_a_batch_of_fixed_size_is_filled_up(tmp_path: Path) -> None:
         ({"z": X}, {}, r"input x \(float32\[batch, 4\]\) is not in the data, which has z"),
         ({"x": X.double()}, {}, r"the data's column is float64\[batch, 4\]\nhelp: convert it: x.astype\('float32'\)"),
         ({"x": X[:, :3]}, {}, r"the data's column is float32\[batch, 3\]"),
-        ({"x": X}, {"workers": 0}, "workers is 0, expected 1 or more"),
-        ({"x": X}, {"batch_size": 0}, "batch_size is 0, expected 1 or more"),
+        ({"x": X}, {"workers": 0}, "workers is 0, expected a number, 1 or more"),
+        ({"x": X}, {"batch_size": "8"}, "batch_size is '8', expected a number, 1 or more"),
+        ({"x": 3.0}, {}, "column x is a single value"),
+        ({"x": X.to("meta")}, {}, "column x: "),
+        ({"x": np.ma.masked_greater(X.numpy(), 0)}, {}, "column x is a masked array, and [0-9]+ of its elements are"),
         ({"x": X}, {"step": 7}, "has no checkpoint of step 7"),
         ({"x": X}, {"device": "cuda:99"}, r"cuda:99, which .*\nhelp: name another one: --device cpu"),
         ({"x": X}, {"columns": {"x": "a"}}, "columns are given, and no files"),
@@ -172,6 +185,22 @@ def test_what_does_not_fit(job: tuple[Path, nn.Sequential], data: Any, options: 
         graphft.predict(job[0], data, **options)
     assert caught.value.help
     assert not workers()
+
+
+def test_a_file_of_arrays_that_is_damaged(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "x.npz", x=X.numpy(), note=np.array(["text", None]))
+    data = (tmp_path / "x.npz").read_bytes()
+    found = graphft.predict(job[0], tmp_path / "x.npz", workers=1)
+    assert torch.equal(found["output"], by_batches(job[1], X)), "other arrays are not read"
+    flipped = bytes([*data[:200], data[200] ^ 64, *data[201:]])
+    for name, content in (("cut", data[:-30]), ("flipped", flipped), ("empty", b""), ("text", b"1,2,3\n")):
+        (tmp_path / f"{name}.npz").write_bytes(content)
+        with pytest.raises(GraphftError, match=rf"{name}\.npz cannot be read"):
+            graphft.predict(job[0], tmp_path / f"{name}.npz")
+    np.save(tmp_path / "one.npy", X.numpy())
+    os.rename(tmp_path / "one.npy", tmp_path / "one.npz")
+    with pytest.raises(GraphftError, match=r"one\.npz cannot be read"):
+        graphft.predict(job[0], tmp_path / "one.npz")
 
 
 def test_who_has_no_weights_yet(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:

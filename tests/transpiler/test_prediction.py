@@ -217,3 +217,15 @@ def test_weights_that_do_not_fit() -> None:
     del state["0.weight"]
     with pytest.raises(GraphftError, match=r"0\.weight is missing; 3\.bias is float64\[3\], expected float32\[3\]"):
         with_weights(program, state | {"3.bias": torch.zeros(3).double()})
+
+
+def test_what_the_loss_does_to_a_result_in_place_is_not_predicted() -> None:
+    def clamped(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        scores = model(x)
+        scores.clamp_(0.0, 0.01)
+        return F.cross_entropy(scores, y)
+
+    model = make_model()
+    program = prediction_of(graphft.build(model, clamped, INPUTS).origin)
+    (found,) = run(with_weights(program, model.state_dict()), x=X).values()
+    assert torch.equal(found, model.eval()(X))
