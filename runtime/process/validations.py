@@ -39,8 +39,8 @@ def note_validation(
     values = {name: value if math.isfinite(value) else str(value) for name, value in found.items()}
     row = {"epoch": epoch, "step": step, "metrics": values, "at": round(time.time() if at is None else at, 3)}
     try:
-        with (job_dir / FILE).open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with (job_dir / FILE).open("ab") as file:
+            file.write(json.dumps(row).encode() + b"\n")
     except OSError as error:
         log.warning("a validation cannot be noted in %s: %s", job_dir / FILE, error)
 

@@ -235,6 +235,12 @@ class _Appending:
     def __init__(self, disk: Disk, descriptor: int) -> None:
         self._disk, self._descriptor = disk, descriptor
 
+    def __enter__(self) -> _Appending:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def write(self, data: bytes) -> int:
         return self._disk.write(self._descriptor, data)
 
