@@ -196,6 +196,12 @@ class _State:
                 rule="model",
                 help="capture the model that was given to torch.compile",
             )
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise GraphftError(
+                f"the model is wrapped in {type(model).__name__}",
+                rule="model",
+                help="capture its .module: transpile(trainers=...) says how many compute",
+            )
         self._check(inputs, training)
         self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
         self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))

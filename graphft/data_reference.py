@@ -149,6 +149,13 @@ def _from_text(text: str, args: dict[str, Any]) -> Reference:
 
 
 def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
+    if type(make).__name__ == "DataLoader" or (isinstance(make, type) and make.__name__ == "DataLoader"):
+        raise UsageError(
+            "a DataLoader is no dataset: chunks, batches and their order are the job's",
+            rule="dataset-reference",
+            help="give its Dataset's class: graphft.dataset(MyDataset, {...}); what a collate_fn does belongs into its "
+            "__getitem__ (pad to one length there)",
+        )
     if not isinstance(make, type) and hasattr(make, "__getitem__") and hasattr(make, "__len__"):
         kind = type(make).__name__
         raise UsageError(

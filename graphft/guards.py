@@ -70,6 +70,13 @@ def captured(symbols: Symbols) -> Iterator[None]:
                 rule="capture",
                 help="use an operation with a fixed result shape (a mask instead of indexing by it, for one)",
             ) from error
+        if ".numpy() is not supported" in text:
+            raise UsageError(
+                f"{where}the code makes a NumPy array of a tensor, which has no value while it is captured",
+                rule="capture",
+                help="compute it with torch's functions: a metric of scikit-learn's over all records is a reducer of "
+                "torch's functions in Validation(reduce=...), or for on_validation and predict to compute",
+            ) from error
         if "__format__" in text:
             raise UsageError(
                 f"{where}the code formats the value of a tensor, which it does not have while it is captured ({text})",

@@ -76,6 +76,8 @@ def _own(run: Run, paths: list[Path]) -> None:
     with contextlib.suppress(OSError, ValueError):
         known = parse_json(read_regular(found))
     for path, name in zip(paths, names, strict=True):
+        if path.is_dir():
+            raise _foreign(path, "it is a folder")
         if name not in known and path.exists() and path.stat().st_size:
             raise _foreign(path, f"it has rows, which are not of the run in {run.folder}")
     if not {*names} <= {*known}:

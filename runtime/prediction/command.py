@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,9 @@ def _predict(options: argparse.Namespace) -> int:
     try:
         with locked(partial, _busy, file=LOCK):
             work = request.compute(partial, count, _tell)
-            write_output(out, request.results, work.data.records, results_of(work, request.program))
-            shutil.rmtree(partial)
+            write_output(out, request.results, work.data.records, results_of(work, request.program), partial / "out")
+            done = partial.rename(partial.with_name(f"{partial.name}.{uuid.uuid4().hex[:8]}.done"))
+        shutil.rmtree(done)  # another command for the same file may begin: it has a folder of its own
     except OSError as error:
         raise GraphftError(
             f"{out} cannot be written: {describe(error)}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,18 +67,18 @@ def _columns(name: str, shape: Sequence[Any]) -> list[str]:
     return [f"{name}_{i}" for i in range(shape[0])] if shape else [name]
 
 
-def write_output(path: Path, names: Sequence[str], records: int, parts: Parts) -> None:
-    """The results `names` of all `records`. What was there is replaced in the end. Raises OSError."""
-    with _replacing(path) as temporary:
+def write_output(path: Path, names: Sequence[str], records: int, parts: Parts, temporary: Path) -> None:
+    """The results `names` of all `records`. What was there is replaced in the end, by the `temporary` file, which is in
+    the same file system. Raises OSError."""
+    with _replacing(path, temporary):
         _WRITERS[path.suffix](temporary, names, records, parts)
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def _replacing(path: Path, temporary: Path) -> Iterator[None]:
     make_folder(path.absolute().parent)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        yield temporary
+        yield
         fsync(temporary)
         os.replace(temporary, path)
         fsync(path.absolute().parent)

@@ -6,8 +6,10 @@ import contextlib
 import json
 import logging
 import os
+import select
 import selectors
 import subprocess
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ Tell = Callable[[int, int], object]
 MOST_DEATHS = 3
 """Of workers in a row with the same chunk, or before they were ready."""
 LOG_LINES = 15
+LOOK_SECONDS, TELL_SECONDS = 1.0, 60.0
+"""How often it is looked whether workers live; and after how long without any answer that is told."""
 
 
 @dataclass(eq=False)
@@ -56,10 +60,17 @@ class Pool:
         """Until each chunk has its results. Raises GraphftError for what a worker cannot compute or read, and for a
         chunk that ends each worker that takes it."""
         try:
+            heard = time.monotonic()
             while self._done < self._all:
                 self._employ()
-                for key, _ in self._selector.select():
-                    self._hear(key.data)
+                ready = [key.data for key, _ in self._selector.select(LOOK_SECONDS)]
+                for worker in ready or self._ended():
+                    self._hear(worker)
+                if ready:
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > TELL_SECONDS:
+                    self._tell_waiting()
+                    heard = time.monotonic()
         finally:
             self._end()
 
@@ -79,9 +90,20 @@ class Pool:
         worker = self._workers[index] = _Worker(index, process)
         self._selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
 
+    def _ended(self) -> list[_Worker]:
+        """A process that user code has forked holds the pipe of a worker that is dead: no end of it comes."""
+        return [worker for worker in self._workers.values() if worker.process.poll() is not None]
+
+    def _tell_waiting(self) -> None:
+        for worker in (w for w in self._workers.values() if w.chunk is not None or not w.ready):
+            at = self._work.where(worker.chunk) if worker.chunk is not None else "its start"
+            log.warning("worker %d (pid %d) has been at %s for a minute", worker.index, worker.process.pid, at)
+
     def _hear(self, worker: _Worker) -> None:
         assert worker.process.stdout is not None
-        line = worker.process.stdout.readline()
+        gone = worker.process.poll() is not None
+        at_once = bool(select.select([worker.process.stdout], [], [], 0)[0])
+        line = worker.process.stdout.readline() if at_once or not gone else b""
         answer: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {"dead": True}
         if "error" in answer:
             raise GraphftError(answer["error"], rule=answer["rule"], help=answer["help"])

@@ -33,30 +33,53 @@ def locked(job_dir: Path, wait: Callable[[str], None] | None = None, file: str =
     While another process holds it: raises GraphftError[job-running]; or, given `wait`, calls that with who it is, and
     waits for its end.
     """
-    job_dir.mkdir(parents=True, exist_ok=True)
-    descriptor = _open(job_dir / file)
-    _held.add(descriptor)
-    try:
+    while True:
+        job_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = _open(job_dir / file)
+        _held.add(descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _text(descriptor)
-            if wait is None:
-                raise UsageError(
-                    f"the job in {job_dir} is being run by {holder}",
-                    rule="job-running",
-                    help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",
-                ) from None
-            wait(holder)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(descriptor, job_dir, wait)
+            if _is_at(descriptor, job_dir / file):
+                break
+        except BaseException:
+            _close(descriptor)
+            raise
+        _close(descriptor)  # who held it has deleted the folder: the lock is of a file that nobody else finds
+    try:
         with contextlib.suppress(OSError):  # a full disk: it is held all the same
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
-        if descriptor in _held:  # else this is a child
-            _held.remove(descriptor)
-            os.close(descriptor)
+        _close(descriptor)
+
+
+def _lock(descriptor: int, job_dir: Path, wait: Callable[[str], None] | None) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _text(descriptor)
+        if wait is None:
+            raise UsageError(
+                f"the job in {job_dir} is being run by {holder}",
+                rule="job-running",
+                help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",
+            ) from None
+        wait(holder)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _close(descriptor: int) -> None:
+    if descriptor in _held:  # else this is a child
+        _held.remove(descriptor)
+        os.close(descriptor)
 
 
 def _open(path: Path) -> int:

@@ -79,7 +79,9 @@ def claim(prefix: str, number: int, known: Record | None, trainer: str, max_fail
     record = decode_range(known)
     if record.failures >= max_failures or record.claims >= MOST_CLAIMS:
         last = f"; the last failure: {record.why}" if record.why else ""
-        return f"{record.failures} of {record.claims} that tried have failed, and the others vanished{last}"
+        vanished = record.claims - record.failures
+        others = f", and {vanished} vanished" if vanished else ""
+        return f"{record.failures} of {record.claims} that tried have failed{others}{last}"
     return Change(
         "claimed",
         f"range {number}",

@@ -1,7 +1,7 @@
 """The best model so far, in `best/` of the run's folder, and of its storage.
 
     best/step-00000400.safetensors    a state_dict
-    best/step-00000400.json           {step, value}: written last, so the model is whole if this is there
+    best/step-00000400.json           {step, value}, sealed: written last, so the model is whole if this is there
 
 It is written before it is decided that it is the best; then those that are worse are deleted. So a process that is
 slow, and takes its own for the best, deletes no better one; and the best is known where etcd's data are lost, or in
@@ -11,7 +11,7 @@ another folder.
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import posixpath
 import shutil
 from collections.abc import Iterator, Mapping
@@ -19,15 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphft.errors import describe
 from graphft.fileio import read_regular, write_atomically
 from graphft.runtime.checkpoint.store import storage
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.fs import FS, file_system
-from graphft.sealed_json import parse_json
+from graphft.sealed_json import seal, unseal
 from graphft.transpiler.criteria import Mode
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = logging.getLogger("graphft")
 
 FOLDER = "best"
 
@@ -62,7 +65,7 @@ class BestModels:
         with storage(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_tensors(self._model(kept), state, {"format": "pt"})
-            note = json.dumps({"step": kept.step, "value": kept.value}).encode()
+            note = _note(kept)
             if self._fs is not None:
                 self._fs.upload(self._model(kept), self._at(f"{kept.name}.safetensors"))
                 with self._fs.writing(self._at(f"{kept.name}.json")) as file:
@@ -102,7 +105,7 @@ class BestModels:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, self._model(kept))
-        note = json.dumps({"step": kept.step, "value": kept.value}).encode()
+        note = _note(kept)
         if self._fs is not None:
             self._fs.upload(self._model(kept), self._at(file.name))
             with self._fs.writing(self._at(f"{kept.name}.json")) as written:
@@ -114,7 +117,7 @@ class BestModels:
 
     def _here(self) -> Iterator[Kept]:
         for file in sorted(self.folder.glob("*.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with _told(file), contextlib.suppress(OSError):
                 yield _parse(read_regular(file))
 
     def _there(self) -> Iterator[Kept]:
@@ -124,7 +127,7 @@ class BestModels:
         with contextlib.suppress(OSError):
             for name in fs.ls_dir(self._path):
                 if name.endswith(".json"):
-                    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), fs.open(self._at(name)) as file:
+                    with _told(self._at(name)), contextlib.suppress(OSError), fs.open(self._at(name)) as file:
                         yield _parse(file.read())
 
     def _model(self, kept: Kept) -> Path:
@@ -134,6 +137,19 @@ class BestModels:
         return posixpath.join(self._path, name)
 
 
+@contextlib.contextmanager
+def _told(file: object) -> Iterator[None]:
+    """Of a note that is damaged: its model is none, and another one may be the best then."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("%s is damaged, and the model beside it does not count: %s", file, describe(error))
+
+
+def _note(kept: Kept) -> bytes:
+    return seal({"step": kept.step, "value": repr(kept.value)})
+
+
 def _parse(data: bytes) -> Kept:
-    found = parse_json(data)
+    found = unseal(data)
     return Kept(int(found["step"]), float(found["value"]))

@@ -96,6 +96,38 @@ def test_a_part_that_ends_its_workers_is_named(job: tuple[Path, nn.Sequential], 
     assert not workers()
 
 
+def test_a_dead_worker_whose_child_lives_on_is_replaced(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    module, left = tmp_path / "forking.py", tmp_path / "child"
+    module.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal, time, torch
+            class Forking(torch.utils.data.Dataset):
+                def __init__(self, child, spared):
+                    self.child, self.spared = child, spared
+                def __len__(self):
+                    return 96
+                def __getitem__(self, i):
+                    if i == 40 and os.getpid() != self.spared and not os.path.exists(self.child):
+                        if (pid := os.fork()) == 0:
+                            time.sleep(600)
+                            os._exit(0)
+                        with open(self.child, "w") as file:
+                            file.write(str(pid))
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return torch.full(({FEATURES},), float(i)),
+            """
+        )
+    )
+    args = {"child": str(left), "spared": os.getpid()}
+    data = graphft.dataset(f"{module}:Forking", args, columns=("x",), chunk_size=32)
+    try:
+        found = graphft.predict(job[0], data, workers=1)["output"]
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)  # it has the pipe that its parent answered by
+    assert torch.equal(found, by_batches(job[1], torch.arange(96.0)[:, None].repeat(1, FEATURES)))
+
+
 def test_what_a_killed_command_had_computed_counts(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
     folder, model = job
     data = graphft.arrays(x=X, chunk_size=256)

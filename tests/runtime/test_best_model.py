@@ -66,6 +66,16 @@ def test_a_killed_write_is_none(tmp_path: Path) -> None:
     assert held(found) == (10, 0.5)
 
 
+def test_a_note_with_a_flipped_bit_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = models(tmp_path / "job")
+    write(found, 10, 0.5)
+    write(found, 20, 0.75)
+    note = tmp_path / "job/best/step-00000020.json"
+    note.write_bytes(note.read_bytes().replace(b"0.75", b"0.35"))
+    assert held(found) == (10, 0.5)
+    assert "step-00000020.json is damaged, and the model beside it does not count" in caplog.text
+
+
 def test_another_machine_finds_it_in_the_storage_and_another_folder_takes_it_along(tmp_path: Path) -> None:
     write(models(tmp_path / "job", tmp_path / "storage"), 10, 0.5)
     other = models(tmp_path / "elsewhere", tmp_path / "storage")

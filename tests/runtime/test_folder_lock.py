@@ -1,0 +1,30 @@
+"""The lock of a folder: one process at a time, also where the folder is deleted meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from graphft.errors import GraphftError
+from graphft.runtime.process.folder_lock import locked
+
+
+def test_a_lock_of_a_deleted_file_is_none(tmp_path: Path) -> None:
+    """Who waits has the old file open, when its holder deletes the folder and lets go."""
+    folder = tmp_path / "f"
+    first = contextlib.ExitStack()
+    first.enter_context(locked(folder))
+
+    def deleted(holder: str) -> None:
+        shutil.rmtree(folder)
+        first.close()
+
+    with locked(folder, deleted):
+        assert (folder / "launcher.lock").exists(), "it has made a new one, which others find"
+        with pytest.raises(GraphftError, match="is being run by pid"), locked(folder):
+            pass
+    with locked(folder):
+        pass
