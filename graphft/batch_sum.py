@@ -1,4 +1,4 @@
-"""Finds a loss that is a sum over the batch, where a job expects the mean over its samples.
+"""Finds a loss (or a metric) that is a sum over the batch, where a job expects the mean over its samples.
 
 Its gradients are batch_size times those of the mean, and differ with the size of the last batch. From the loss
 backwards, only linear ops are followed: a sum that something divides, before or afterwards, is no concern.
@@ -26,9 +26,20 @@ _LINEAR = frozenset({*_ELEMENTWISE, *_SHAPING, "stack", "cat", "sum", "mean"})
 
 
 def warn_of_sums(program: Program) -> None:
-    """A warning with the ops that sum the loss over the batch: the leading named dimension of an input."""
+    """A warning with the ops that sum the loss over the batch: the leading named dimension of an input; and one for
+    each metric that is such a sum."""
     sizes = [v.type.shape[0] for v in program.of_kind(Kind.INPUT) if v.type.shape]
-    found = list(_Search(program, {size for size in sizes if isinstance(size, str)}).sums())
+    search = _Search(program, {size for size in sizes if isinstance(size, str)})
+    for name in program.attrs.get("extras", ()):
+        if not program.variables[name].type.shape and (summed := list(search.sums(name))):
+            log.warning(
+                "%s: metric '%s' is a sum over the batch, by %s: what is told of steps and epochs is the mean of such "
+                "sums; return a mean over the samples",
+                summed[0].loc or "loss_fn",
+                name,
+                summed[0].type,
+            )
+    found = list(search.sums(str(program.attrs["loss"])))
     if found:
         more = f" (and {len(found) - 1} more)" * (len(found) > 1)
         log.warning(
@@ -48,9 +59,9 @@ class _Search:
         self.program, self.batch = program, batch
         self.producer = {name: op for op in reversed(program.blocks["step"].ops) for name in op.writes}
 
-    def sums(self) -> Iterator[Operator]:
-        """The ops over whose sum the loss is linear, each once, from the loss backwards."""
-        for op in self._backwards([str(self.program.attrs["loss"])], self._linear):
+    def sums(self, name: str) -> Iterator[Operator]:
+        """The ops over whose sum the loss (or a metric) is linear, each once, from it backwards."""
+        for op in self._backwards([name], self._linear):
             operands = self._operands(op)
             if self._is_sum(op) and not any(map(self._divides, self._backwards(operands, self._factors))):
                 yield op

@@ -53,6 +53,7 @@ def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool |
     batch, draws = _first(reference, made, columns, own)
     types = {name: _type(reference, name, value) for name, value in batch.items()}
     digests: dict[int, str] = {}
+    others: dict[int, str] = {}
     for index in _chosen(records):
         try:
             (one, drew), (other, _) = (_read(made, index, columns, own) for _ in range(2))
@@ -64,11 +65,13 @@ def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool |
         draws |= drew
         _compare(reference, index, one, other)
         digests[index] = _digest(one)
+        others |= _another_shape(reference, index, types, one)
+    _check_shapes(reference, others)
     if draws or random:
         _tell_unreadable(reference, records, digests)
         return Inspected(records, types, draws, {})
-    others = [index for index in _spaced(records) if index not in _chosen(records)]
-    digests |= _read_digests(made, others, columns, own)
+    spaced = [index for index in _spaced(records) if index not in _chosen(records)]
+    digests |= _read_digests(made, spaced, columns, own)
     _tell_unreadable(reference, records, digests)
     return Inspected(records, types, draws, digests)
 
@@ -175,6 +178,27 @@ def _type(reference: Reference, column: str, value: Any) -> Type:
             help="encode it as numbers",
         )
     return Type(str(value.dtype).removeprefix("torch."), ("batch", *value.shape[1:]))
+
+
+def _another_shape(
+    reference: Reference, index: int, types: Mapping[str, Type], one: Mapping[str, Any]
+) -> dict[int, str]:
+    """Of a record whose columns are not those of the first one: how they are."""
+    for name, type in types.items():
+        if (found := _type(reference, name, one[name])) != type:
+            return {index: f"column {name} as {found}, and another one {type}"}
+    return {}
+
+
+def _check_shapes(reference: Reference, others: Mapping[int, str]) -> None:
+    """Raises UsageError where records differ in shape: one may be damaged, and is left out then."""
+    if len(others) > 1:
+        index, how = min(others.items())
+        raise UsageError(
+            f"record {index} of the dataset of {reference} has {how}: no batch can be made of them",
+            rule="dataset",
+            help="give all items one shape and dtype, in __getitem__: pad what is shorter (there is no collate_fn)",
+        )
 
 
 def _compare(reference: Reference, index: int, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:

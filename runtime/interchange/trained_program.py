@@ -27,24 +27,31 @@ class Trained:
     weights: str
 
 
-def read_trained(source: str | os.PathLike[str], step: int | None = None, best: bool = False) -> Trained:
+def read_trained(
+    source: str | os.PathLike[str],
+    step: int | None = None,
+    best: bool = False,
+    weights: str | os.PathLike[str] | None = None,
+) -> Trained:
     """Of a job's folder, or the URL of its storage: with the trained model; of a job that is not complete (a warning
-    says so), or with a `step`, the weights of a checkpoint; or the `best` model by its validations, of a folder. The
-    job may be running.
+    says so), or with a `step`, the weights of a checkpoint; or the `best` model by its validations, of a folder; or
+    other `weights` of the same model, whatever `read_weights` reads. The job may be running.
 
     Raises UsageError for what is no job's, has no program to predict with, or no such weights; GraphftError for what
     is damaged; OSError where the storage fails.
     """
+    if weights is not None and (best or step is not None):
+        raise UsageError("weights are given, and step or best, too", rule="option", help="give one of them")
     if best:
         return _best(source, step)
     if not is_url(source):
         folder = Path(source)
-        whole = (folder / MODEL).exists()
-        return _trained(folder, storage_of(folder) if not whole else "", step)
+        whole = weights is not None or (folder / MODEL).exists()
+        return _trained(folder, storage_of(folder) if not whole else "", step, weights)
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         url = os.fspath(source).rstrip("/")
         fetch(url, Path(scratch, "job"))
-        return _trained(Path(scratch, "job"), url, step)
+        return _trained(Path(scratch, "job"), url, step, weights)
 
 
 def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
@@ -67,10 +74,12 @@ def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
     return Trained(with_weights(program, read_weights(found.model)), config, f"{found.model}")
 
 
-def _trained(folder: Path, url: str, step: int | None) -> Trained:
+def _trained(folder: Path, url: str, step: int | None, weights: str | os.PathLike[str] | None) -> Trained:
     """`url`: of the storage that has the weights; "": the folder has."""
     config, program = read_record(folder).config, load_prediction(folder)
     tell_untrained(program, load_program(folder / "source"))
+    if weights is not None:
+        return Trained(with_weights(program, read_weights(weights)), config, os.fspath(weights))
     program = with_weights(program, read_weights(url or folder, version=step))
     place = url or str(folder)
     return Trained(program, config, f"{place}, {'the newest' if step is None else f'step {step}'}")

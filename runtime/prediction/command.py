@@ -42,6 +42,8 @@ def add_parser(commands: Any) -> None:
     predict.add_argument("--batch-size", type=int, help="records of a forward pass (default: as in training)")
     predict.add_argument("--step", type=int, help="the weights of this checkpoint (default: the newest)")
     predict.add_argument("--best", action="store_true", help="the best model by its validations, not the newest")
+    others = "other weights of the same model: a .safetensors file, what Trainer.save wrote"
+    predict.add_argument("--weights", metavar="PATH", help=others)
     predict.add_argument("--device", help="where to compute: cpu, cuda, cuda:1 (default: the job's)")
     predict.set_defaults(command=_predict)
 
@@ -65,6 +67,7 @@ def _predict(options: argparse.Namespace) -> int:
         options.step,
         options.best,
         options.device,
+        options.weights,
     )
     check_output(out, request.program)
     count = request.count(options.workers)

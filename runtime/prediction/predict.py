@@ -44,6 +44,7 @@ def predict(
     batch_size: int | None = None,
     step: int | None = None,
     best: bool = False,
+    weights: str | os.PathLike[str] | None = None,
     device: str | None = None,
 ) -> dict[str, Tensor]:
     """What the trained model of `job` predicts of `data`: by result, an entry for each record, in the data's order.
@@ -63,11 +64,12 @@ def predict(
         batch_size: Records of a forward pass (default: as in training). The bits may depend on it.
         step: Of a checkpoint that is there, instead of the newest weights.
         best: The best model by its validations (`Validation(best=...)`), instead of the newest.
+        weights: Others of the same model: whatever `graphft.read_weights` reads; of a Trainer, what `save` wrote.
         device: (default: the job's)
 
     Raises GraphftError for data that does not fit, and for a job that has no weights or nothing to predict with.
     """
-    request = Request.of(job, data, columns, batch_size, step, best, device)
+    request = Request.of(job, data, columns, batch_size, step, best, device, weights)
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         work = request.compute(Path(scratch), workers)
         parts = list(results_of(work, request.program))
@@ -90,9 +92,10 @@ class Request:
         step: int | None,
         best: bool,
         device: str | None,
+        weights: str | os.PathLike[str] | None = None,
     ) -> Request:
         where = run_of(job) if isinstance(job, Job) else job
-        trained = read_trained(where if is_url(where) else find_folder(os.fspath(where)), step, best)
+        trained = read_trained(where if is_url(where) else find_folder(os.fspath(where)), step, best, weights)
         config, program = trained.config, trained.program
         size = default_size(program, config.batch_size) if batch_size is None else batch_size
         check_batch_size(program, size)

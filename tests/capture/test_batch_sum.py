@@ -54,6 +54,19 @@ def test_told(loss: Loss, op: str, caplog: pytest.LogCaptureFixture) -> None:
     assert "reduction='mean'" in told
 
 
+def test_a_metric_that_is_one_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def counted(out: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        right = (out.argmax(1) == y).float()
+        return F.cross_entropy(out, y), {
+            "hits": right.sum(),
+            "accuracy": right.mean(),
+            "share": right.sum() / y.shape[0],
+        }
+
+    (told,) = warnings_of(counted, caplog)  # type: ignore[arg-type]
+    assert "metric 'hits' is a sum over the batch, by aten.sum" in told
+
+
 def test_two_sums_are_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     (told,) = warnings_of(lambda out, y, z: out.square().sum() + (out - z).square().sum(), caplog)
     assert "(and 1 more)" in told

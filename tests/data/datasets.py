@@ -26,6 +26,13 @@ class Squares:
         return torch.tensor([float(i)]), i * i
 
 
+class Ragged(Squares):
+    """Record i has i + 1 numbers."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(i + 1), i
+
+
 class Named(Squares):
     def __getitem__(self, i: int) -> Any:
         return {"y": i * i, "x": torch.tensor([float(i)]), "name": "unused"}

@@ -220,6 +220,20 @@ def test_records_that_cannot_be_read_are_told_when_the_dataset_is_described(capl
         dataset(Short, {"end": 30})
 
 
+def test_items_of_different_lengths_are_told_when_the_dataset_is_described() -> None:
+    with pytest.raises(GraphftError, match=r"record [1-9]\d* of .*Ragged has column x as float32\[") as e:
+        dataset(f"{DATASETS}:Ragged", columns=("x", "y"))
+    assert "no collate_fn" in e.value.help
+
+
+def test_a_loader_is_no_dataset() -> None:
+    from torch.utils.data import DataLoader
+
+    loader: Any = DataLoader(torch.zeros(4, 1))  # type: ignore[arg-type]
+    with pytest.raises(GraphftError, match="a DataLoader is no dataset"):
+        dataset(loader)
+
+
 def test_a_dataset_that_is_made_already_is_refused_with_what_to_give() -> None:
     with pytest.raises(GraphftError, match=r"give the class, and its arguments by name: graphft.dataset\(Short, "):
         dataset(Short())  # type: ignore[arg-type]

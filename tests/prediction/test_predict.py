@@ -260,6 +260,15 @@ def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None
         graphft.predict(folder, {"x": X}, best=True, step=2)
 
 
+def test_other_weights(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    other = make_model(3).eval()
+    graphft.save_check_point({"model": other}, graphft.TrainStatus(0), tmp_path / "best")
+    found = graphft.predict(job[0], {"x": X}, weights=tmp_path / "best")["output"]
+    assert torch.equal(found, by_batches(other, X))
+    with pytest.raises(GraphftError, match="weights are given, and step or best, too"):
+        graphft.predict(job[0], {"x": X}, weights=tmp_path / "best", best=True)
+
+
 def test_arrays_of_numpy_and_files_are_the_same(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
     folder, model = job
     want = by_batches(model, X)
