@@ -22,7 +22,8 @@ class LaunchPage:
         from graphft.runtime.page.server import OneJob, PageServer
 
         self._looks = FolderLooks(job_dir)
-        self._server = PageServer(OneJob(JobPage(self._looks)), port)
+        self._page = JobPage(self._looks)
+        self._server = PageServer(OneJob(self._page), port)
         tell(f"page: {self._server.url}")
 
     def follow(self, keeper: TimeKeeper) -> None:
@@ -31,6 +32,7 @@ class LaunchPage:
 
     def close(self) -> None:
         self._looks.at_work = False
+        self._page.look_again()
         try:
             self._server.show_end()
             self._server.close()

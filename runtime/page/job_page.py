@@ -1,8 +1,9 @@
-"""One job's page: what it shows is looked up at most once a second, however many browsers ask."""
+"""One job's page: what it shows is looked up each two seconds at most, however many browsers ask."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -21,9 +22,10 @@ from graphft.runtime.protocol.time_ledger import Seen
 
 log = logging.getLogger("graphft")
 
-LOOK_SECONDS = 1.0
-LOOK_PART = 0.05
-"""Looks take at most this part of one core: one that took long is the last one for a while."""
+LOOK_SECONDS = 2.0
+LOOK_PART, WAIT_PART = 0.004, 0.05
+"""Looks take at most this part of the machine's cores, and of the time: one that took long is the last one for a
+while."""
 SHARE_SECONDS = 10.0
 """Over which it is told what trainers are at."""
 
@@ -64,9 +66,14 @@ class JobPage:
         self._refresh()
         return self._json
 
+    def look_again(self) -> None:
+        """Who asks next sees how it is now."""
+        with self._lock:
+            self._next = 0.0
+
     def _refresh(self) -> None:
         with self._lock:
-            began = time.monotonic()
+            began, used = time.monotonic(), time.thread_time()
             if began < self._next:
                 return
             try:
@@ -77,8 +84,9 @@ class JobPage:
                 log.debug("the page could not be made", exc_info=True)
                 self._document = {**self._document, "error": describe(error)}
             self._json = documents.to_json(self._document)
-            took = time.monotonic() - began
-            self._next = began + max(LOOK_SECONDS, took / LOOK_PART)
+            took, used = time.monotonic() - began, time.thread_time() - used
+            cores = len(os.sched_getaffinity(0))
+            self._next = began + max(LOOK_SECONDS, took / WAIT_PART, used / (LOOK_PART * cores))
 
     def _make(self, found: Look) -> dict[str, Any]:
         document = dict(found.document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import socket
 import threading
@@ -31,6 +32,7 @@ def job() -> Job:
 def server(job: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
     monkeypatch.setattr(job_page, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(job_page, "LOOK_PART", 1e9)
+    monkeypatch.setattr(job_page, "WAIT_PART", 1e9)
     served = PageServer(OneJob(JobPage(job.look)))
     yield served
     served.close()
@@ -241,3 +243,26 @@ def test_what_goes_wrong_is_told(server: PageServer, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(server_module, "answer", fails)
     code, body, _ = ask(server, "/status.json")
     assert (code, b"as the test wants it" in body) == (500, True)
+
+
+def test_how_often_it_is_looked(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time that a look takes, and by the part of the machine's cores."""
+    now, used = [100.0], [0.0]
+    monkeypatch.setattr(job_page.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job_page.time, "thread_time", lambda: used[0])
+    monkeypatch.setattr(job_page.os, "sched_getaffinity", lambda pid: {0, 1})
+    looks: list[float] = []
+
+    def look() -> job_page.Look:
+        looks.append(now[0])
+        used[0] += 0.04
+        return job.look()
+
+    page = JobPage(look)
+    for _ in range(100):
+        page.json()
+        now[0] += 0.5
+    assert [b - a for a, b in itertools.pairwise(looks)] == [5.0] * 9, "0.04 s of 5 s of 2 cores"
+    page.look_again()
+    page.json()
+    assert looks[-1] == now[0]
