@@ -172,7 +172,7 @@ class Validation:
     def config(self) -> ValidationConfig:
         assert self.data is not None
         terms: dict[str, Any] = {name: criterion(kind, getattr(self, name), name) for name, kind in _TERMS.items()}
-        return ValidationConfig(self.data, self.batch_size, 0 if self.every == EPOCH else int(self.every), **terms)
+        return ValidationConfig(self.data, int(self.batch_size), 0 if self.every == EPOCH else int(self.every), **terms)
 
 
 def _bad(name: str, value: object, wanted: str, help: str) -> UsageError:

@@ -99,6 +99,7 @@ class Request:
         config, program = trained.config, trained.program
         size = default_size(program, config.batch_size) if batch_size is None else batch_size
         check_batch_size(program, size)
+        size = int(size)  # it may be NumPy's
         _check_device(device or config.device)
         spec = describe_data(program, data, size, columns, config.data)
         return Request(trained, Work(Path(), spec, size, device or config.device, config.threads))
