@@ -19,16 +19,19 @@ from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.process.metric_files import losses_of
+from graphft.runtime.process.metric_files import losses_of, read_table
+from graphft.runtime.process.validations import read_validations
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.runtime.protocol.task_groups import TaskCounts
+from graphft.runtime.validation.best_model import BestModels
 from graphft.transpiler import Job, read_record
 
 MODEL = "model.safetensors"
 
 
 def final_state(job: Job, folder: Path) -> dict[str, Tensor]:
-    """Every tensor of the final checkpoint (parameters, buffers, optimizer state) and of the exported model.
+    """Every tensor of the final checkpoint (parameters, buffers, optimizer state) and of the exported model; and what
+    each validation came to, and which model was the best by them.
 
     Raises GraphftError when the job is not complete, or the checkpoint is damaged.
     """
@@ -37,12 +40,40 @@ def final_state(job: Job, folder: Path) -> dict[str, Tensor]:
     state = {f"model: {name}": value for name, value in load_file(folder / MODEL).items()}
     for shard in range(job.config.pservers):
         state |= {f"shard {shard}: {name}": value for name, value in store.read_part(last, shard)[0].items()}
-    return state
+    return state | _validated(job, folder)
+
+
+def _validated(job: Job, folder: Path) -> dict[str, Tensor]:
+    found = {
+        f"validation of step {step}: {name}": torch.tensor(value, dtype=torch.float64)
+        for step, row in read_validations(folder).items()
+        for name, value in row.metrics.items()
+    }
+    validate = job.config.validate
+    if validate is not None and validate.best is not None:
+        kept = BestModels(folder, validate.best.mode or "min").best()
+        found["step of the best model"] = torch.tensor(-1 if kept is None else kept.step)
+    return found
+
+
+def metric_differences(reference: Path, folder: Path) -> tuple[int, list[str]]:
+    """Of loss and metrics of each batch, as the metrics of two folders have them: how many values both have, and which
+    differ, in words. Rows that a process lost, as it was killed, are in one of them only."""
+    one, other = (_by_batch(path) for path in (reference, folder))
+    common = sorted(one.keys() & other.keys())
+    different = [key for key in common if one[key] != other[key]]
+    return len(common), [f"{name} of step {step}, slot {slot}: differs" for step, slot, name in different]
+
+
+def _by_batch(folder: Path) -> dict[tuple[int, int, str], str]:
+    rows = read_table(folder).rows()
+    return {(row.step, row.slot, name): float(value).hex() for row in rows for name, value in row.values.items()}
 
 
 def _last(job: Job, store: CheckpointStore, folder: Path) -> Manifest:
+    """The newest one: of a run that is complete, which may have been stopped early, the last."""
     run = read_record(folder).run_id
-    last = next((m for m in store.manifests() if m.step == job.config.total_steps and m.run == run), None)
+    last = next((m for m in store.manifests() if m.run == run), None)
     if last is None or not (folder / MODEL).exists():
         raise GraphftError(
             f"{folder} holds no complete run of this job", rule="chaos-reference", help="run the job to its end first"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import MODEL, differences, final_state, last_loss, not_once
+from graphft.runtime.chaos.compare import MODEL, differences, final_state, last_loss, metric_differences, not_once
 from graphft.runtime.chaos.fault_schedule import kinds_of, make_schedule, message_faults
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run, Say
@@ -106,6 +106,7 @@ def run_chaos(prepared: Prepared, options: ChaosOptions, say: Say) -> Report:
         report.loss, report.undisturbed_losses = last_loss(job, prepared.folder), list(prepared.losses)
     elif report.completed:
         expected, found = final_state(job, prepared.reference), final_state(job, prepared.folder)
-        report.different = differences(expected, found)
+        report.metrics_compared, metrics = metric_differences(prepared.reference, prepared.folder)
+        report.different = [*differences(expected, found), *metrics]
         report.identical, report.compared = not report.different, len(expected)
     return report

@@ -51,6 +51,8 @@ class Report:
     trainers_ended: int = 0
     """How often one ended that no fault had befallen: of a job with coordinators."""
     compared: int = 0
+    metrics_compared: int = 0
+    """Losses and metrics of a batch, each a value."""
     different: list[str] = field(default_factory=list)
 
     @property
@@ -82,6 +84,7 @@ class Report:
             "loss": self.loss,
             "undisturbed_losses": self.undisturbed_losses,
             "tensors_compared": self.compared,
+            "metrics_compared": self.metrics_compared,
             "different": self.different,
             "faults": self.faults,
             "faults_planned": self.planned,
@@ -144,7 +147,8 @@ class Report:
             lines += _coordinator_lines(self.coordinators, self.trainers_ended)
         lines.append(f"completed      {'yes' if self.completed else 'NO: ' + self.problem}")
         if self.identical is not None:
-            lines.append(f"bit-identical  {'yes' if self.identical else 'NO'} ({self.compared} tensors)")
+            compared = f"({self.compared} tensors, {self.metrics_compared} metrics)"
+            lines.append(f"bit-identical  {'yes' if self.identical else 'NO'} {compared}")
         if self.exactly_once is not None:
             skipped = f"; {n} skipped, and made good" if (n := self.counters["skipped"]) and self.exactly_once else ""
             once = "yes" if self.exactly_once else "NO"

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import graphft
-from graphft.runtime.chaos.compare import Chunks, differences, last_loss
+from graphft.runtime.chaos.compare import Chunks, differences, last_loss, metric_differences
 from tests.support.programs_by_hand import linear
 
 
@@ -48,6 +48,16 @@ def test_every_difference_is_named() -> None:
         "type: torch.float32 [1] against torch.float64 [1]",
         "zero: 1 of 2 elements differ",
     ]
+
+
+def test_metrics_are_compared_where_both_runs_have_them(tmp_path: Path) -> None:
+    rows = {"a": [(0, 0.1), (1, 0.2), (2, 0.3)], "b": [(1, 0.2), (2, 0.3), (3, 0.4)], "c": [(1, 0.2), (2, 0.1 + 0.2)]}
+    for name, found in rows.items():
+        (tmp_path / name / "metrics").mkdir(parents=True)
+        text = "".join(json.dumps({"step": s, "slot": 0, "loss": loss, "samples": 2}) + "\n" for s, loss in found)
+        (tmp_path / name / "metrics" / "trainer-0.jsonl").write_text(text)
+    assert metric_differences(tmp_path / "a", tmp_path / "b") == (2, [])
+    assert metric_differences(tmp_path / "a", tmp_path / "c") == (2, ["loss of step 2, slot 0: differs"])
 
 
 def test_chunks_are_accounted_for_when_each_has_ended_once() -> None:

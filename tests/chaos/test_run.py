@@ -207,6 +207,6 @@ def test_the_table_holds_what_the_figures_do() -> None:
         "and 4 done again",
         "counted        1 late-push\n",
         "8 of 8 done, some left out of 1, 0 open: all accounted for",
-        "bit-identical  yes (3 tensors)",
+        "bit-identical  yes (3 tensors, 0 metrics)",
     ):
         assert line in shown

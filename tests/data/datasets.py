@@ -176,8 +176,10 @@ class Exits(Squares):
 
 
 class Uneven(Squares):
+    """Record 13 has another shape: it is not looked at when the dataset is described."""
+
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        return torch.zeros(1 if i < 10 else 2), i
+        return torch.zeros(2 if i == 13 else 1), i
 
 
 def squares(n: int) -> Squares:
