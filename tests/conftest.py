@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from tests.support.processes import command_line
 from tests.support.slow import is_slow
 
 pytest_plugins = ["tests.support.etcd_servers", "tests.support.forks"]
@@ -45,7 +46,7 @@ def no_process_left() -> Iterator[None]:
     yield
     left = _marked(mark)
     _, left = psutil.wait_procs(left, timeout=5)
-    report = [f"{p.pid}: {_command(p)}" for p in left]
+    report = [f"{p.pid}: {' '.join(command_line(p)) or '(zombie)'}" for p in left]
     for p in left:
         p.kill()
     assert not report, "processes left behind by the tests:\n" + "\n".join(report)
@@ -56,15 +57,8 @@ def _marked(mark: str) -> list[psutil.Process]:
     for p in psutil.process_iter():
         try:
             marked = p.environ().get(MARK) == mark and p.pid != os.getpid()
-            if marked and "multiprocessing.resource_tracker" not in _command(p):
+            if marked and "multiprocessing.resource_tracker" not in " ".join(command_line(p)):
                 found.append(p)
         except psutil.Error:  # ended meanwhile, or not ours to read
             continue
     return found
-
-
-def _command(p: psutil.Process) -> str:
-    try:
-        return " ".join(p.cmdline()) or "(zombie)"
-    except psutil.Error:
-        return "(ended)"

@@ -30,6 +30,7 @@ from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from graphft.transpiler.layout import slices_of
 from tests.support.nursery import Nursery
+from tests.support.processes import command_line
 
 LOOK_SECONDS = 0.1
 ROOT = Path(__file__).parents[2]
@@ -255,7 +256,7 @@ def await_gone(folder: Path, seconds: float = 5.0) -> list[str]:
     end = time.monotonic() + seconds
     while (left := processes_of(folder)) and time.monotonic() < end:
         time.sleep(0.05)
-    lines = [" ".join(p.cmdline()) for p in left]
+    lines = [" ".join(command_line(p)) for p in left]
     for process in left:
         process.kill()
     return lines

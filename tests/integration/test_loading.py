@@ -19,6 +19,7 @@ from graphft.runtime.launcher.process_rows import Processes
 from graphft.runtime.process.role_process import EXIT_OK
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, await_gone, play
+from tests.support.processes import command_line
 
 LOADED_BYTES = 30 << 20
 pytestmark = pytest.mark.timeout(600)
@@ -81,7 +82,7 @@ def keepers_are_ready(status: JobStatus) -> bool:
     for trainer in status.trainers.values():
         for child in psutil.Process(trainer["pid"]).children():
             ready += (
-                "lease_keeper.py" in " ".join(child.cmdline())
+                "lease_keeper.py" in " ".join(command_line(child))
                 and child.memory_info().rss > LOADED_BYTES
                 and child.num_threads() > 1
             )  # those of gRPC: its channel is open

@@ -211,10 +211,10 @@ def test_the_steps_that_are_validated() -> None:
     assert [r[2] for r in each.ranges] == [8, 1, 8, 1, 8, 1, 8]
 
 
-def decisive(program: ir.Program, pace: Pace | None) -> graphft.Job:
+def decisive(program: ir.Program, pace: Pace | None, slow: Pace | None = None) -> graphft.Job:
     """Its learning rate goes down, its best model is kept, and it ends early."""
     validation = validated.validation(
-        "",
+        slow.file if slow is not None else "",
         every=5,
         best="balanced",
         stop=graphft.EarlyStopping("loss", patience=2, min_delta=0.004),
@@ -229,13 +229,17 @@ def test_a_damaged_checkpoint_that_training_waits_at_is_made_again(
     """Pitfall 112: nobody could validate it, and the next step would be waited for, for ever."""
     plain = play(decisive(program, None), folder / "plain")
     killed = folder / "killed"
+    slow = Pace(pace.file.with_suffix(".slow"))
 
     def damage(supervisor: Any) -> None:
         kill("trainer", 0, 1, 2)(supervisor)
         for file in (killed / "checkpoints").glob("step-00000015.*/shard-0-*"):
             flip(file)
+        slow.set(0.0)
 
-    played = play(decisive(program, pace), killed, [Act(lambda status: status.validating == [15], damage)])
+    slow.set(0.1)  # a validation takes more than a second: it is seen before it is over
+    acts = [Act(lambda status: status.validating == [15], damage)]
+    played = play(decisive(program, pace, slow), killed, acts)
     assert "damaged-checkpoint" in played.events
     assert (played.result.steps, played.result.validations) == (plain.result.steps, plain.result.validations)
 
@@ -251,7 +255,9 @@ def test_decisions_are_those_of_the_undisturbed_job(program: ir.Program, folder:
         Act(at(plain.result.steps - 12), kill("trainer", 0, 1, 2)),
         Act(validating, kill("pserver", 0, 1)),
     ]
-    played = play(decisive(program, pace), folder / "killed", acts)
+    slow = Pace(pace.file.with_suffix(".slow"))
+    slow.set(0.05)  # a validation is seen before it is over
+    played = play(decisive(program, pace, slow), folder / "killed", acts)
     assert (played.result.steps, played.result.validations) == (plain.result.steps, plain.result.validations)
     here, there = graphft.read_weights(plain.result.model), graphft.read_weights(played.result.model)
     assert all(torch.equal(here[name], there[name]) for name in here)

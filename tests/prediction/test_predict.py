@@ -22,6 +22,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.prediction.predict import Request, results_of
 from graphft.runtime.validation.best_model import BestModels, Kept
 from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model
+from tests.support.processes import command_line
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def request(folder: Path, data: Any, **options: Any) -> Request:
 
 
 def workers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "predict-worker" in p.cmdline()]
+    return [p for p in psutil.Process().children() if "predict-worker" in command_line(p)]
 
 
 def test_any_number_of_workers_gives_the_bits_of_the_model(job: tuple[Path, nn.Sequential]) -> None:

@@ -241,7 +241,8 @@ def test_the_end_of_the_job_leaves_nothing_open(scene: Stage) -> None:
     take(dead, 1)
     scene.etcd.lease_revoke(dead.member.lease)
     take(other, 1)
-    close_passes(scene.etcd, scene.keys, scene.job.config.plan)
+    plan = scene.job.config.plan
+    close_passes(scene.etcd, scene.keys, plan, plan.total_steps)
     assert scene.records() == {"done": set(range(CHUNKS))}
 
 

@@ -23,6 +23,7 @@ from graphft.runtime.engines.fork_server import SUPPORTED, Forked, ForkServer
 from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.supervisor import Supervisor
+from tests.support.processes import command_line
 from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="Linux only")
@@ -201,6 +202,4 @@ def server_of(engine: LocalEngine) -> ForkServer:
 
 
 def fork_servers() -> list[psutil.Process]:
-    return [
-        p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE and "fork-server" in p.cmdline()
-    ]
+    return [p for p in psutil.Process().children() if "fork-server" in command_line(p)]

@@ -431,7 +431,7 @@ def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:
     dead.queue.claim_chunk(60.0, 1, 99)
     shards_at(trainer, last + 1)
     until(lambda: trainer.shards.finished)
-    close_passes(trainer.member.etcd, scene.keys, trainer.plan)
+    close_passes(trainer.member.etcd, scene.keys, trainer.plan, trainer.plan.total_steps)
     assert scene.records(1) == {"done": set(range(CHUNKS))}
 
 
@@ -439,7 +439,7 @@ def test_nothing_is_claimed_of_a_job_that_is_over(scene: Stage) -> None:
     """A trainer that has not heard of the end opened a chunk again that was done: `status` showed it for ever."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    close_passes(scene.etcd, scene.keys, scene.job.config.plan)
+    close_passes(scene.etcd, scene.keys, trainer.plan, trainer.plan.total_steps)
     scene.etcd.put(scene.keys.state, b"complete")
     with pytest.raises(WorkChanged):
         trainer.queue.claim_chunk(60.0, 1, 99)
