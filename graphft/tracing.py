@@ -29,6 +29,10 @@ from graphft.symbolic import Symbols, quiet
 
 _ALIASES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default})
 """Without autograd, these are their operand."""
+_OF_ONE_DTYPE = frozenset(
+    getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "linear", "convolution")
+)
+"""On tensors without data, torch lets their operands differ in dtype; on tensors with data, each call would fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ class Recorder(TorchDispatchMode):
             loc = user_line(sys._getframe(1), until=TRACED) if self.loc is None else self.loc
             if torch.is_grad_enabled():
                 self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, loc)
+        if getattr(func, "overloadpacket", None) in _OF_ONE_DTYPE:
+            _check_dtypes(func, args, loc)
         result = func(*args, **(kwargs or {}))
         for new in self.new_nodes():
             new.meta["loc"] = loc
@@ -131,6 +137,18 @@ class Recorder(TorchDispatchMode):
     def node_of(self, value: Tensor) -> fx.Node:
         """The node that a traced tensor is the value of."""
         return get_proxy_slot(value, self._tracer).proxy.node
+
+
+def _check_dtypes(func: OpOverload, args: Sequence[Any], loc: str) -> None:
+    dtypes = sorted({str(a.dtype).removeprefix("torch.") for a in args if isinstance(a, Tensor)})
+    if len(dtypes) > 1:
+        where = f"{loc}: " if loc else ""
+        raise GraphftError(
+            f"{where}{op_name(func)} of {' and '.join(dtypes)} tensors, which PyTorch does not compute",
+            rule="capture",
+            help="give model and inputs one dtype: model.float(); or declare an input with its dtype, "
+            f"'x': ((None, 4), torch.{dtypes[-1]})",
+        )
 
 
 def settle(gradient: Tensor, parameter: Tensor, taken: set[int]) -> Tensor:
@@ -172,7 +190,7 @@ class Emitter:
         self.names = dict(results)
         self.values: dict[fx.Node, Arg] = {n: Ref(name) for n, name in zip(traced.inputs, inputs, strict=True)}
         self.types: dict[str, Type] = {}
-        self.reserved = set(self.names.values())
+        self.reserved = {*self.names.values(), *inputs}  # some inputs are declared later
         self.constants: dict[int, str] = {}
         self.ops: list[tuple[Operator, fx.Node]] = []
         self._make()

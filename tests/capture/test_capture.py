@@ -238,6 +238,11 @@ def mismatch(self: Model, x: Tensor) -> Tensor:
     return y @ torch.ones(3, 3)
 
 
+def two_dtypes(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    return y @ torch.ones(4, 3, dtype=torch.float64)
+
+
 def loop(self: Model, x: Tensor) -> Tensor:
     y = self.linear(x)
     return sum((y * i for i in range(x.shape[0])), torch.zeros(4))
@@ -279,6 +284,7 @@ def cut(self: Model, x: Tensor) -> Tensor:
         (truth, "capture", 2, "torch.where"),
         (numpy, "capture", 2, "numpy"),
         (mismatch, "capture", 2, r"\[batch, 4\] X \[3, 3\]"),
+        (two_dtypes, "capture", 2, r"aten.mm of float32 and float64 tensors.*\n.*model.float\(\)"),
         (loop, "dimension", 2, "dimension batch must vary.* makes a number of it"),
         (listed, "dimension", 2, "dimension batch must vary.* makes a number of it"),
         (plain_written, "constant-written", 2, "register_buffer"),

@@ -229,3 +229,20 @@ def test_what_the_loss_does_to_a_result_in_place_is_not_predicted() -> None:
     program = prediction_of(graphft.build(model, clamped, INPUTS).origin)
     (found,) = run(with_weights(program, model.state_dict()), x=X).values()
     assert torch.equal(found, model.eval()(X))
+
+
+def test_names_that_constants_would_have() -> None:
+    """A parameter called `const`, and a tensor that the function closes over."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.const = nn.Linear(4, 3), nn.Parameter(torch.full((3,), 7.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * self.const
+
+    model, shift = Scaled(), torch.tensor([1.0, 2.0, 3.0])
+    program = prediction_of(make_job(model, loss=loss_fn).origin, lambda model, x: {"p": model(x) + shift})
+    with torch.no_grad():
+        assert torch.equal(run(program, x=X)["p"], model(X) + shift)
