@@ -42,13 +42,18 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 
+INTERNAL = {"fork-server", "predict-worker"}
+"""Commands that other commands start."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `graphft` and `python -m graphft`. Returns the exit status."""
     hear_of_children()
     if PARENT in os.environ:  # before anything is loaded, which can take seconds; and not for children of our own
         die_with_parent(int(os.environ.pop(PARENT)))
-    parser, launch = _parser()
-    options = parser.parse_args(_with_port(list(sys.argv[1:] if arguments is None else arguments), launch))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser, launch = _parser(given)
+    options = parser.parse_args(_with_port(given, launch))
     command: Callable[[argparse.Namespace], int] = options.command
     if arguments is None and command in (_start, replay) and "PYTHONHASHSEED" not in os.environ:
         # By hand. A launcher sets it; it counts from Python's start on.
@@ -68,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """All commands; and `graphft launch` by itself."""
+def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """All commands; and `graphft launch` by itself. Those that are of no use to people are there when `given`."""
     parser = argparse.ArgumentParser(prog="graphft", description="fault-tolerant training, in the graph")
     parser.add_argument("--version", action="version", version=f"graphft {graphft.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -138,6 +143,8 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     add_chaos(commands)
     add_slurm(commands)
     add_kubernetes(commands)
+    for name in INTERNAL.difference(given[:1]):  # a message about a misspelt command lists the others
+        del commands.choices[name]
     return parser, launch
 
 

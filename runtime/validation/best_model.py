@@ -100,9 +100,11 @@ class BestModels:
     def adopt(self, other: BestModels) -> None:
         """Takes the best one of another run along. Raises OSError."""
         kept = other.best()
-        file = other.fetch(kept) if kept is not None else None
-        if kept is None or file is None:
+        if kept is None:
             return
+        file = other.fetch(kept)
+        if file is None:
+            raise OSError(f"the model of step {kept.step}, the best one, is gone")
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, self._model(kept))
         note = _note(kept)

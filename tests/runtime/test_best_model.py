@@ -84,3 +84,6 @@ def test_another_machine_finds_it_in_the_storage_and_another_folder_takes_it_alo
     next_run.adopt(other)
     assert held(next_run) == (10, 0.5)
     models(tmp_path / "empty").adopt(models(tmp_path / "nothing"))
+    (tmp_path / "next/best/step-00000010.safetensors").unlink()
+    with pytest.raises(OSError, match="the model of step 10, the best one, is gone"):
+        models(tmp_path / "last").adopt(next_run)

@@ -256,6 +256,16 @@ def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"    {command}" in text for command in ("launch", "start", "status", "show"))
 
 
+def test_a_misspelt_command_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["lanch"])
+    assert end.value.code == 2
+    message = capsys.readouterr().err
+    assert "launch" in message
+    assert "fork-server" not in message
+    assert "predict-worker" not in message
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
