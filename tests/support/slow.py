@@ -13,6 +13,7 @@ SLOW = {
     "tests/driver/test_trainer.py": ["test_preemptions_are_no_failures"],
     "tests/driver/test_trainer_life.py": [
         "test_a_state_is_not_loaded_into_a_run_that_another_script_trains[False]",
+        "test_a_state_is_not_loaded_into_a_run_that_another_script_trains[True]",
         "test_epochs_that_another_process_trained_meanwhile_count",
         "test_exit_statuses_are_learnt_where_sigchld_was_ignored",
     ],
@@ -38,6 +39,7 @@ SLOW = {
         "test_a_signal_reaches_the_role",
     ],
     "tests/examples/test_examples.py": [
+        "test_digits",
         "test_own_loop[folder]",
         "test_own_loop[s3]",
         "test_tasks",
@@ -89,13 +91,15 @@ SLOW = {
         "test_a_script_that_is_killed_tells_each_validation_once",
         "test_decisions_are_those_of_the_undisturbed_job",
     ],
-    "tests/integration/test_ways.py": ["test_torchrun_ranks[coordinator]"],
+    "tests/integration/test_ways.py": ["test_torchrun_ranks[coordinator]", "test_torchrun_ranks[etcd]"],
+    "tests/interchange/test_exported_program.py": ["test_plain_torch_gives_the_bits_of_predict"],
     "tests/interchange/test_reshard.py": [
         "test_another_machine_knows_by_the_storage_what_a_run_went_on_in[s3]",
         "test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start",
     ],
     "tests/loop/test_ranks.py": ["test_all_ranks_go_on_to_the_bit"],
     "tests/page/test_browser.py": ["test_a_job_from_training_to_its_end"],
+    "tests/runtime/test_environment.py": ["test_a_rank_so_late_that_the_job_ends_under_it_ends_well[trainers]"],
     "tests/runtime/test_store_kills.py": ["test_at_each_operation[storage]"],
 }
 """By file; what is in brackets is one of the test's cases."""
