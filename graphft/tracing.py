@@ -30,7 +30,7 @@ from graphft.symbolic import Symbols, quiet
 _ALIASES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default})
 """Without autograd, these are their operand."""
 _OF_ONE_DTYPE = frozenset(
-    getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "linear", "convolution")
+    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "linear", "convolution")
 )
 """On tensors without data, torch lets their operands differ in dtype; on tensors with data, each call would fail."""
 
@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
             loc = user_line(sys._getframe(1), until=TRACED) if self.loc is None else self.loc
             if torch.is_grad_enabled():
                 self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, loc)
-        if getattr(func, "overloadpacket", None) in _OF_ONE_DTYPE:
+        if func in _OF_ONE_DTYPE:
             _check_dtypes(func, args, loc)
         result = func(*args, **(kwargs or {}))
         for new in self.new_nodes():
