@@ -58,11 +58,12 @@ def _validated(job: Job, folder: Path) -> dict[str, Tensor]:
 
 def metric_differences(reference: Path, folder: Path) -> tuple[int, list[str]]:
     """Of loss and metrics of each batch, as the metrics of two folders have them: how many values both have, and which
-    differ, in words. Rows that a process lost, as it was killed, are in one of them only."""
+    differ, in words. Rows that a process lost, as it was killed, are in one of them only; but not all of them are."""
     one, other = (_by_batch(path) for path in (reference, folder))
     common = sorted(one.keys() & other.keys())
     different = [key for key in common if one[key] != other[key]]
-    return len(common), [f"{name} of step {step}, slot {slot}: differs" for step, slot, name in different]
+    told = [f"{name} of step {step}, slot {slot}: differs" for step, slot, name in different]
+    return len(common), told if common or not one else [f"none of its {len(one)} losses and metrics is there"]
 
 
 def _by_batch(folder: Path) -> dict[tuple[int, int, str], str]:

@@ -58,6 +58,8 @@ def test_metrics_are_compared_where_both_runs_have_them(tmp_path: Path) -> None:
         (tmp_path / name / "metrics" / "trainer-0.jsonl").write_text(text)
     assert metric_differences(tmp_path / "a", tmp_path / "b") == (2, [])
     assert metric_differences(tmp_path / "a", tmp_path / "c") == (2, ["loss of step 2, slot 0: differs"])
+    (tmp_path / "empty" / "metrics").mkdir(parents=True)
+    assert metric_differences(tmp_path / "a", tmp_path / "empty")[1] == ["none of its 3 losses and metrics is there"]
 
 
 def test_chunks_are_accounted_for_when_each_has_ended_once() -> None:
