@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from graphft.batch_pairs import warn_of_pairs
 from graphft.batch_sum import warn_of_sums
 from graphft.errors import GraphftError
 from graphft.guards import assumptions, captured
@@ -122,6 +123,7 @@ def build(
     program.origin = origin
     if training:
         warn_of_sums(program)
+        warn_of_pairs(program)
         tell_mode(model)
     return program
 

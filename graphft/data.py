@@ -207,12 +207,18 @@ def torch_dtype(name: str, dtype: np.dtype[Any]) -> str:
         ) from None
 
 
-def arrays(chunk_size: int = 4096, **columns: torch.Tensor | np.ndarray | Sequence[Any]) -> DataSpec:
+def arrays(*unnamed: object, chunk_size: int = 4096, **columns: torch.Tensor | np.ndarray | Sequence[Any]) -> DataSpec:
     """Describes tensors or arrays, one per column, with the records along their first dimension.
 
     They are stored with the job (`DataSpec.store`), and memory-mapped where they are read. Raises GraphftError when
-    their lengths differ, or one is not of numbers.
+    their lengths differ, one is not of numbers, or one has no name.
     """
+    if unnamed:
+        raise GraphftError(
+            f"arrays() got {len(unnamed)} without a name: {', '.join(type(value).__name__ for value in unnamed)}",
+            rule="columns",
+            help="name each column like an input of the program: graphft.arrays(x=..., y=..., chunk_size=4096)",
+        )
     names = check_columns(columns)
     values = {name: _as_array(name, columns[name]) for name in names}
     lengths = {name: len(a) for name, a in values.items()}

@@ -7,15 +7,18 @@ Each optimizer has an op of its own (`ops/optimize.py`), with its options as att
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from graphft.errors import GraphftError
 from graphft.ir import Arg
 from graphft.schedule import Rate
+
+_Optimizer = TypeVar("_Optimizer", bound="Optimizer")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,17 @@ class Optimizer:
     op: ClassVar[str]
     torch_class: ClassVar[type[torch.optim.Optimizer]]
     lr: Rate
+
+    def __new__(cls: type[_Optimizer], *args: Any, **options: Any) -> _Optimizer:
+        """Refuses a model or its parameters, which torch's optimizers take first: `__init__` takes a learning rate."""
+        if args and isinstance(args[0], nn.Module | Iterable) and not isinstance(args[0], str | Tensor):
+            raise GraphftError(
+                f"graphft.{cls.__name__} got a {type(args[0]).__name__} first, expected the learning rate",
+                rule="optimizer-option",
+                help=f"write graphft.{cls.__name__}(lr=...): its parameters are those of the program that minimize() "
+                f"gets; torch.optim.{cls.torch_class.__name__}(model.parameters(), ...) is taken, too",
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         options = {f.name: getattr(self, f.name) for f in fields(self)}

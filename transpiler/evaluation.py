@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from graphft import registry
+from graphft.batch_pairs import warn_of_pairs
 from graphft.batch_sum import warn_of_sums
 from graphft.dependence import def_use, flow
 from graphft.errors import GraphftError, ProgramError, UsageError
@@ -43,6 +44,7 @@ def evaluation_of(program: Program, validation: Validation) -> Program:
     evaluation = forward_only(found)
     if validation.loss_fn is not None:
         warn_of_sums(evaluation)
+        warn_of_pairs(evaluation)
     check_evaluation(evaluation, help=_IN_EVAL_MODE if validation.program is not None else _DRAWS)
     for name, function in validation.reduce.items():
         assert validation.data is not None

@@ -58,6 +58,7 @@ def test_split_covers_everything() -> None:
     ("make", "rule"),
     [
         (lambda: arrays(x=torch.zeros(3), y=torch.zeros(4)), "column-lengths"),
+        (lambda: arrays(torch.zeros(3), torch.zeros(3)), "columns"),
         (lambda: arrays(x=torch.zeros(0)), "short-data"),
         (lambda: arrays(x=torch.zeros(3), chunk_size=0), "chunk-size"),
         (lambda: arrays(x=torch.tensor(1.0)), "columns"),
