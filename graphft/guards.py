@@ -42,7 +42,13 @@ _WANTS_INTEGERS = (
     "tensors used as indices must be long",
 )
 """Of torch's errors when class labels, or indices, are floats."""
-_INTEGERS = "class labels and indices are integers: declare such an input with its dtype, 'y': ((None,), torch.int64)"
+INTEGERS = "class labels and indices are integers: declare such an input with its dtype, 'y': ((None,), torch.int64)"
+_WANTS_ONE_DTYPE = ("same dtype", "same type", "type (")
+"""Of torch's errors when two operands differ in dtype."""
+ONE_DTYPE = (
+    "give model and inputs one dtype: model.float(); or declare an input with the model's, "
+    "'x': ((None, 4), next(model.parameters()).dtype)"
+)
 
 
 @contextmanager
@@ -87,8 +93,10 @@ def captured(symbols: Symbols) -> Iterator[None]:
         raise GraphftError(
             f"{where}{type(error).__name__}: {text}",
             rule="capture",
-            help=_INTEGERS
+            help=INTEGERS
             if any(words in text for words in _WANTS_INTEGERS)
+            else ONE_DTYPE
+            if any(words in text for words in _WANTS_ONE_DTYPE)
             else f"the model runs with the named dimensions {dims or '(none)'}; inputs that must agree in a size "
             "need the same name for it, and what the code cannot vary needs a number",
         ) from error

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphft import registry
 from graphft.dependence import alias_classes
 from graphft.errors import GraphftError
+from graphft.guards import INTEGERS, ONE_DTYPE
 from graphft.ir import Arg, Block, Kind, Operator, Ref, Type, Variable, same
 from graphft.literals import literal
 from graphft.locations import TRACED, user_line
@@ -33,6 +34,8 @@ _OF_ONE_DTYPE = frozenset(
     getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "linear", "convolution")
 )
 """On tensors without data, torch lets their operands differ in dtype; on tensors with data, each call would fail."""
+_OF_LABELS = frozenset({torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default})
+"""(log probabilities, class labels, weights of the classes): likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class Recorder(TorchDispatchMode):
                 self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, loc)
         if func in _OF_ONE_DTYPE:
             _check_dtypes(func, args, loc)
+        elif func in _OF_LABELS:
+            _check_labels(func, args, loc)
         result = func(*args, **(kwargs or {}))
         for new in self.new_nodes():
             new.meta["loc"] = loc
@@ -139,6 +144,18 @@ class Recorder(TorchDispatchMode):
         return get_proxy_slot(value, self._tracer).proxy.node
 
 
+def _check_labels(func: OpOverload, args: Sequence[Any], loc: str) -> None:
+    values, labels, weights = args[:3]
+    if labels.dtype not in (torch.int64, torch.uint8):
+        raise GraphftError(
+            f"{loc + ': ' if loc else ''}{op_name(func)} of {str(labels.dtype).removeprefix('torch.')} class labels, "
+            "expected int64",
+            rule="capture",
+            help=INTEGERS,
+        )
+    _check_dtypes(func, (values, weights), loc)
+
+
 def _check_dtypes(func: OpOverload, args: Sequence[Any], loc: str) -> None:
     dtypes = sorted({str(a.dtype).removeprefix("torch.") for a in args if isinstance(a, Tensor)})
     if len(dtypes) > 1:
@@ -146,8 +163,7 @@ def _check_dtypes(func: OpOverload, args: Sequence[Any], loc: str) -> None:
         raise GraphftError(
             f"{where}{op_name(func)} of {' and '.join(dtypes)} tensors, which PyTorch does not compute",
             rule="capture",
-            help="give model and inputs one dtype: model.float(); or declare an input with its dtype, "
-            f"'x': ((None, 4), torch.{dtypes[-1]})",
+            help=ONE_DTYPE,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -21,6 +22,7 @@ from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.process.metric_files import losses_of, read_table
 from graphft.runtime.process.validations import read_validations
+from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.runtime.protocol.task_groups import TaskCounts
 from graphft.runtime.validation.best_model import BestModels
@@ -146,7 +148,8 @@ def not_once(job: Job, folder: Path, discarded: Collection[int] = ()) -> list[st
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of the passes that etcd still has records of: sync, of the last two; async, of all."""
+    """The chunks of the passes that etcd still has records of: sync, of the last two, as far as they are over (a job
+    may stop early, in the middle of one); async, of all."""
 
     expected: int
     done: int
@@ -160,10 +163,20 @@ class Chunks:
         return self.expected == self.done and not self.todo and not self.pending
 
 
+def last_step(job: Job, etcd: Etcd) -> int:
+    """After how many steps the job ends: fewer than planned where it was decided to stop early."""
+    kv = etcd.get(Keys(job.config.name).decided)
+    decided = msgspec.json.decode(kv.value, type=Decided) if kv is not None else Decided()
+    return decided.step if decided.stopped else job.config.total_steps
+
+
 def count_chunks(job: Job, etcd: Etcd, folder: Path) -> Chunks:
     """The state of the queue, after the job. In async mode, what is done is what every shard's ledger says."""
     keys, config = Keys(job.config.name), job.config
-    passes = range(max(0, config.passes - 2) if config.sync else 0, config.passes)
+    passes = range(config.passes)
+    if config.sync:
+        ended = config.plan.pass_of(last_step(job, etcd))
+        passes = range(max(0, config.passes - 2), config.passes) if ended == config.passes else passes[:ended][-1:]
     in_pass = sum(1 for n in config.plan.batches if n)
     found = [count_queue(etcd, keys, config.dispatch, p, in_pass) or TaskCounts(in_pass, 0, 0) for p in passes]
     done, todo, pending = (sum(getattr(counts, state) for counts in found) for state in ("done", "todo", "pending"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import count_chunks
+from graphft.runtime.chaos.compare import count_chunks, last_step
 from graphft.runtime.chaos.coordinators import STARTED, Coordinators, TrainerEnds
 from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.host import Host, is_running, send
@@ -187,6 +187,7 @@ class Run:
             self._read(etcd)
 
     def _read(self, etcd: Etcd) -> None:
+        self.report.total_steps = last_step(self.job, etcd)
         self.report.chunks = count_chunks(self.job, etcd, self.folder)
         self.report.ends = Counter(
             f"{event.fields['role']} {describe_exit(event.fields['status'])}"

@@ -63,7 +63,10 @@ def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
         )
     folder = Path(source)
     config, program = read_record(folder).config, load_prediction(folder)
-    found = Result.of(folder, 0, 0.0).best
+    result = Result.of(folder, 0, 0.0)
+    found = result.best
+    if found is None and (missing := result.missing_best()):
+        raise UsageError(missing, rule="no-checkpoint", help="predict with the newest model: leave out best")
     if found is None:
         raise UsageError(
             f"{folder} has no best model",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from graphft.errors import UsageError
 from graphft.runtime.callbacks.csv_logger import OWN
 from graphft.runtime.callbacks.told import FILE, Told
+from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process import metric_lines, metric_rows, validations
 from graphft.runtime.process.metric_files import FOLDER, LEVELS, files_of
@@ -41,6 +42,8 @@ def carry_rows(source: Path, before: str, job: Job, new: Path, step: int) -> Non
 
         mode = validate.best.mode or "min"
         with _or_a_line(source / BEST, new / BEST):
+            if missing := Result.of(source, 0, 0.0).missing_best():
+                raise OSError(missing)
             BestModels(new, mode).adopt(BestModels(source, mode))
     (new / FOLDER).mkdir(exist_ok=True)
     for path in sorted({path for level in LEVELS for path in files_of(source, level)}):

@@ -320,7 +320,8 @@ def _launch(
 
 def _told(result: Result, job: Job | JobRecord) -> Result:
     """After a line for each thing that the job did without."""
-    for line in result.lost(job.config.data.records) + missing_validations(result.job_dir, job.config, result.steps):
+    lost = result.lost(job.config.data.records) + missing_validations(result.job_dir, job.config, result.steps)
+    for line in filter(None, (*lost, result.missing_best())):
         tell(line)
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from graphft.runtime.validation.best_model import BestModels
+    from graphft.transpiler.criteria import Criterion
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,36 @@ class Result:
     @property
     def best(self) -> Best | None:
         """The best model by its validations, of `Validation(best=...)`. Read from the folder, or its storage."""
-        config = read_record(self.job_dir).config.validate
-        if config is None or config.best is None:
+        models = self._best_models
+        kept = models.best() if models is not None else None
+        model = models.fetch(kept) if models is not None and kept is not None else None
+        return Best(kept.step, kept.value, model) if kept is not None and model is not None else None
+
+    def missing_best(self) -> str:
+        """Says that the best model is gone, which was kept; "" if it is there, or none was to be kept."""
+        terms, models = self._best_terms, self._best_models
+        if terms is None or models is None or self.best is not None:
+            return ""
+        kept = models.best()
+        values = [row.get(terms.metric, math.nan) for row in self.validations.values()]
+        if kept is None and not any(map(math.isfinite, values)):
+            return ""
+        which = f"the best model by {terms.metric}" if kept is None else f"the model of step {kept.step}, the best one,"
+        return f"{which} is GONE from {models.folder}"
+
+    @property
+    def _best_terms(self) -> Criterion | None:
+        validate = read_record(self.job_dir).config.validate
+        return validate.best if validate is not None else None
+
+    @property
+    def _best_models(self) -> BestModels | None:
+        terms = self._best_terms
+        if terms is None:
             return None
         from graphft.runtime.validation.best_model import BestModels  # with torch, which a launcher does without
 
-        models = BestModels(self.job_dir, config.best.mode or "min")
-        kept = models.best()
-        model = models.fetch(kept) if kept is not None else None
-        return Best(kept.step, kept.value, model) if kept is not None and model is not None else None
+        return BestModels(self.job_dir, terms.mode or "min")
 
     @property
     def skipped_steps(self) -> int:

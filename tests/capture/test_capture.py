@@ -243,6 +243,21 @@ def two_dtypes(self: Model, x: Tensor) -> Tensor:
     return y @ torch.ones(4, 3, dtype=torch.float64)
 
 
+def two_dtypes_at_once(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    return torch.dot(y[:, 0], x[:, 0].double())
+
+
+def small_labels(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    return nn.functional.cross_entropy(y, torch.zeros_like(x[:, 0], dtype=torch.int32))
+
+
+def weights_of_classes(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    return nn.functional.cross_entropy(y, torch.zeros_like(x[:, 0]).long(), torch.ones(4, dtype=torch.float64))
+
+
 def loop(self: Model, x: Tensor) -> Tensor:
     y = self.linear(x)
     return sum((y * i for i in range(x.shape[0])), torch.zeros(4))
@@ -285,6 +300,9 @@ def cut(self: Model, x: Tensor) -> Tensor:
         (numpy, "capture", 2, "numpy"),
         (mismatch, "capture", 2, r"\[batch, 4\] X \[3, 3\]"),
         (two_dtypes, "capture", 2, r"aten.mm of float32 and float64 tensors.*\n.*model.float\(\)"),
+        (two_dtypes_at_once, "capture", 2, r"same dtype.*\n.*model.float\(\)"),
+        (small_labels, "capture", 2, r"of int32 class labels, expected int64\n.*torch.int64\)"),
+        (weights_of_classes, "capture", 2, "nll_loss_forward of float32 and float64 tensors"),
         (loop, "dimension", 2, "dimension batch must vary.* makes a number of it"),
         (listed, "dimension", 2, "dimension batch must vary.* makes a number of it"),
         (plain_written, "constant-written", 2, "register_buffer"),

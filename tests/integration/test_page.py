@@ -96,7 +96,9 @@ def test_a_job_that_is_killed_in_parts_and_as_a_whole(folder: Path, pace: Pace) 
     assert samples["graphft_time_seconds_total", "recovering"] > 0
 
     run = read_record(folder / "jobs" / "blobs").run_id
-    until(lambda: read_time(folder / "jobs" / "blobs", run)["seconds"]["recovering"] > 0)  # a few seconds later
+    until(  # it is written a few seconds later
+        lambda: read_time(folder / "jobs" / "blobs", run)["seconds"]["recovering"] > max(0.0, event["cost"] - ROUNDED)
+    )
     first.kill()
     pace.set(0)
     second = launch(folder, pace)

@@ -20,6 +20,7 @@ from torch import nn
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.prediction.predict import Request, results_of
+from graphft.runtime.process.validations import note_validation
 from graphft.runtime.validation.best_model import BestModels, Kept
 from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model
 from tests.support.processes import command_line
@@ -257,6 +258,13 @@ def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None
     models.write(Kept(4, 0.7), make_model(3).state_dict())
     found = graphft.predict(folder, {"x": X[:64]}, best=True)["output"]
     assert torch.equal(found, by_batches(best.eval(), X[:64]))
+    (folder / "best" / "step-00000002.safetensors").unlink()
+    with pytest.raises(GraphftError, match="the model of step 2, the best one, is GONE from "):
+        graphft.predict(folder, {"x": X}, best=True)
+    shutil.rmtree(folder / "best")
+    note_validation(folder, 1, 2, {"loss": 0.5})
+    with pytest.raises(GraphftError, match="the best model by loss is GONE from "):
+        graphft.predict(folder, {"x": X}, best=True)
     with pytest.raises(GraphftError, match="the best model is asked for, and step 2, too"):
         graphft.predict(folder, {"x": X}, best=True, step=2)
 

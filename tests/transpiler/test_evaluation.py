@@ -160,6 +160,26 @@ def of_nobody(nobody: Tensor) -> Tensor:
     return nobody
 
 
+def test_reducers_are_called_what_users_like() -> None:
+    """Not refused for what an op of the model, or of another reducer, happens to be called."""
+    _, program = make()
+    reduce = {
+        "spread": lambda scores: scores.std() / scores.mean(),
+        "mean": lambda scores: scores.mean(),
+        "addmm": lambda scores, labels: (scores - labels).mean(),
+    }
+    found = evaluation_of(program, graphft.Validation(data=data(), loss_fn=with_scores, reduce=reduce))
+    assert results_of(found) == ("loss", "accuracy", *reduce)
+    batch = {"x": torch.randn(7, 4), "y": torch.randint(0, 2, (7,))}
+    done = graphft.Executor().run(found, batch, ["loss", "scores"])
+    torch.manual_seed(0)
+    assert torch.equal(done["loss"], with_scores(make()[0].eval(), **batch)[0])
+    everything = {"scores": done["scores"], "labels": batch["y"]}
+    values = named(found, [0.5, 0.25], everything)
+    for name, reducer in reduce.items():
+        assert values[name] == float(reducer(*list(everything.values())[: 2 if name == "addmm" else 1])), name
+
+
 def test_what_would_depend_on_who_computes_it_is_refused() -> None:
     _, program = make()
     rejects("draws random numbers", program, loss_fn=noisy)
