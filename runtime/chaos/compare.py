@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -22,7 +21,6 @@ from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.process.metric_files import losses_of, read_table
 from graphft.runtime.process.validations import read_validations
-from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.runtime.protocol.task_groups import TaskCounts
 from graphft.runtime.validation.best_model import BestModels
@@ -82,6 +80,11 @@ def _last(job: Job, store: CheckpointStore, folder: Path) -> Manifest:
             f"{folder} holds no complete run of this job", rule="chaos-reference", help="run the job to its end first"
         )
     return last
+
+
+def last_step(job: Job, folder: Path) -> int:
+    """Sync: after how many steps the complete run of this folder ended; fewer than planned if it stopped early."""
+    return _last(job, checkpoints_of(folder), folder).step
 
 
 def differences(reference: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
@@ -163,19 +166,13 @@ class Chunks:
         return self.expected == self.done and not self.todo and not self.pending
 
 
-def last_step(job: Job, etcd: Etcd) -> int:
-    """After how many steps the job ends: fewer than planned where it was decided to stop early."""
-    kv = etcd.get(Keys(job.config.name).decided)
-    decided = msgspec.json.decode(kv.value, type=Decided) if kv is not None else Decided()
-    return decided.step if decided.stopped else job.config.total_steps
-
-
-def count_chunks(job: Job, etcd: Etcd, folder: Path) -> Chunks:
-    """The state of the queue, after the job. In async mode, what is done is what every shard's ledger says."""
+def count_chunks(job: Job, etcd: Etcd, folder: Path, steps: int) -> Chunks:
+    """The state of the queue, after the job, which has so many steps: fewer than planned if it stops early.
+    In async mode, what is done is what every shard's ledger says."""
     keys, config = Keys(job.config.name), job.config
     passes = range(config.passes)
     if config.sync:
-        ended = config.plan.pass_of(last_step(job, etcd))
+        ended = config.plan.pass_of(steps)
         passes = range(max(0, config.passes - 2), config.passes) if ended == config.passes else passes[:ended][-1:]
     in_pass = sum(1 for n in config.plan.batches if n)
     found = [count_queue(etcd, keys, config.dispatch, p, in_pass) or TaskCounts(in_pass, 0, 0) for p in passes]

@@ -11,7 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import MODEL, differences, final_state, last_loss, metric_differences, not_once
+from graphft.runtime.chaos.compare import (
+    MODEL,
+    differences,
+    final_state,
+    last_loss,
+    last_step,
+    metric_differences,
+    not_once,
+)
 from graphft.runtime.chaos.fault_schedule import kinds_of, make_schedule, message_faults
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run, Say
@@ -31,6 +39,12 @@ class Prepared:
     reference: Path
     seconds: float | None = None
     losses: tuple[float, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """How many the job has: those of the reference run, which may have stopped early."""
+        config = self.job.config
+        return last_step(self.job, self.reference) if config.sync else config.total_steps
 
 
 def save_script(script: str, arguments: Sequence[str], folder: Path) -> None:
@@ -93,12 +107,12 @@ def copy_job(source: Path, target: Path) -> None:
 
 def run_chaos(prepared: Prepared, options: ChaosOptions, say: Say) -> Report:
     """Runs the job under faults, and compares what it leaves with the reference."""
-    job = prepared.job
+    job, steps = prepared.job, prepared.steps
     kinds = kinds_of(options.kinds, options.members, job.config.dispatch == "coordinator")
-    schedule = make_schedule(options.seed, options.faults, kinds, job.config.total_steps, job.config.lease_ttl)
+    schedule = make_schedule(options.seed, options.faults, kinds, steps, job.config.lease_ttl)
     faults = message_faults(options.seed, kinds)
     environment = {VARIABLE: json.dumps(asdict(faults))} if faults is not None else {}
-    report = Run(job, prepared.folder, options, schedule, environment, say).play()
+    report = Run(job, prepared.folder, options, schedule, environment, say, steps).play()
     report.reference_seconds = prepared.seconds
     if report.completed and not job.config.sync:
         report.different = not_once(job, prepared.folder)

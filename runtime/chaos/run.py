@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import count_chunks, last_step
+from graphft.runtime.chaos.compare import count_chunks
 from graphft.runtime.chaos.coordinators import STARTED, Coordinators, TrainerEnds
 from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.host import Host, is_running, send
@@ -68,15 +68,18 @@ class Run:
         schedule: Sequence[Fault],
         environment: Mapping[str, str],
         say: Say,
+        steps: int | None = None,
     ) -> None:
+        """`steps`: how many the job will have, where it stops early."""
         self.job, self.folder, self.options, self.say = job, folder, options, say
+        self.steps = job.config.total_steps if steps is None else steps
         self.keys = Keys(job.config.name)
         self.left = list(schedule)
         self.host = Host(job, folder, options.members, environment)
         kind = SyncRecoveries if job.config.sync else AsyncRecoveries
-        self.recoveries: Recoveries = kind(job.config.pservers, job.config.total_steps)
+        self.recoveries: Recoveries = kind(job.config.pservers, self.steps)
         self.report = Report(
-            job.config.name, options.seed, options.members, job.config.total_steps, len(schedule), self.recoveries.all
+            job.config.name, options.seed, options.members, self.steps, len(schedule), self.recoveries.all
         )
         if self.host.has_coordinator:
             self.report.coordinators = Coordinators()
@@ -137,13 +140,13 @@ class Run:
             self._count(self.host.etcd)
 
     def _due(self, fault: Fault, now: float) -> bool:
-        if self.recoveries.low >= NEARLY * self.job.config.total_steps:
+        if self.recoveries.low >= NEARLY * self.steps:
             return False
         if fault.after is not None and self._fired_at:
             return now >= self._fired_at + fault.after
         if self.recoveries.open or self.recoveries.low < max(fault.step, 1):
             return False
-        if self.recoveries.low >= fault.step + LATE_SHARE * self.job.config.total_steps:
+        if self.recoveries.low >= fault.step + LATE_SHARE * self.steps:
             return True
         return self.host.whole and (self._all_there() or now >= self._fired_at + REPLACE_SECONDS)
 
@@ -187,8 +190,7 @@ class Run:
             self._read(etcd)
 
     def _read(self, etcd: Etcd) -> None:
-        self.report.total_steps = last_step(self.job, etcd)
-        self.report.chunks = count_chunks(self.job, etcd, self.folder)
+        self.report.chunks = count_chunks(self.job, etcd, self.folder, self.steps)
         self.report.ends = Counter(
             f"{event.fields['role']} {describe_exit(event.fields['status'])}"
             for _, event in read_events(etcd, self.keys)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import Chunks, count_chunks, last_step
+from graphft.runtime.chaos.compare import Chunks, count_chunks
 from graphft.runtime.chaos.coordinators import NONE_STOOD_BY, STOOD_BY, Coordinators, TrainerEnds
 from graphft.runtime.chaos.fault_schedule import COORDINATOR_WEIGHTS, MESSAGES, WEIGHTS, kinds_of, make_schedule
 from graphft.runtime.chaos.report import Report
@@ -21,7 +21,6 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.process_ends import note_end
-from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.task_groups import TaskCounts
 from tests.support.programs_by_hand import linear
 
@@ -120,9 +119,9 @@ def test_the_tasks_of_a_coordinator_are_counted(etcd: Etcd, tmp_path: Path) -> N
     )
     options = {"chunks": data, "batch_size": 4, "passes": 3, "name": keys.job}
     job = graphft.transpile(linear(features=8), ft=True, dispatch="coordinator", **options)
-    assert count_chunks(job, etcd, tmp_path) == Chunks(expected=8, done=0, left_out=0, todo=8, pending=0)
+    assert count_chunks(job, etcd, tmp_path, 24) == Chunks(expected=8, done=0, left_out=0, todo=8, pending=0)
     etcd.put(keys.task_counts, msgspec.json.encode({2: TaskCounts(1, 1, 2)}))
-    assert count_chunks(job, etcd, tmp_path) == Chunks(expected=8, done=6, left_out=0, todo=1, pending=1)
+    assert count_chunks(job, etcd, tmp_path, 24) == Chunks(expected=8, done=6, left_out=0, todo=1, pending=1)
     etcd.delete_prefix(f"/{keys.job}")
 
 
@@ -131,8 +130,6 @@ def test_of_a_job_that_stopped_early_the_passes_that_are_over_count(etcd: Etcd, 
     keys = Keys(f"job-{uuid.uuid4().hex}")
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 8), y=torch.zeros(32, 1))
     job = graphft.transpile(linear(features=8), ft=True, chunks=data, batch_size=4, passes=6, name=keys.job)
-    for step, stopped, last, expected in ((20, "", 48, 8), (20, "no better", 20, 4), (6, "no better", 6, 0)):
-        etcd.put(keys.decided, msgspec.json.encode(Decided(step=step, stopped=stopped)))
-        assert last_step(job, etcd) == last
-        assert count_chunks(job, etcd, tmp_path).expected == expected
+    for steps, expected in ((48, 8), (20, 4), (6, 0)):
+        assert count_chunks(job, etcd, tmp_path, steps).expected == expected
     etcd.delete_prefix(f"/{keys.job}")

@@ -30,6 +30,8 @@ graphft.minimize(program, graphft.Adam(lr=1e-2))
 x = torch.randn(640, 8)
 data = graphft.arrays(x=x, y=x[:, :1] * x[:, 1:2], chunk_size=64)
 options = {"plain": {}, "ft": {"ft": True, "checkpoint_every": 25},
+           "stops": {"ft": True, "validate": graphft.Validation(
+               data=data, every=20, stop=graphft.EarlyStopping("loss", patience=5, min_delta=1e6))},
            "coordinator": {"ft": True, "checkpoint_every": 25, "dispatch": "coordinator"}}
 job = graphft.transpile(program, trainers=2, pservers=2, sync=True, chunks=data, batch_size=16,
                         passes=16, name="products", **options[sys.argv[1]])
@@ -106,6 +108,18 @@ def test_a_job_survives_its_coordinators(workplace: Path, script: Path) -> None:
     assert report.coordinators.killed >= 2
     assert report.coordinators.seconds
     assert report.trainers_ended == 0
+
+
+def test_a_job_that_stops_early_survives(workplace: Path, script: Path) -> None:
+    """Faults come while it trains, and the chunks of the pass that it leaves in the middle are not missed."""
+    save_script(str(script), ["stops"], workplace / "stopping")
+    prepared = prepare(workplace / "stopping", workplace / "s", patience=120)
+    assert prepared.steps == 120
+    report = run_chaos(prepared, ChaosOptions(faults=3, seed=5, kinds=("kill-trainer", "kill-job")), lambda line: None)
+    assert report.ok, report.problem
+    assert report.total_steps == 120
+    assert report.recoveries
+    assert report.chunks == Chunks(expected=10, done=10, left_out=0, todo=0, pending=0)
 
 
 def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared) -> None:
