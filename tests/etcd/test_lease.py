@@ -152,17 +152,17 @@ def test_a_frozen_etcd_ends_the_session_in_time(tmp_path: Path) -> None:
     lost: list[LeaseLost] = []
     over = threading.Event()
     with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as client:
-        session = Session(client, 2)
+        session = Session(client, 6)
         session.run_thread(lambda error: (lost.append(error), over.set()))
-        time.sleep(1.5)
+        time.sleep(3)
         session.check()
         frozen = time.monotonic()
         server.pause()
         while session.alive():
             time.sleep(0.01)
         passed = time.monotonic() - frozen
-        assert passed < 0.8 * 2 + 0.3, "the session trusted its lease for longer than its TTL"
-        assert over.wait(3)
+        assert passed < session.ttl, "the session trusted its lease for longer than its TTL"
+        assert over.wait(10)
         assert "no renewal" in lost[0].message
         server.resume()
         with pytest.raises(LeaseLost):
@@ -181,10 +181,10 @@ def test_a_thread_reports_a_revoked_lease(etcd: Etcd) -> None:
 
 
 def test_sessions_outlast_a_restart(tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as client, Session(client, 3).run_thread() as session:
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as client, Session(client, 6).run_thread() as session:
         client.put("/mine", b"", session.lease)
         for _ in range(2):
             server.restart()
-            time.sleep(1.2)
+            time.sleep(4)
             session.check()
         assert client.get("/mine") is not None

@@ -82,13 +82,13 @@ def test_a_waiter_that_gives_up_blocks_nobody(etcd: Etcd, prefix: str) -> None:
 
 
 def test_a_dead_holder_is_replaced_after_its_ttl(etcd: Etcd, prefix: str) -> None:
-    with Session(etcd, 10) as alive:
-        dead = Session(etcd, 1)  # never renewed
+    with Session(etcd, 60) as alive:
+        dead = Session(etcd, 3)  # never renewed
         lost = Lock(dead, prefix + "lock")
         lost.acquire()
         started = time.monotonic()
         lock = Lock(alive, prefix + "lock")
-        assert lock.acquire(timeout=10)
+        assert lock.acquire(timeout=20)
         assert 0.5 < time.monotonic() - started < 30
         assert not lost.held
         assert not etcd.txn([lost.fence()], [put_op(prefix + "data", b"stale")]).ok
@@ -112,7 +112,7 @@ HOLDER = """
 import sys
 from graphft.runtime.etcd import Etcd, Lock, Session, put_op
 etcd, prefix = Etcd(sys.argv[2:]), sys.argv[1]
-session = Session(etcd, 1).run_thread()
+session = Session(etcd, 4).run_thread()
 lock = Lock(session, prefix + "lock")
 lock.acquire()
 print("holds", flush=True)
@@ -133,18 +133,18 @@ def other(etcd_server: EmbeddedEtcd, prefix: str) -> Iterator[subprocess.Popen[s
 
 
 def test_a_killed_holder_is_replaced(etcd: Etcd, prefix: str, other: subprocess.Popen[str]) -> None:
-    with Session(etcd, 10) as session:
+    with Session(etcd, 60) as session:
         lock = Lock(session, prefix + "lock")
-        assert not lock.acquire(timeout=1.5)  # it renews
+        assert not lock.acquire(timeout=5)  # it renews
         other.kill()
-        assert lock.acquire(timeout=10)
+        assert lock.acquire(timeout=20)
 
 
 def test_a_frozen_holder_that_wakes_writes_nothing(etcd: Etcd, prefix: str, other: subprocess.Popen[str]) -> None:
     other.send_signal(signal.SIGSTOP)
-    with Session(etcd, 10) as session:
+    with Session(etcd, 60) as session:
         lock = Lock(session, prefix + "lock")
-        assert lock.acquire(timeout=10)
+        assert lock.acquire(timeout=20)
         other.send_signal(signal.SIGCONT)
         said, _ = other.communicate("write\n", timeout=20)
         assert said == "False False\n"

@@ -110,6 +110,7 @@ def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
 
 def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
     """Before the first checkpoint, one, and both at once."""
+    pace.set(0.2)  # what is waited for lasts for 20 steps
     job = training.job(program, pace=pace.file, checkpoint_every=25)
     played = play(
         job,

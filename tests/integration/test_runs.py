@@ -120,7 +120,7 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     arguments = (SCRIPT, pace.file)
     launch = {"GRAPHFT_LAUNCH": '{"quiet": true}'}
     first = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
-    seen = first.until(folder / "jobs" / "blobs", lambda s: at(12)(s) and s.checkpoint in (10, 20))
+    seen = first.until(folder / "jobs" / "blobs", lambda s: at(12)(s) and (s.checkpoint or 0) >= 10)
     os.kill(next(iter(seen.trainers.values()))["pid"], signal.SIGKILL)
     first.until(folder / "jobs" / "blobs", lambda s: any(e.kind == "died" for e in s.events))
     first.kill()
@@ -133,12 +133,12 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     again = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
     assert again.wait() == 0, again.output
     same = r"\(job unchanged, as far as 1\d of its Dataset's records tell\)"
-    assert re.match(rf"resuming jobs/blobs at step [12]0 of \d+ {same}\n", again.output), again.output
+    assert re.match(rf"resuming jobs/blobs at step [1-5]0 of \d+ {same}\n", again.output), again.output
     assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
     ends = read_ends(folder / "jobs" / "blobs")
     assert (ends.launches, ends.failures, sum(ends.preemptions.values())) == (2, {}, 1), "of all launches"
     log = (folder / "jobs" / "blobs" / "logs" / "pserver-0.log").read_text()
-    assert re.search("goes on from step [12]0", log), log
+    assert re.search("goes on from step [1-5]0", log), log
 
 
 def test_a_launch_that_finds_no_etcd_says_so_in_one_message(folder: Path, pace: Pace) -> None:

@@ -93,14 +93,14 @@ def test_torchrun_ranks(folder: Path, pace: Pace, dispatch: str) -> None:
 
     pace.set(0.5)  # it is looked at from outside, which takes its time on a busy machine
     ranks = start()
-    ranks[0].until(folder / "jobs" / "blobs", lambda s: at(12)(s) and s.checkpoint == 10)
+    ranks[0].until(folder / "jobs" / "blobs", lambda s: at(12)(s) and (s.checkpoint or 0) >= 10)
     for rank in ranks:
         rank.kill()
     assert not await_gone(folder), "its etcd ended with rank 0"
     pace.set(0)  # some may be so late that the job is over
     ranks = start()
     assert [rank.wait() for rank in ranks] == [0] * world, [rank.output for rank in ranks]
-    assert re.search("goes on from step [12]0", ranks[0].output), ranks[0].output
+    assert re.search("goes on from step [1-9]0", ranks[0].output), ranks[0].output
     assert "pserver 0" in ranks[0].output
     assert "trainer 1" in ranks[-1].output
     if dispatch == "coordinator":
