@@ -18,7 +18,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, LeaseLost, Sessi
 from graphft.runtime.etcd.lease_keeper import END, RENEW, REST, ROUNDS, LeasePage, decide
 from tests.support.waiting import ended, until
 
-TTL = 3
+TTL = 6
 
 
 def page_at(started: float = 100.0, ttl: float = 10.0) -> LeasePage:
