@@ -9,17 +9,20 @@ is for what it cannot see of itself. Off by default: `graphft start --health HOS
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphft.errors import UsageError
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.role import Role
+
+log = logging.getLogger("graphft")
 
 REQUEST_SECONDS = 5.0
 """For which a client may take to ask."""
@@ -71,6 +74,10 @@ class _Server(ThreadingTCPServer):
     def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A probe that has given up waiting is the scheduler's news, and no traceback in the role's log."""
+        log.debug("a probe could not be answered", exc_info=True)
 
 
 def serve_health(health: Health, address: str) -> int:

@@ -23,7 +23,7 @@ from tests.support.commands import refused
 from tests.support.kubectl import KubectlStandIn
 
 yaml = pytest.importorskip("yaml")
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 IMAGE = ("--image", "registry.example/graphft:1")
 SCRIPT = """

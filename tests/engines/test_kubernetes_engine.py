@@ -30,10 +30,10 @@ from tests.support.kubectl import KubectlStandIn
 from tests.support.waiting import until
 
 pytestmark = [
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform != "linux", reason="each pod has a loopback address of its own"),
 ]
-WAIT = 120.0
+WAIT = 300.0
 
 
 @pytest.fixture

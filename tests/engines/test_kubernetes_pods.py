@@ -30,7 +30,7 @@ from tests.integration.plays import Pace, Played, assert_same_bits, brake, play,
 from tests.support.cluster import Cluster, JobState
 
 pytestmark = [
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform != "linux", reason="each pod has a loopback address of its own"),
 ]
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -47,6 +48,27 @@ def test_over_http() -> None:
     assert ask(port, "/") == (404, "there is no /, but /healthz and /readyz\n")
     health.over = True
     assert ask(port, LIVE) == ask(port, READY) == (200, "the job is over\n")
+
+
+def test_a_probe_that_gives_up_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each one was, in the logs of roles that took long to start."""
+    asked, left = threading.Event(), threading.Event()
+
+    class Slow(Health):
+        def answer(self, path: str) -> tuple[int, str]:
+            asked.set()
+            left.wait(60)
+            return super().answer(path)
+
+    port = serve_health(Slow(), "127.0.0.1:0")
+    before = threading.active_count()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert asked.wait(60)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it resets what it leaves
+    left.set()
+    until(lambda: threading.active_count() <= before)
+    assert capfd.readouterr().err == ""
 
 
 def test_ipv6_as_a_pod_knows_its_address() -> None:

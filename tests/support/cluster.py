@@ -160,7 +160,7 @@ class Cluster:
     def ready(self, component: str) -> int:
         return sum(pod.ready for pod in self.running(component))
 
-    def until(self, condition: Callable[[], object], seconds: float = 120.0) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 300.0) -> None:
         """Waits; an AssertionError tells what the pods say."""
         end = time.monotonic() + seconds
         while not condition():
