@@ -286,10 +286,10 @@ def test_login(tmp_path: Path) -> None:
                 client.get("/a")
         with Etcd(server.endpoints, user="root", password="secret") as client, Watch(client, "/") as watch:
             client.put("/a", b"1")
-            assert watch.wait(lambda view: "/a" in view, 5)
+            assert watch.wait(lambda view: "/a" in view, 60)
             server.restart()  # which forgets the tokens it gave
             client.put("/b", b"2")
-            assert watch.wait(lambda view: "/b" in view, 10)
+            assert watch.wait(lambda view: "/b" in view, 60)
             lease, _ = client.lease_grant(10)
             assert client.lease_keepalive_once(lease) == 10
 
@@ -317,7 +317,7 @@ def test_tls(tmp_path: Path) -> None:
             client.ping(deadline=0.3)
     finally:
         server.send(signal.SIGKILL)
-        assert server.wait(10)
+        assert server.wait(60)
 
 
 @pytest.mark.parametrize(

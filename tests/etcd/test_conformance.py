@@ -287,12 +287,14 @@ def test_watch_keeps_a_view(store: Store, root: str) -> None:
         assert [(e.kind, e.kv.key) for e in events] == [("put", root + "old")]
         store.put(root + "new", b"1")
         revision = store.put(root + "new", b"2")
-        kv = watch.wait(lambda view: root + "new" in view and view[root + "new"].version == 2 and view[root + "new"], 5)
+        kv = watch.wait(
+            lambda view: root + "new" in view and view[root + "new"].version == 2 and view[root + "new"], 60
+        )
         assert kv
         assert kv.value == b"2"
         assert watch.revision == revision
         store.delete(root + "old")
-        assert watch.wait(lambda view: root + "old" not in view, 5)
+        assert watch.wait(lambda view: root + "old" not in view, 60)
         assert watch.wait(lambda view: root + "never" in view, 0.05) is None
     assert [(e.kind, e.kv.key, e.prev.value if e.prev else None) for e in events] == [
         ("put", root + "old", None),
@@ -311,7 +313,7 @@ def test_a_failing_callback_shows_where_the_view_is_used(store: Store, root: str
     with Watch(store, root, fail) as watch:
         store.put(root + "a", b"")
         with pytest.raises(EtcdError, match="bad value"):
-            watch.wait(lambda view: False, 5)
+            watch.wait(lambda view: False, 60)
 
 
 def test_session_keeps_its_lease_and_revokes_it(store: Store, root: str) -> None:
@@ -338,7 +340,7 @@ def test_lock_excludes_and_fences(store: Store, root: str) -> None:
         with pytest.raises(EtcdError, match="held already"):
             first.acquire()
         first.release()
-        assert second.acquire(timeout=5)
+        assert second.acquire(timeout=30)
         assert not store.txn([fence], [put_op(root + "data", b"stale")]).ok
         with pytest.raises(EtcdError, match="not held"):
             first.fence()

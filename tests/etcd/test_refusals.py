@@ -45,7 +45,7 @@ def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
         cure(etcd)
         assert not etcd.is_full()
         assert etcd.txn([absent("/w/a")], [put_op("/w/a", b"1")], token="/w/a").ok
-        assert watch.wait(lambda view: set(view) == {"/w/before", "/w/a"}, 10)
+        assert watch.wait(lambda view: set(view) == {"/w/before", "/w/a"}, 60)
 
 
 def test_permissions_are_refused_for_good(tmp_path: Path) -> None:
@@ -69,9 +69,9 @@ def test_a_login_that_expires_is_renewed(tmp_path: Path) -> None:
             assert client.lease_keepalive_once(lease) == ttl
             time.sleep(2.5)
             assert client.txn([absent("/w/a")], [put_op("/w/a", b"1", lease)], token="/w/a").ok
-            assert watch.wait(lambda view: "/w/a" in view, 10), "the watch goes on"
+            assert watch.wait(lambda view: "/w/a" in view, 60), "the watch goes on"
             server.restart()
             assert client.lease_keepalive_once(lease) == ttl
             assert client.txn([absent("/w/b")], [put_op("/w/b", b"1")]).ok, "without a token of the caller's, too"
-            assert watch.wait(lambda view: "/w/b" in view, 10)
+            assert watch.wait(lambda view: "/w/b" in view, 60)
             until(lambda: watch.connected)

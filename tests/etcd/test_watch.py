@@ -90,7 +90,7 @@ def test_a_long_disconnect_with_compaction(etcd: Etcd, etcd_server: EmbeddedEtcd
         proxy.heal()
         assert caught_up(watch, etcd)
         etcd.put(prefix + "after", b"")
-        assert watch.wait(lambda view: prefix + "after" in view, 10)
+        assert watch.wait(lambda view: prefix + "after" in view, 60)
     changes = sorted((e.kv.key.removeprefix(prefix), e.kind) for e in record.events)
     assert changes == [
         ("after", "put"),
@@ -111,9 +111,9 @@ def test_a_store_that_lost_its_data_is_listed_anew(tmp_path: Path) -> None:
             server.kill()
             shutil.rmtree(tmp_path / "data")
             server.start()
-            assert watch.wait(lambda view: not view, 10) is not None
+            assert watch.wait(lambda view: not view, 60) is not None
             etcd.put("/w/new", b"")
-            assert watch.wait(lambda view: set(view) == {"/w/new"}, 10)
+            assert watch.wait(lambda view: set(view) == {"/w/new"}, 60)
     assert set(record.kvs) == {"/w/new"}
 
 
@@ -127,7 +127,7 @@ def test_a_store_that_was_restored_and_has_grown_past_what_was_seen(tmp_path: Pa
         server.start()
         with Watch(etcd, "/w/", record) as watch:
             etcd.put("/w/lost", b"")
-            assert watch.wait(lambda view: "/w/lost" in view, 10)
+            assert watch.wait(lambda view: "/w/lost" in view, 60)
             server.kill()
             shutil.rmtree(tmp_path / "data")
             (tmp_path / "backup").rename(tmp_path / "data")
@@ -136,7 +136,7 @@ def test_a_store_that_was_restored_and_has_grown_past_what_was_seen(tmp_path: Pa
                 other.put("/w/other", b"")  # at the revision of what was lost
                 for _ in range(3):
                     other.put("/elsewhere", b"")
-            assert watch.wait(lambda view: "/w/lost" not in view, 10)
+            assert watch.wait(lambda view: "/w/lost" not in view, 60)
             assert caught_up(watch, etcd)
     assert set(record.kvs) == {"/w/lasts", "/w/other"}
 

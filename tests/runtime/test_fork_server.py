@@ -84,7 +84,7 @@ def test_a_role_is_this_processs_child_and_outlives_the_fork_server(saved: Path,
     with pytest.raises(OSError, match="dead"):
         fork_server.fork("trainer", 0, NOWHERE, saved / "logs" / "trainer-0.log")
     role.send_signal(signal.SIGKILL)
-    assert role.wait(10) == -signal.SIGKILL
+    assert role.wait(60) == -signal.SIGKILL
 
 
 def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
@@ -184,10 +184,10 @@ def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path
     until(lambda: os.getpgid(role.pid) == os.getpgid(0))  # it was told of, and is the launcher's from then on
     untold = subprocess.Popen(["sleep", "60"], process_group=fork_server.process.pid)  # as a fork is
     fork_server.close()
-    assert untold.wait(10) in (-signal.SIGKILL, 0), "0: collected by the fork server's end already"
+    assert untold.wait(60) in (-signal.SIGKILL, 0), "0: collected by the fork server's end already"
     assert psutil.Process(role.pid).is_running()
     role.send_signal(signal.SIGKILL)
-    assert role.wait(10) == -signal.SIGKILL
+    assert role.wait(60) == -signal.SIGKILL
 
 
 def engine_of(folder: Path) -> LocalEngine:

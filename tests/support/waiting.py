@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 
 
-def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 150.0) -> None:
     """Waits till `condition` holds; fails the test if it does not within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
