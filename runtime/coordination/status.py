@@ -27,8 +27,8 @@ from graphft.runtime.protocol.left_out import LeftOut
 UNKNOWN_JOB = "unknown-job"
 """The rule of the error that etcd knows nothing of a job."""
 ETCD_FULL = (
-    "etcd is FULL: its quota is used up, and the job waits. Compact it, defragment, disarm the alarm (etcdctl compact, "
-    "defrag, alarm disarm), or start it with a larger --quota-backend-bytes"
+    "etcd is FULL: its quota is used up, and the job waits. Compact it, defragment, disarm the alarm (etcdctl compact "
+    "--physical, defrag, alarm disarm), or start it with a larger --quota-backend-bytes"
 )
 _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 

@@ -291,7 +291,7 @@ class Calls:
                 said,
                 rule="etcd-full",
                 help="etcd's quota is used up: compact, defragment, and disarm the "
-                "alarm (etcdctl compact, defrag, alarm disarm), or start it "
+                "alarm (etcdctl compact --physical, defrag, alarm disarm), or start it "
                 "with a larger --quota-backend-bytes; the job waits",
             )
         if request is not None and request.ByteSize() > LEAST_LIMIT:

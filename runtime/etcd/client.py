@@ -228,8 +228,10 @@ class Etcd:
         return True
 
     def compact(self, revision: int, *, deadline: float | None = None) -> None:
-        """Forget the history before `revision`. `CompactedError` when that is done already, or lies ahead."""
-        self._calls.repeat(self._calls.kv.Compact, etcdrpc.CompactionRequest(revision=revision), deadline)
+        """Forget the history before `revision`; then its space is free for what comes, or for a defragmentation.
+        `CompactedError` when that is done already, or lies ahead."""
+        request = etcdrpc.CompactionRequest(revision=revision, physical=True)  # else it is done some time later
+        self._calls.repeat(self._calls.kv.Compact, request, deadline)
 
     def is_full(self) -> bool:
         """Whether its quota is used up, and it takes no records. False if it does not answer."""
