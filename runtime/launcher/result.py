@@ -90,7 +90,7 @@ class Result:
         return Best(kept.step, kept.value, model) if kept is not None and model is not None else None
 
     def missing_best(self) -> str:
-        """Says that the best model is gone, which was kept; "" if it is there, or none was to be kept."""
+        """Says that the best model is not there, in the folder or its storage; "" if it is, or none was to be kept."""
         terms, models = self._best_terms, self._best_models
         if terms is None or models is None or self.best is not None:
             return ""
@@ -99,7 +99,7 @@ class Result:
         if kept is None and not any(map(math.isfinite, values)):
             return ""
         which = f"the best model by {terms.metric}" if kept is None else f"the model of step {kept.step}, the best one,"
-        return f"{which} is GONE from {models.folder}"
+        return f"{which} is MISSING from {models.folder}"
 
     @property
     def _best_terms(self) -> Criterion | None:

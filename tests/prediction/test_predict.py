@@ -259,11 +259,11 @@ def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None
     found = graphft.predict(folder, {"x": X[:64]}, best=True)["output"]
     assert torch.equal(found, by_batches(best.eval(), X[:64]))
     (folder / "best" / "step-00000002.safetensors").unlink()
-    with pytest.raises(GraphftError, match="the model of step 2, the best one, is GONE from "):
+    with pytest.raises(GraphftError, match="the model of step 2, the best one, is MISSING from "):
         graphft.predict(folder, {"x": X}, best=True)
     shutil.rmtree(folder / "best")
     note_validation(folder, 1, 2, {"loss": 0.5})
-    with pytest.raises(GraphftError, match="the best model by loss is GONE from "):
+    with pytest.raises(GraphftError, match="the best model by loss is MISSING from "):
         graphft.predict(folder, {"x": X}, best=True)
     with pytest.raises(GraphftError, match="the best model is asked for, and step 2, too"):
         graphft.predict(folder, {"x": X}, best=True, step=2)
