@@ -57,10 +57,12 @@ class Savers:
         return decode_committed(self.etcd.get(self.keys.committed))
 
     def commit(self, step: int, generation: int = 0) -> Committed:
+        """Returns when the shard that commits it knows of it, too: that comes after the record in etcd."""
         self.submit(step, generation)
         until(lambda: self.committed is not None and self.committed.step == step)
         committed = self.committed
         assert committed is not None
+        until(lambda: any(saver.committed_in(committed.generation) == committed for saver in self.all))
         return committed
 
     def kinds(self) -> list[str]:
