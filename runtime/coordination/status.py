@@ -18,6 +18,7 @@ from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.records import Event, Validated
+from graphft.runtime.etcd.calls import FULL_HELP
 from graphft.runtime.etcd.model import KV, Store, Transactions
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.means import mean_of
@@ -26,10 +27,7 @@ from graphft.runtime.protocol.left_out import LeftOut
 
 UNKNOWN_JOB = "unknown-job"
 """The rule of the error that etcd knows nothing of a job."""
-ETCD_FULL = (
-    "etcd is FULL: its quota is used up, and the job waits. Compact it, defragment, disarm the alarm (etcdctl compact "
-    "--physical, defrag, alarm disarm), or start it with a larger --quota-backend-bytes"
-)
+ETCD_FULL = f"etcd is FULL: its quota is used up, and the job waits; {FULL_HELP}"
 _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
 

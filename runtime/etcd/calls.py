@@ -47,6 +47,10 @@ FOLLOW_SECONDS, LIST_SECONDS = 3.0, 1.0
 LEASE_HELP = (
     "the holder was silent for longer than its TTL, or somebody revoked it; stop, and start anew with a new lease"
 )
+FULL_HELP = (
+    "compact it, defragment, disarm the alarm (etcdctl compact --physical, defrag, alarm disarm), or start it with a "
+    "larger --quota-backend-bytes"
+)
 
 
 class _Service:
@@ -288,11 +292,7 @@ class Calls:
         """The quota is used up: then there is an alarm. Else the request is too large for gRPC, or etcd is busy."""
         if self.has_alarm(unknown=True):  # waiting is right, if none tells
             return EtcdFull(
-                said,
-                rule="etcd-full",
-                help="etcd's quota is used up: compact, defragment, and disarm the "
-                "alarm (etcdctl compact --physical, defrag, alarm disarm), or start it "
-                "with a larger --quota-backend-bytes; the job waits",
+                said, rule="etcd-full", help=f"etcd's quota is used up, and the job waits: {FULL_HELP}"
             )
         if request is not None and request.ByteSize() > LEAST_LIMIT:
             return EtcdError(said, rule="etcd-request", help="the request is larger than etcd's --max-request-bytes")

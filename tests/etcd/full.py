@@ -27,11 +27,15 @@ def fill(etcd: Etcd) -> None:
             etcd.put("/filler", bytes(50_000))
 
 
+def defragment(etcd: Etcd) -> None:
+    etcd._calls.maintenance.Defragment(etcdrpc.DefragmentRequest(), timeout=60)
+
+
 def cure(etcd: Etcd) -> None:
     """What an administrator does: compact, defragment, disarm."""
-    maintenance = etcd._calls.maintenance
     etcd.compact(etcd.status().revision)
-    maintenance.Defragment(etcdrpc.DefragmentRequest(), timeout=10)
+    defragment(etcd)
+    maintenance = etcd._calls.maintenance
     for alarm in maintenance.Alarm(etcdrpc.AlarmRequest(action="GET"), timeout=5).alarms:
         off = etcdrpc.AlarmRequest(action="DEACTIVATE", alarm=alarm.alarm, memberID=alarm.memberID)
         maintenance.Alarm(off, timeout=5)

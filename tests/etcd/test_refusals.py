@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from etcd.full import cure, fill, full_etcd, with_options
+from etcd.full import cure, defragment, fill, full_etcd, with_options
 from etcd.logins import enable_login
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdFull, TransientEtcdError, Watch, absent, put_op
@@ -46,6 +46,18 @@ def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
         assert not etcd.is_full()
         assert etcd.txn([absent("/w/a")], [put_op("/w/a", b"1")], token="/w/a").ok
         assert watch.wait(lambda view: set(view) == {"/w/before", "/w/a"}, 60)
+
+
+def test_what_is_compacted_is_gone_when_the_call_returns(tmp_path: Path) -> None:
+    """A defragmentation right after it freed nothing of a history that etcd was still to go through."""
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as etcd:
+        for _ in range(160):
+            etcd.txn([], [put_op(f"/k/{number}", bytes(1000)) for number in range(128)])
+        defragment(etcd)
+        size = etcd.status().db_size
+        etcd.compact(etcd.status().revision)
+        defragment(etcd)
+        assert etcd.status().db_size < size / 10
 
 
 def test_permissions_are_refused_for_good(tmp_path: Path) -> None:

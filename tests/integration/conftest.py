@@ -17,7 +17,7 @@ from tests.support.nursery import Nursery
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder below which all jobs of these tests are."""
+    """The folder below which the jobs are that several tests look at."""
     return tmp_path_factory.mktemp("integration")
 
 
@@ -37,21 +37,22 @@ def forks(nursery: Nursery) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(workplace: Path) -> Iterator[None]:
+def nothing_left(workplace: Path, tmp_path: Path) -> Iterator[None]:
     yield
-    assert not await_gone(workplace)
+    assert not await_gone(workplace) + await_gone(tmp_path)
 
 
 @pytest.fixture
-def folder(workplace: Path, request: pytest.FixtureRequest) -> Path:
-    """A folder of the test's own, which does not exist yet."""
-    return workplace / f"{request.module.__name__.rsplit('.', 1)[-1]}-{request.node.name}"
+def folder(tmp_path: Path) -> Path:
+    """A folder of the test's own, which does not exist yet; where the test passed, pytest deletes it right after: the
+    jobs of all tests take 10 GB, most of it etcd's logs."""
+    return tmp_path / "job"
 
 
 @pytest.fixture
-def pace(workplace: Path, request: pytest.FixtureRequest) -> Pace:
+def pace(tmp_path: Path) -> Pace:
     """How fast the test's job goes."""
-    return Pace(workplace / f"{request.module.__name__.rsplit('.', 1)[-1]}-{request.node.name}.pace")
+    return Pace(tmp_path / "pace")
 
 
 @pytest.fixture(scope="session")

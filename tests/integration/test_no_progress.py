@@ -34,9 +34,9 @@ sys.exit(run_role(Job.load(job_dir), job_dir, RoleSpec("trainer", 7, etcd=endpoi
 
 
 @pytest.fixture
-def hangs(workplace: Path, request: pytest.FixtureRequest) -> Path:
+def hangs(tmp_path: Path) -> Path:
     """A folder: whoever reads the record that hangs takes a file out of it, and never comes back."""
-    folder = workplace / f"{request.node.name}-hangs"
+    folder = tmp_path / "hangs"
     folder.mkdir()
     return folder
 

@@ -142,8 +142,11 @@ def test_a_reducer_that_fails_on_the_data_ends_the_job(program: ir.Program, fold
         play(job, folder)
 
 
-def test_more_passes_keep_the_best_model(program: ir.Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on in another folder; the best is of the run before."""
+@pytest.mark.parametrize("gone", [False, True])
+def test_more_passes_keep_the_best_model(
+    program: ir.Program, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gone: bool
+) -> None:
+    """The run goes on in another folder; the best is of the run before, and it is told where it is not there."""
 
     def job(passes: int) -> graphft.Job:
         validation = validated.validation("", best=graphft.Criterion("loss", "max"))  # the first is the highest
@@ -155,10 +158,15 @@ def test_more_passes_keep_the_best_model(program: ir.Program, folder: Path, monk
     assert first.best is not None
     assert first.best.step == 20
     value = first.best.value
+    if gone:
+        first.best.model.unlink()
     more = run_job(job(3), quiet=True)
     assert more.job_dir != first.job_dir
+    line = "jobs/blobs/best does NOT go along: the model of step 20, the best one, is MISSING from jobs/blobs/best\n"
+    assert (line in capsys.readouterr().err) == gone
     assert more.best is not None
-    assert (more.best.step, more.best.value) == (20, value)
+    assert (more.best.step, more.best.value) == (20, value) or gone
+    assert (more.best.step == 40) == gone, "the best of those that are there"
     assert list(more.validations) == [20, 40, 60]
 
 

@@ -19,9 +19,12 @@ from torch import nn
 
 import graphft
 from graphft.errors import GraphftError
+from graphft.runtime.launcher.launch import _told
+from graphft.runtime.launcher.result import Result
 from graphft.runtime.prediction.predict import Request, results_of
 from graphft.runtime.process.validations import note_validation
 from graphft.runtime.validation.best_model import BestModels, Kept
+from graphft.transpiler import Job
 from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model
 from tests.support.processes import command_line
 
@@ -246,7 +249,7 @@ def test_who_has_no_weights_yet(job: tuple[Path, nn.Sequential], tmp_path: Path)
         graphft.predict("nothing-there", {"x": X})
 
 
-def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     held_out = graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
     folder = tmp_path / "job"
     complete_job(folder, validate=graphft.Validation(data=held_out, best="loss"), ft=True)
@@ -258,7 +261,11 @@ def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None
     models.write(Kept(4, 0.7), make_model(3).state_dict())
     found = graphft.predict(folder, {"x": X[:64]}, best=True)["output"]
     assert torch.equal(found, by_batches(best.eval(), X[:64]))
+    _told(Result.of(folder, 4, 1.0), Job.load(folder))
+    assert "MISSING from" not in capfd.readouterr().err
     (folder / "best" / "step-00000002.safetensors").unlink()
+    _told(Result.of(folder, 4, 1.0), Job.load(folder))
+    assert "the model of step 2, the best one, is MISSING from " in capfd.readouterr().err, "when a run ends, too"
     with pytest.raises(GraphftError, match="the model of step 2, the best one, is MISSING from "):
         graphft.predict(folder, {"x": X}, best=True)
     shutil.rmtree(folder / "best")
