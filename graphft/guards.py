@@ -40,10 +40,20 @@ _WANTS_INTEGERS = (
     "scalar types: Long, Int",
     "expected scalar type Long",
     "tensors used as indices must be long",
+    "should be Long but got Int",
+    "expected indices to be long or int",
 )
 """Of torch's errors when class labels, or indices, are floats."""
 INTEGERS = "class labels and indices are integers: declare such an input with its dtype, 'y': ((None,), torch.int64)"
-_WANTS_ONE_DTYPE = ("same dtype", "same type", "type (")
+_WANTS_ONE_DTYPE = (
+    "same dtype",
+    "same type",
+    "type (",
+    "dtypes must be the same",
+    "expected dtype",
+    "self.dtype to be equal to src.dtype",
+    "Type promoting not supported",
+)
 """Of torch's errors when two operands differ in dtype."""
 ONE_DTYPE = (
     "give model and inputs one dtype: model.float(); or declare an input with the model's, "
@@ -89,6 +99,7 @@ def captured(symbols: Symbols) -> Iterator[None]:
                 rule="capture",
                 help="leave it out; to see the value of each step, return it as a metric: return loss, {'name': value}",
             ) from error
+        of_torch = isinstance(error, RuntimeError)  # not what a model's own code raises
         dims = ", ".join(f"{n} (here {d.node.hint})" for n, d in symbols.dims.items())
         raise GraphftError(
             f"{where}{type(error).__name__}: {text}",
@@ -96,7 +107,7 @@ def captured(symbols: Symbols) -> Iterator[None]:
             help=INTEGERS
             if any(words in text for words in _WANTS_INTEGERS)
             else ONE_DTYPE
-            if any(words in text for words in _WANTS_ONE_DTYPE)
+            if of_torch and any(words in text for words in _WANTS_ONE_DTYPE)
             else f"the model runs with the named dimensions {dims or '(none)'}; inputs that must agree in a size "
             "need the same name for it, and what the code cannot vary needs a number",
         ) from error

@@ -28,6 +28,7 @@ from graphft.guards import assumptions, captured
 from graphft.ir import Kind, Program, Ref, Type, Variable, map_refs
 from graphft.literals import evaluate
 from graphft.loss_results import reported
+from graphft.printer import NAME
 from graphft.symbolic import Symbols
 from graphft.tracing import emit, trace
 
@@ -74,6 +75,8 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any], re
     Raises GraphftError[reduce] for a parameter that is no such result, a result that is no float, what cannot be
     captured, is captured for another number of records, or draws random numbers.
     """
+    if not NAME.fullmatch(name):
+        raise _fail(f"reduce has {name!r}, expected a name of letters, digits, '_' and '.'", "rename it")
     entries = _entries(program, name, function)
     _make_room(program, name)
     if name in program.variables:

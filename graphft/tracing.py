@@ -30,10 +30,41 @@ from graphft.symbolic import Symbols, quiet
 
 _ALIASES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default})
 """Without autograd, these are their operand."""
-_OF_ONE_DTYPE = frozenset(
-    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "linear", "convolution")
-)
-"""On tensors without data, torch lets their operands differ in dtype; on tensors with data, each call would fail."""
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "linear", "convolution")
+_NORMS = {
+    "native_batch_norm": (0, 1),
+    "_native_batch_norm_legit": (0, 1),
+    "_native_batch_norm_legit.no_stats": (0, 1),
+    "native_layer_norm": (0, 2),
+    "native_group_norm": (0, 1),
+}
+_PAIRS = {
+    "binary_cross_entropy": (0, 1),
+    "huber_loss_backward": (1, 2),
+    "_cdist_forward": (0, 1),
+    "linalg_cross": (0, 1),
+    "index_put": (0, 2),
+    "index_put_": (0, 2),
+    "index_add": (0, 3),
+    "index_add_": (0, 3),
+    "index_copy": (0, 3),
+    "index_copy_": (0, 3),
+}
+
+
+def _op(name: str) -> OpOverload:
+    packet, _, overload = name.partition(".")
+    found: OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return found
+
+
+_OF_ONE_DTYPE: dict[OpOverload, Sequence[int]] = {
+    _op(name): operands
+    for name, operands in (*((name, range(3)) for name in _PRODUCTS), *_NORMS.items(), *_PAIRS.items())
+}
+"""Operands of one dtype: on tensors without data, torch lets them differ; on others, each call would fail."""
+_OF_NORMS = frozenset(map(_op, _NORMS))
+_OF_MASKS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
 _OF_LABELS = frozenset({torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default})
 """(log probabilities, class labels, weights of the classes): likewise."""
 
@@ -112,8 +143,8 @@ class Recorder(TorchDispatchMode):
             loc = user_line(sys._getframe(1), until=TRACED) if self.loc is None else self.loc
             if torch.is_grad_enabled():
                 self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, loc)
-        if func in _OF_ONE_DTYPE:
-            _check_dtypes(func, args, loc)
+        if func in _OF_ONE_DTYPE and not _takes_two(func, args):
+            _check_dtypes(func, [args[i] for i in _OF_ONE_DTYPE[func] if i < len(args)], loc)
         elif func in _OF_LABELS:
             _check_labels(func, args, loc)
         result = func(*args, **(kwargs or {}))
@@ -154,6 +185,14 @@ def _check_labels(func: OpOverload, args: Sequence[Any], loc: str) -> None:
             help=INTEGERS,
         )
     _check_dtypes(func, (values, weights), loc)
+
+
+def _takes_two(func: OpOverload, args: Sequence[Any]) -> bool:
+    """Norms take float32 parameters for an input of fewer bits; a mask as the index takes one value of any dtype."""
+    if func in _OF_NORMS:
+        weights = args[_OF_ONE_DTYPE[func][1]]
+        return args[0].dtype in (torch.float16, torch.bfloat16) and getattr(weights, "dtype", None) is torch.float32
+    return func in _OF_MASKS and any(index is not None and index.dtype is torch.bool for index in args[1])
 
 
 def _check_dtypes(func: OpOverload, args: Sequence[Any], loc: str) -> None:

@@ -34,7 +34,12 @@ class NoData(Interrupt):
 
 
 class NotYet(Interrupt):
-    """`etcd_await_pass`: this pass is not wanted so far."""
+    """`etcd_await_pass`, `etcd_await_validation`: this step is not wanted so far."""
+
+    def __init__(self, what: str, validation: bool = False) -> None:
+        """`what` is waited for, in words; whether it is a `validation`."""
+        super().__init__(what)
+        self.what, self.validation = what, validation
 
 
 class WorkChanged(Interrupt):

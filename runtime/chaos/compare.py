@@ -19,6 +19,7 @@ from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.etcd import Etcd
+from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.metric_files import losses_of, read_table
 from graphft.runtime.process.validations import read_validations
 from graphft.runtime.protocol.ledger import ALL, Ledger
@@ -41,6 +42,15 @@ def final_state(job: Job, folder: Path) -> dict[str, Tensor]:
     for shard in range(job.config.pservers):
         state |= {f"shard {shard}: {name}": value for name, value in store.read_part(last, shard)[0].items()}
     return state | _validated(job, folder)
+
+
+def unlike_others(job: Job, folder: Path) -> str:
+    """Why no other run of its job could be like the one in this folder: it went on from a run of fewer steps, which
+    was validated at its own end; or its best model was deleted."""
+    more = sorted(read_validations(folder).keys() - set(job.config.validated))
+    if more:
+        return f"{folder} has a validation of step {more[0]}, which a run from the first step on does not make"
+    return Result.of(folder, 0, 0.0).missing_best()
 
 
 def _validated(job: Job, folder: Path) -> dict[str, Tensor]:

@@ -19,10 +19,12 @@ from graphft.runtime.chaos.compare import (
     last_step,
     metric_differences,
     not_once,
+    unlike_others,
 )
 from graphft.runtime.chaos.fault_schedule import kinds_of, make_schedule, message_faults
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run, Say
+from graphft.runtime.launcher.tell import tell
 from graphft.runtime.transport.make import VARIABLE
 from graphft.transpiler import Job
 
@@ -80,7 +82,10 @@ def prepare(source: Path, work: Path, patience: float, undisturbed: int = 0) -> 
         runs = [work / f"undisturbed-{i}" for i in range(undisturbed)]
         seconds = [_run_undisturbed(job, source, run, patience) for run in runs]
         return Prepared(job, chaos, source, min(seconds, default=None), tuple(last_loss(job, run) for run in runs))
-    if (source / MODEL).exists():
+    unlike = unlike_others(job, source)
+    if unlike:
+        tell(f"{unlike}: the job is run undisturbed first")
+    elif (source / MODEL).exists():
         return Prepared(job, chaos, source)
     return Prepared(job, chaos, reference, _run_undisturbed(job, source, reference, patience))
 

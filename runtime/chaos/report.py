@@ -114,7 +114,8 @@ class Report:
 
     def render(self) -> Group:
         """For people: a table of the recoveries, and a line for each other figure."""
-        table = recovery_table(f"{self.job}: {len(self.recoveries)} faults, seed {self.seed}", self.recoveries)
+        came = f"{len(self.recoveries)} " + f"of {self.planned} " * (len(self.recoveries) < self.planned)
+        table = recovery_table(f"{self.job}: {came}faults, seed {self.seed}", self.recoveries)
         return Group(table, *map(Text, self._lines()))
 
     @property

@@ -145,8 +145,7 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
 
 def wanted_steps(config: JobConfig, view: JobView) -> int:
     """Steps that are wanted so far: all of them, unless the job's passes are on demand, or wait for a validation."""
-    passes = min(view.wanted_passes, config.passes) if config.passes_on_demand else config.passes
-    until = config.plan.start_steps[passes]
+    until = asked_steps(config, view)
     if config.waits_for_validations:
         known = view.decided.step
         until = min(until, known if view.decided.stopped else config.next_validated(known))
@@ -155,6 +154,12 @@ def wanted_steps(config: JobConfig, view: JobView) -> int:
         begun = view.generation.step if view.generation is not None else 0  # an etcd that was lost knows of none before
         until = min(until, config.next_validated(max(over, begun), MOST_OPEN))
     return until
+
+
+def asked_steps(config: JobConfig, view: JobView) -> int:
+    """Steps of the passes that are asked for so far."""
+    passes = min(view.wanted_passes, config.passes) if config.passes_on_demand else config.passes
+    return config.plan.start_steps[passes]
 
 
 def _by_shard(by_key: Mapping[str, KV], key: str) -> list[tuple[int, str]]:

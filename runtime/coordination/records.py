@@ -152,9 +152,11 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     seconds: dict[str, float] = {}
     """Where its time went since it began: `process.time_split.Activity`."""
     paused: bool = False
-    """Whether it waits for the next pass to be asked for."""
+    """Whether it waits for the next pass to be asked for, or for a validation."""
     learning_rates: dict[str, float] = {}
     """By the names of their variables, what its optimizers used last: mode geo_sgd, where trainers have them."""
+    validating: bool = False
+    """Whether it is a validation that it waits for."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):

@@ -291,9 +291,7 @@ class Calls:
     def _exhausted(self, said: str, request: Any) -> EtcdError:
         """The quota is used up: then there is an alarm. Else the request is too large for gRPC, or etcd is busy."""
         if self.has_alarm(unknown=True):  # waiting is right, if none tells
-            return EtcdFull(
-                said, rule="etcd-full", help=f"etcd's quota is used up, and the job waits: {FULL_HELP}"
-            )
+            return EtcdFull(said, rule="etcd-full", help=f"etcd's quota is used up, and the job waits: {FULL_HELP}")
         if request is not None and request.ByteSize() > LEAST_LIMIT:
             return EtcdError(said, rule="etcd-request", help="the request is larger than etcd's --max-request-bytes")
         return EtcdBusy(said, rule="etcd-busy", help="it is tried again; if it lasts, give this etcd fewer jobs")

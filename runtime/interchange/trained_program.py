@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from graphft.storage import load_program
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.prediction import load_prediction, tell_untrained, with_weights
 from graphft.transpiler.record import read_record
+
+log = logging.getLogger("graphft")
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,11 @@ def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
     config, program = read_record(folder).config, load_prediction(folder)
     result = Result.of(folder, 0, 0.0)
     found = result.best
-    if found is None and (missing := result.missing_best()):
+    missing = result.missing_best()
+    if missing and found is None:
         raise UsageError(missing, rule="no-checkpoint", help="predict with the newest model: leave out best")
+    if missing:
+        log.warning("%s", missing)
     if found is None:
         raise UsageError(
             f"{folder} has no best model",

@@ -278,7 +278,9 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
 
 def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
     try:
-        return tuple(Result.of(folder, record.config.total_steps, 0.0).lost(record.config.data.records, losses=False))
+        result = Result.of(folder, record.config.total_steps, 0.0)
+        lost = (*result.lost(record.config.data.records, losses=False), result.missing_best())
+        return tuple(filter(None, lost))
     except (GraphftError, OSError, ValueError) as error:
         return (f"what it lost cannot be read: {describe(error)}",)
 

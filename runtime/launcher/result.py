@@ -90,16 +90,23 @@ class Result:
         return Best(kept.step, kept.value, model) if kept is not None and model is not None else None
 
     def missing_best(self) -> str:
-        """Says that the best model is not there, in the folder or its storage; "" if it is, or none was to be kept."""
+        """Says that the best model is not there, in the folder or its storage; "" if it is, or none was to be kept.
+        Where only a worse one is left, `best` is that one."""
         terms, models = self._best_terms, self._best_models
-        if terms is None or models is None or self.best is not None:
+        if terms is None or models is None:
             return ""
+        from graphft.runtime.validation.best_model import Kept
+
+        values = {step: row.get(terms.metric, math.nan) for step, row in self.validations.items()}
+        made = [Kept(step, value) for step, value in values.items() if math.isfinite(value)]
+        best = min(made, key=lambda kept: kept.rank(models.mode), default=None)
         kept = models.best()
-        values = [row.get(terms.metric, math.nan) for row in self.validations.values()]
-        if kept is None and not any(map(math.isfinite, values)):
+        if kept is not None and (best is None or kept.rank(models.mode)[0] <= best.rank(models.mode)[0]):
+            best, kept = kept, None
+        if best is None or (kept is None and self.best is not None):
             return ""
-        which = f"the best model by {terms.metric}" if kept is None else f"the model of step {kept.step}, the best one,"
-        return f"{which} is MISSING from {models.folder}"
+        rest = f"; of those there, that of step {kept.step} is the best" if kept is not None else ""
+        return f"the model of step {best.step}, the best one by {terms.metric}, is MISSING from {models.folder}{rest}"
 
     @property
     def _best_terms(self) -> Criterion | None:

@@ -145,7 +145,7 @@ def with_time(document: dict[str, Any], kept: Mapping[str, Any] | None, by_page:
     if kept is None:
         document["time"] = None
         return
-    seconds = {name: kept["seconds"][name] for name in CATEGORIES}
+    seconds = {name: kept["seconds"].get(name, 0.0) for name in CATEGORIES}
     wall = sum(seconds.values())
     live = document.get("state") in ("running", "starting", "idle")
     document["time"] = {

@@ -4,13 +4,13 @@ import { chart, number } from "./charts.js";
 
 const EVERY = 1000, PATIENCE = 15000, EVENTS = 60, MOST_SLOTS = 24;
 const WORDS = {
-  productive: "new steps", redone: "steps computed again", checkpointing: "checkpoints", data: "waiting for data",
-  straggler: "waiting for a straggler", recovering: "recovering", starting: "starting", idle: "idle",
+  productive: "new steps", redone: "steps computed again", checkpointing: "checkpoints",
+  validating: "waiting for validations", data: "waiting for data", straggler: "waiting for a straggler", recovering: "recovering", starting: "starting", idle: "idle",
 };
 const ACTIVITIES = { computing: "computes", data: "waits for data", shards: "waits for parameters", idle: "between batches, or idle" };
 const MODES = {
   training: "Training", recovering: "Recovering", starting: "Starting", idle: "Waiting",
-  checkpointing: "Writing the last checkpoint and the model",
+  checkpointing: "Writing the last checkpoint and the model", validating: "Waiting for a validation",
 };
 const $ = (id) => document.getElementById(id);
 

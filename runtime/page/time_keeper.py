@@ -37,19 +37,21 @@ def seen_of(status: JobStatus) -> Seen:
     """What the ledger needs of a look at the job."""
     members = [*status.pservers.values(), *status.trainers.values()]
     paused = bool(status.trainers) and all(trainer.get("paused") for trainer in status.trainers.values())
+    validating = paused and any(trainer.get("validating") for trainer in status.trainers.values())
     return Seen(
         status.step,
         status.total_steps,
         status.generation,
         frozenset(str(member["id"]) for member in members),
         len(status.pservers) >= int(status.spec["pservers"]),
-        paused or (bool(status.without_room) and not status.trainers),
+        (paused and not validating) or (bool(status.without_room) and not status.trainers),
         any(trainer.get("unreached") for trainer in status.trainers.values()),
         status.state != "running",
         {name: trainer.get("seconds", {}) for name, trainer in status.trainers.items()},
         {str(shard["id"]): shard.get("checkpoint_seconds", 0.0) for shard in status.pservers.values()},
         _reached(status),
         status.generation_step,
+        validating,
     )
 
 

@@ -8,7 +8,7 @@ A look says at which step the job is, who is there, and what trainers count of t
 looks that trained, what training waited for is taken off as the trainers count it; what is left are steps, new ones or
 those that a rollback has made to be computed again. While a job recovers, all of it is recovery, but for the time in
 which a trainer computes, or that its steps take at their usual pace: so a recovery is known more exactly than looks are
-apart.
+apart. While a job waits for validations, all of it is that, but for the time in which a trainer computes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from typing import Any, Literal
 
 from graphft.runtime.protocol.step_pace import StepPace
 
-Category = Literal["productive", "redone", "checkpointing", "data", "straggler", "recovering", "starting", "idle"]
+Category = Literal[
+    "productive", "redone", "checkpointing", "validating", "data", "straggler", "recovering", "starting", "idle"
+]
 CATEGORIES: tuple[Category, ...] = (
     "productive",
     "redone",
     "checkpointing",
+    "validating",
     "data",
     "straggler",
     "recovering",
     "starting",
     "idle",
 )
-Mode = Literal["starting", "training", "recovering", "checkpointing", "idle", "over"]
+Mode = Literal["starting", "training", "recovering", "checkpointing", "validating", "idle", "over"]
 STRAGGLER_SECONDS = 5.0
 """Waits of trainers are compared over such a time: they report each for itself, at different moments."""
 GAP_SECONDS = 60.0
@@ -66,6 +69,8 @@ class Seen:
     checkpoints: Mapping[str, float] = field(default_factory=dict)
     reached: int = 0
     generation_step: int | None = None
+    validates: bool = False
+    """Whether its next step waits for a validation."""
 
     @property
     def at_end(self) -> bool:
@@ -177,11 +182,11 @@ class TimeLedger:
             return
         self._owed, self._waits, self._window = {}, {}, 0.0
         other = _category(self.mode if before == "training" else before)
-        pace, computed = self.pace, self._computed(seen) if other == "recovering" else 0.0
+        pace, computed = self.pace, self._computed(seen) if other in ("recovering", "validating") else 0.0
         work = min(passed, max(computed, steps / pace if pace else 0.0))
         self._work(work, seen, steps)
         self.seconds[other] += passed - work
-        if steps and not pace:
+        if steps and not pace and not computed:
             self._undecided = (self._undecided[0] + passed - work, self._undecided[1] + steps)
             self.undecided += passed - work
         if other == "recovering" and self.recoveries:
@@ -221,7 +226,9 @@ class TimeLedger:
             return "starting"
         if seen.at_end:
             return "checkpointing"  # the last one, and the model
-        return "training" if self._trouble is None else "recovering"
+        if self._trouble is not None:
+            return "recovering"
+        return "validating" if seen.validates else "training"
 
     def _look_for_trouble(self, seen: Seen) -> None:
         """It begins when something is lost, and ends with the first step after that."""
@@ -312,8 +319,9 @@ class TimeLedger:
     def load(kept: Mapping[str, Any]) -> TimeLedger:
         """Raises KeyError, TypeError, ValueError for what is none of its own."""
         ledger = TimeLedger(float(kept["until"]), int(kept["high"]))
+        known = {"validating": 0.0, **kept["seconds"]}  # which a run of an earlier version does not have
         for name in CATEGORIES:
-            ledger.seconds[name] = max(0.0, float(kept["seconds"][name]))
+            ledger.seconds[name] = max(0.0, float(known[name]))
         ledger.began = ledger.until - sum(ledger.seconds.values())
         ledger.mode = "over" if kept["mode"] == "over" else "starting"
         ledger.undecided = max(0.0, float(kept.get("undecided", 0.0)))
@@ -331,7 +339,7 @@ def goodput_of(kept: Mapping[str, Any]) -> float | None:
 
 def _category(mode: Mode) -> Category:
     """Of time in a mode in which no steps are made. A job that is over has made its last checkpoint."""
-    if mode == "starting" or mode == "recovering" or mode == "idle":
+    if mode == "starting" or mode == "recovering" or mode == "validating" or mode == "idle":
         return mode
     return "checkpointing"
 

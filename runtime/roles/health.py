@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
@@ -77,7 +78,8 @@ class _Server(ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A probe that has given up waiting is the scheduler's news, and no traceback in the role's log."""
-        log.debug("a probe could not be answered", exc_info=True)
+        given_up = isinstance(sys.exc_info()[1], ConnectionError | TimeoutError)
+        log.log(logging.DEBUG if given_up else logging.ERROR, "a probe could not be answered", exc_info=True)
 
 
 def serve_health(health: Health, address: str) -> int:

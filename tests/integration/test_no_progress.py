@@ -34,14 +34,6 @@ sys.exit(run_role(Job.load(job_dir), job_dir, RoleSpec("trainer", 7, etcd=endpoi
 
 
 @pytest.fixture
-def hangs(tmp_path: Path) -> Path:
-    """A folder: whoever reads the record that hangs takes a file out of it, and never comes back."""
-    folder = tmp_path / "hangs"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def cleanup() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack

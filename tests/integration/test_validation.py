@@ -280,10 +280,10 @@ def test_decisions_are_those_of_the_undisturbed_job(program: ir.Program, folder:
 
 
 def test_a_held_out_batch_that_hangs_ends_its_process_and_is_tried_again(
-    program: ir.Program, folder: Path, tmp_path: Path, calm: Played
+    program: ir.Program, folder: Path, hangs: Path, calm: Played
 ) -> None:
-    (tmp_path / "once").touch()
-    blobs = {"records": validated.RECORDS, "hangs": str(tmp_path)}
+    (hangs / "once").touch()
+    blobs = {"records": validated.RECORDS, "hangs": str(hangs)}
     data = graphft.dataset(f"{training.__file__}:Blobs", blobs, chunk_size=validated.CHUNK)
     validation = graphft.Validation(data=data, batch_size=validated.BATCH, every=13)
     played = play(training.job(program, validate=validation, chunk_timeout=3.0, lease_ttl=3), folder)

@@ -225,6 +225,24 @@ def test_a_job_that_is_to_wait_is_idle() -> None:
     assert play.spent == {"starting": 1.5, "productive": 9.5 + 0.5, "idle": 1.0}
 
 
+def test_what_a_job_waits_for_validations() -> None:
+    """All of it was told as idle, and a job whose steps are made between two looks had made none."""
+    play = begun()
+    assert play.look(validates=True, step=102, trainers={"a": split(10)}) == "validating"
+    assert play.look(step=104, trainers={"a": split(10.2)}) == "validating"
+    assert play.look(validates=False, step=106, trainers={"a": split(10.4)}) == "training"
+    play.train(1)
+    assert play.spent == {"starting": 1.5, "productive": 9.5 + 3 * 0.2 + 0.5, "validating": 0.9}
+
+
+def test_the_goodput_of_a_job_that_waits_for_validations_at_each_look_is_known() -> None:
+    play = Play()
+    play.look(trainers={"a": split(0.0)})
+    for n in range(1, 11):
+        play.look(validates=True, step=2 * n, trainers={"a": split(0.1 * n)})
+    assert goodput_of(play.ledger.export()) == pytest.approx(0.9 / 5.5, abs=0.05)
+
+
 def test_a_launcher_that_was_stopped_knows_nothing_of_that_time() -> None:
     play = begun()
     play.look(seconds=GAP_SECONDS + 1, step=500)

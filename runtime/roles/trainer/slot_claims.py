@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from graphft.ops.context import NotYet, SlotsPort
-from graphft.runtime.coordination.job_view import wanted_steps
+from graphft.runtime.coordination.job_view import asked_steps, wanted_steps
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import absent, create_is, delete_op, put_op, value_is
 from graphft.runtime.protocol.slot_assignment import Assignment, assign
@@ -46,8 +46,13 @@ class SlotClaims(SlotsPort):
         self._claimed_at, self._claims_again_at = 0, 0.0
 
     def await_pass(self) -> None:
-        if self.queue.ctx.step >= wanted_steps(self.member.config, self.member.view):
-            raise NotYet
+        step, config, view = self.queue.ctx.step, self.member.config, self.member.view
+        if step >= asked_steps(config, view):
+            raise NotYet("the next epoch to be asked for")
+        if step >= wanted_steps(config, view):
+            open_step = next(iter(view.validating), None)
+            of = "a validation" if open_step is None else f"the validation of step {open_step}"
+            raise NotYet(of, validation=True)
 
     def await_validation(self, every: int, passes: bool) -> None:
         step = self.queue.ctx.step

@@ -88,15 +88,15 @@ class SlotTrainer(Trainer):
             if (pass_index := self.plan.pass_of(work.step)) != self.state.pass_index:
                 self.blocks.run("pass")
                 self.state.pass_index = pass_index
-            self.state.paused = False
+            self.state.paused = None
             self._read_ahead(work)
             values = self.compute()
             if not self.comm.reports:
                 self._record(values)
         except NoData:
             self._contribute_nothing()
-        except NotYet:
-            self._computing, self.state.paused = None, True  # it is not at work: nothing is late
+        except NotYet as pause:
+            self._computing, self.state.paused = None, pause  # it is not at work: nothing is late
             with suppress(WorkChanged):
                 self.comm.pump(IDLE_SECONDS)
         except WorkChanged:

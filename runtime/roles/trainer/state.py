@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from graphft.ops.context import ChunkWork
+from graphft.ops.context import ChunkWork, NotYet
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol.sync_events import TrainerControl
 from graphft.runtime.queue.pace import Pace
@@ -39,8 +39,8 @@ class TrainerState(Pace):
     """Samples of what is pushed next."""
     careful: int = 0
     """So many batches are not read ahead."""
-    paused: bool = False
-    """Whether the next pass is not asked for so far."""
+    paused: NotYet | None = None
+    """Why its next step is not wanted so far."""
     waiting: str = ""
     """What is waited for, in words, while storage is away."""
     pumped: float = field(default_factory=lambda: time.monotonic())

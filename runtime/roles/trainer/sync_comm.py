@@ -117,7 +117,7 @@ class SyncComm(ShardLink, CommPort):
             if lowest is not None:
                 self._lowest, self._waited, self._stall = lowest, 0.0, STALL_SECONDS
             return
-        paused = self.state.paused and lowest >= self.ctx.step  # else a step of the pass before is not done
+        paused = self.state.paused is not None and lowest >= self.ctx.step  # else a step of the pass before is not done
         if self._waited < self._stall or machine.finished or paused:
             return
         self._waited, self._stall = 0.0, min(2 * self._stall, 60.0)

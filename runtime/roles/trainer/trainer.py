@@ -318,10 +318,11 @@ class Trainer(Role):
             state.rate,
             state.counters["skipped"],
             {**state.counters, **self.transport.counters},
-            state.waiting or "waiting for the next epoch to be asked for" * state.paused,
+            state.waiting or (f"waiting for {state.paused.what}" if state.paused is not None else ""),
             list(self.bar.silent),
             dict(state.metrics),
             self.work_record.split.read(),
-            state.paused,
+            state.paused is not None,
             self.learning_rates(),
+            state.paused is not None and state.paused.validation,
         )
