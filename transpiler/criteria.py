@@ -16,7 +16,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from graphft.errors import UsageError
 from graphft.option_names import checked_options
@@ -25,8 +25,19 @@ Mode = Literal["max", "min"]
 _DOWN = (
     "loss|err|error|perplexity|ppl|mse|mae|rmse|mape|smape|nmse|nll|bce|logloss|entropy|wer|cer|brier|hinge|deviance"
 )
-_DOWN += "|divergence|kl|ece|fpr|fnr|pinball|distance"
-_LOWER = re.compile(rf"(^|[_./ -])({_DOWN})($|[_./ -])")
+_DOWN += "|divergence|kl|ece|fpr|fnr|pinball|distance|hamming|xent|ce|crossentropy|cost|regret|misclassification|miss"
+_UP = (
+    "accuracy|acc|auc|auroc|auprc|roc|ap|map|f1|f2|fbeta|macro|micro|weighted|precision|recall|sensitivity|specificity|"
+    "score|iou|dice|jaccard|bleu|rouge|meteor|r2|mrr|ndcg|hit|hits|top|topk|top1|top5|reward|return|returns|kappa|mcc|"
+    "correlation|pearson|spearman|likelihood|psnr|ssim|gain|lift|correct|balanced|exact|em"
+)
+
+
+def _any_of(words: str) -> re.Pattern[str]:
+    return re.compile(rf"(^|[_./ -])({words})($|[_./ -])")
+
+
+_LOWER, _HIGHER, _TURNED = _any_of(_DOWN), _any_of(_UP), _any_of("neg|negative|minus|inverse|false|free|non|not")
 _METRIC = "that is `metric`, its first argument: "
 _KEPT = "the best model is kept with Validation(best=...): result.best.model, result.predict(data, best=True)"
 C = TypeVar("C", bound="Criterion")
@@ -37,6 +48,12 @@ def mode_of(metric: str) -> Mode:
     return "min" if _LOWER.search(metric.lower()) else "max"
 
 
+def _is_clear(metric: str) -> bool:
+    """Whether its name leaves no doubt about that."""
+    lower, higher, turned = (bool(words.search(metric.lower())) for words in (_LOWER, _HIGHER, _TURNED))
+    return lower != higher and not turned
+
+
 @checked_options()
 @dataclass(frozen=True)
 class Criterion:
@@ -45,13 +62,21 @@ class Criterion:
 
     metric: str = "loss"
     mode: Literal["max", "min", ""] = ""
+    guess: ClassVar[str] = ""
+    """Says which way was taken for the better one, where neither `mode` nor the metric's name leaves no doubt."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.metric, str) or not self.metric:
             raise self._bad("metric", "the name of a metric")
         if self.mode not in ("max", "min", ""):
             raise self._bad("mode", "'max' or 'min'")
+        object.__setattr__(self, "guess", "" if self.mode or _is_clear(self.metric) else self._guess())
         object.__setattr__(self, "mode", self.mode or mode_of(self.metric))
+
+    def _guess(self) -> str:
+        best, other = ("lowest", "max") if mode_of(self.metric) == "min" else ("highest", "min")
+        give = f"{type(self).__name__}({self.metric!r}, mode={other!r})"
+        return f"the {best} {self.metric} is taken for the best one; for the other way, give {give}"
 
     def at_least(self, name: str, least: float, most: float = float("inf")) -> None:
         """Raises UsageError for an option that is no number in these bounds."""

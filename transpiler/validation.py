@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from graphft.ir import Program
 
 EPOCH: Literal["epoch"] = "epoch"
+log = logging.getLogger("graphft")
 _TERMS: dict[str, Any] = {"best": Criterion, "stop": EarlyStopping, "plateau": ReduceLROnPlateau}
 MOST_OPEN = 4
 """So many validations are not over at most: training waits then, since each keeps a checkpoint."""
@@ -163,7 +165,9 @@ class Validation:
         for name, function in self.reduce.items() if isinstance(self.reduce, Mapping) else [("", None)]:
             if not isinstance(name, str) or not callable(function):
                 raise _bad("reduce", self.reduce, "functions by name", 'reduce={"auc": auc}')
-        self.config()
+        for guess in dict.fromkeys(terms.guess for terms in self.config().criteria):
+            if guess:
+                log.warning("%s", guess)
         if self.program is not None:
             from graphft.transpiler.evaluation import check_columns, evaluation_of
 

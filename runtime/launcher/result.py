@@ -108,6 +108,14 @@ class Result:
         rest = f"; of those there, that of step {kept.step} is the best" if kept is not None else ""
         return f"the model of step {best.step}, the best one by {terms.metric}, is MISSING from {models.folder}{rest}"
 
+    def _never_best(self) -> list[str]:
+        """A line, if a best model was asked for and no validation had a value to tell it by."""
+        terms, rows = self._best_terms, self.validations
+        values = [row.get(terms.metric, math.nan) for row in rows.values()] if terms is not None else []
+        if terms is None or not values or any(map(math.isfinite, values)):
+            return []
+        return [f"NO best model is kept: {terms.metric} was not finite in any of {len(values)} validations"]
+
     @property
     def _best_terms(self) -> Criterion | None:
         validate = read_record(self.job_dir).config.validate
@@ -175,6 +183,7 @@ class Result:
         lines += [f"metric {text}" for text in _not_finite(table)] if table is not None else []
         lines += [f"metrics: {text}" for text in table.unread] if table is not None else []
         lines += [f"the model is NOT FINITE: {bad}"] if bad else []
+        lines += self._never_best()
         if self.lost_rows:
             lines.append(
                 f"about {self.lost_rows} rows of {self.job_dir / 'metrics'} are LOST, not taken by the disk: "

@@ -162,7 +162,7 @@ def test_more_passes_keep_the_best_model(
         first.best.model.unlink()
     more = run_job(job(3), quiet=True)
     assert more.job_dir != first.job_dir
-    line = "jobs/blobs/best does NOT go along: the model of step 20, the best one, is MISSING from jobs/blobs/best\n"
+    line = "jobs/blobs/best does NOT go along: the model of step 20, the best one by loss, is MISSING from "
     assert (line in capsys.readouterr().err) == gone
     assert more.best is not None
     assert (more.best.step, more.best.value) == (20, value) or gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from torch import nn
 
 import graphft
 from graphft.errors import GraphftError
+from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.launch import _told
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.prediction.predict import Request, results_of
@@ -249,7 +251,9 @@ def test_who_has_no_weights_yet(job: tuple[Path, nn.Sequential], tmp_path: Path)
         graphft.predict("nothing-there", {"x": X})
 
 
-def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_best_model(
+    job: tuple[Path, nn.Sequential], tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     held_out = graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
     folder = tmp_path / "job"
     complete_job(folder, validate=graphft.Validation(data=held_out, best="loss"), ft=True)
@@ -265,12 +269,24 @@ def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path, capfd: 
     assert "MISSING from" not in capfd.readouterr().err
     (folder / "best" / "step-00000002.safetensors").unlink()
     _told(Result.of(folder, 4, 1.0), Job.load(folder))
-    assert "the model of step 2, the best one, is MISSING from " in capfd.readouterr().err, "when a run ends, too"
-    with pytest.raises(GraphftError, match="the model of step 2, the best one, is MISSING from "):
+    assert "the model of step 2, the best one by loss, is MISSING from " in capfd.readouterr().err, (
+        "when a run ends, too"
+    )
+    with pytest.raises(GraphftError, match="the model of step 2, the best one by loss, is MISSING from "):
         graphft.predict(folder, {"x": X}, best=True)
-    shutil.rmtree(folder / "best")
+    note_validation(folder, 1, 4, {"loss": 0.7})
+    note_validation(folder, 1, 3, {"loss": math.inf})
+    (folder / "best" / "step-00000002.json").unlink()
+    graphft.predict(folder, {"x": X}, best=True)
+    assert "MISSING" not in caplog.text, "it is the best that there was"
     note_validation(folder, 1, 2, {"loss": 0.5})
-    with pytest.raises(GraphftError, match="the best model by loss is MISSING from "):
+    graphft.predict(folder, {"x": X}, best=True)
+    line = "the model of step 2, the best one by loss, is MISSING from "
+    assert line in caplog.text
+    assert caplog.text.rstrip().endswith("; of those there, that of step 4 is the best")
+    assert line in look_at(folder).describe()
+    shutil.rmtree(folder / "best")
+    with pytest.raises(GraphftError, match=line):
         graphft.predict(folder, {"x": X}, best=True)
     with pytest.raises(GraphftError, match="the best model is asked for, and step 2, too"):
         graphft.predict(folder, {"x": X}, best=True, step=2)

@@ -315,3 +315,25 @@ def test_a_schedule_that_is_shorter_than_the_job_is_told(
         f"the learning rate %lr is 0 from step {first} on, and the job has 160 steps: the last {160 - (first or 0)} do"
     )
     assert [text[: len(wanted)] for text in told] == ([] if first is None else [wanted])
+
+
+@pytest.mark.parametrize(
+    ("best", "told"),
+    [
+        ("loss", ""),
+        ("val_accuracy", ""),
+        ("macro_f1", ""),
+        ("misclassification", ""),
+        (graphft.Criterion("oddness", "min"), ""),
+        ("oddness", "the highest oddness is taken for the best one; for the other way, give Criterion("),
+        (graphft.EarlyStopping("neg_loss"), "the lowest neg_loss is taken for the best one; for the other way, give E"),
+    ],
+)
+def test_which_way_of_a_metric_is_better_is_told_where_its_name_is_no_usual_one(
+    best: Any, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error rate of an unusual name: the worst model was kept, and nothing said so."""
+    data = graphft.arrays(x=torch.ones(4, 2), chunk_size=2)
+    graphft.Validation(data=data, **{"stop" if isinstance(best, graphft.EarlyStopping) else "best": best})
+    assert caplog.text.count("is taken for the best one") == bool(told)
+    assert told in caplog.text
