@@ -17,6 +17,7 @@ from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run
 from graphft.runtime.cli import main
 from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE
+from graphft.runtime.process.validations import note_validation, read_validations
 from graphft.transpiler import Job
 
 SCRIPT = """
@@ -122,6 +123,22 @@ def test_a_job_that_stops_early_survives(workplace: Path, script: Path) -> None:
     assert report.chunks == Chunks(expected=10, done=10, left_out=0, todo=0, pending=0)
 
 
+def test_a_run_that_no_other_could_be_like_is_no_reference(
+    workplace: Path, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It went on from a shorter one, or its best model was deleted: not identical, it was said, without a fault."""
+    save_script(str(script), ["stops"], workplace / "kept")
+    reference = prepare(workplace / "kept", workplace / "k", patience=120).reference
+    capsys.readouterr()
+    assert prepare(reference, workplace / "k1", patience=120).reference == reference
+    assert capsys.readouterr().err == ""
+    note_validation(reference, 2, 17, {"loss": 100.0})
+    again = prepare(reference, workplace / "k2", patience=120).reference
+    assert again == workplace / "k2" / "reference"
+    assert "has a validation of step 17, which a run from the first step on does not make" in capsys.readouterr().err
+    assert read_validations(again).keys() == read_validations(reference).keys() - {17}
+
+
 def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared) -> None:
     faults = [Fault("pause-pserver", step=5, after=None, target=0.0, seconds=300.0)]
     report = Run(prepared.job, prepared.folder, ChaosOptions(patience=5.0), faults, {}, lambda line: None).play()
@@ -198,7 +215,7 @@ def test_the_table_holds_what_the_figures_do() -> None:
         0,
         1,
         10,
-        1,
+        2,
         recoveries,
         completed=True,
         identical=True,
@@ -216,6 +233,7 @@ def test_the_table_holds_what_the_figures_do() -> None:
     console.print(report.render())
     shown = console.export_text()
     for line in (
+        "j: 1 of 2 faults, seed 0",
         "kill-trainer │     1 │     0.25 │   0.25 │    0.25",
         "messages       2 drop",
         "and 4 done again",

@@ -71,6 +71,16 @@ def test_a_probe_that_gives_up_is_no_traceback(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err == ""
 
 
+def test_an_answer_that_fails_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Health):
+        def answer(self, path: str) -> tuple[int, str]:
+            raise ValueError("no such step")
+
+    with pytest.raises(http.client.HTTPException):
+        ask(serve_health(Broken(), "127.0.0.1:0"), LIVE)
+    until(lambda: "ValueError: no such step" in caplog.text)
+
+
 def test_ipv6_as_a_pod_knows_its_address() -> None:
     assert ask(serve_health(Health(), "::1:0"), LIVE, "::1")[0] == 200
     assert ask(serve_health(Health(), "[::1]:0"), LIVE, "::1")[0] == 200

@@ -180,6 +180,15 @@ def test_reducers_are_called_what_users_like() -> None:
         assert values[name] == float(reducer(*list(everything.values())[: 2 if name == "addmm" else 1])), name
 
 
+@pytest.mark.parametrize("name", ["labels@ALL", "a b", "a/b", ""])
+def test_reducers_have_names_of_metrics(name: str) -> None:
+    """One that was called like what holds all labels was taken for them by the next."""
+    reduce = {name: lambda scores: scores.mean(), "q": lambda scores, labels: (scores - labels).mean()}
+    validation, program = graphft.Validation(data=data(), loss_fn=with_scores, reduce=reduce), make()[1]
+    with pytest.raises(GraphftError, match="expected a name of letters, digits"):
+        evaluation_of(program, validation)
+
+
 def test_what_would_depend_on_who_computes_it_is_refused() -> None:
     _, program = make()
     rejects("draws random numbers", program, loss_fn=noisy)
