@@ -55,6 +55,9 @@ def add_parser(commands: Any) -> None:
             parser.add_argument("file", metavar="TO", help="the file, or the new folder, to write; a path or URL")
             parser.add_argument("--object", default="model", help="the name it was saved under (default: model)")
             parser.add_argument(
+                "--best", action="store_true", help="of a job, the best model by its validations, not the newest"
+            )
+            parser.add_argument(
                 "--format",
                 choices=("safetensors", "pt2", "huggingface", "dcp"),
                 help="one file (default for TO that ends in .safetensors); of a job, the model with its code, for "

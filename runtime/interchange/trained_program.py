@@ -58,6 +58,15 @@ def read_trained(
 
 
 def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
+    model, folder = best_model(source, step), Path(source)
+    config, program = read_record(folder).config, load_prediction(folder)
+    tell_untrained(program, load_program(folder / "source"))
+    return Trained(with_weights(program, read_weights(model)), config, f"{model}")
+
+
+def best_model(source: str | os.PathLike[str], step: int | None = None) -> Path:
+    """The file of the best model by its validations, of a job's folder. Raises UsageError if there is none, for a URL,
+    and for a `step`, which is another choice."""
     if step is not None or is_url(source):
         raise UsageError(
             "the best model is asked for, and " + (f"step {step}, too" if step is not None else "of a URL"),
@@ -65,7 +74,6 @@ def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
             help="give one of them" if step is not None else "give the job's folder: it has the validations",
         )
     folder = Path(source)
-    config, program = read_record(folder).config, load_prediction(folder)
     result = Result.of(folder, 0, 0.0)
     found = result.best
     missing = result.missing_best()
@@ -79,8 +87,7 @@ def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
             rule="no-checkpoint",
             help="transpile(validate=graphft.Validation(data=..., best='loss')) keeps one, from its first on",
         )
-    tell_untrained(program, load_program(folder / "source"))
-    return Trained(with_weights(program, read_weights(found.model)), config, f"{found.model}")
+    return found.model
 
 
 def _trained(folder: Path, url: str, step: int | None, weights: str | os.PathLike[str] | None) -> Trained:

@@ -33,6 +33,12 @@ def export(options: argparse.Namespace) -> int:
         raise UsageError(
             f"--optimizer goes with --format dcp, this is {form}", rule="usage", help="others have weights alone"
         )
+    if options.best and options.optimizer:
+        raise UsageError(
+            "--best and --optimizer are both given, and of the best model only its weights are kept",
+            rule="usage",
+            help="leave one of them out",
+        )
     _check_new(target, form)
     if form == "pt2":
         return _export_program(options, target)
@@ -51,7 +57,7 @@ def _export_program(options: argparse.Namespace, target: Path) -> int:
     from graphft.runtime.interchange.exported_program import export_program, write_exported
     from graphft.runtime.interchange.trained_program import read_trained
 
-    program = read_trained(options.path, options.version).program
+    program = read_trained(options.path, options.version, options.best).program
     exported = export_program(program)
     with _writing(target):
         size = write_exported(target, exported)
@@ -198,6 +204,10 @@ def import_(options: argparse.Namespace) -> int:
 def _tensors(options: argparse.Namespace) -> dict[str, Tensor]:
     from graphft.runtime.interchange.weights import read_weights
 
+    if getattr(options, "best", False):  # `import` has no such option
+        from graphft.runtime.interchange.trained_program import best_model
+
+        return read_weights(best_model(options.path, options.version))
     return read_weights(options.path, options.object, options.version)
 
 

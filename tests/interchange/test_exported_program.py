@@ -15,8 +15,9 @@ from torch import Tensor, nn
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.interchange.exported_program import export_program
+from graphft.runtime.validation.best_model import BestModels, Kept
 from graphft.transpiler.prediction import prediction_of
-from tests.prediction.jobs import X, complete_job
+from tests.prediction.jobs import X, complete_job, make_model
 from tests.support import zoo
 from tests.support.commands import refused, shown
 
@@ -86,3 +87,24 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     program.attrs["assume"] = (("batch >= 100", "train.py:3"),)
     with pytest.raises(GraphftError, match="no size of dimension batch was found"):
         export_program(program)
+
+
+def test_the_best_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held_out = graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
+    job, best = tmp_path / "job", make_model(2).eval()
+    complete_job(job, validate=graphft.Validation(data=held_out, best="loss"), ft=True)
+    said = refused(capsys, "checkpoint", "export", job, tmp_path / "none.safetensors", "--best")
+    assert "has no best model" in said
+    BestModels(job, "min").write(Kept(2, 0.5), best.state_dict())
+    for name in ("model.pt2", "model.safetensors", "folder"):
+        shown(capsys, "checkpoint", "export", job, tmp_path / name, "--best")
+    with torch.no_grad():
+        assert torch.equal(torch.export.load(tmp_path / "model.pt2").module()(X[:32]), best(X[:32]))
+    for weights in map(graphft.read_weights, (tmp_path / "model.safetensors", tmp_path / "folder")):
+        assert all(torch.equal(tensor, best.state_dict()[name]) for name, tensor in weights.items())
+    for more, why in (
+        (("--version", "2"), "the best model is asked for, and step 2, too"),
+        (("--format", "dcp", "--optimizer"), "of the best model only its weights are kept"),
+    ):
+        assert why in refused(capsys, "checkpoint", "export", job, tmp_path / "d", "--best", *more)
+    assert not (tmp_path / "d").exists()
