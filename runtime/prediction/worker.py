@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from graphft.errors import GraphftError, describe, plain_text
 from graphft.ir import Kind, Program
 from graphft.runtime.data import open_reader
 from graphft.runtime.data.reader import IN_ORDER, Reader
+from graphft.runtime.execute.whole_numbers import whole_numbers
 from graphft.runtime.executor import Executor
 from graphft.runtime.prediction.batches import filled
 from graphft.runtime.prediction.work import Work
 from graphft.runtime.process.role_process import EXIT_OK
 
+RULE, HELP = "predict", "it is of the data, or of what the model computes"
+"""Of an error that is none of ours."""
 TEXT = 1000
 """Characters of each text of an answer: one write to a pipe is whole then."""
 
@@ -53,11 +57,25 @@ def compute(work: Work, program: Program, reader: Reader, executor: Executor, ch
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     for batch in range(-(-work.data.chunks[chunk].records // work.batch_size)):
         read = reader.batch(IN_ORDER, chunk, batch, work.batch_size)
-        records = len(read[inputs[0]])
-        found = executor.run(program, filled(program, {n: read[n] for n in inputs}, work.batch_size), names)
-        for name in names:
-            parts[name].append(found[name][:records].cpu())
+        columns = {n: read[n] for n in inputs}
+        records = len(columns[inputs[0]])
+        try:
+            found = executor.run(program, filled(program, columns, work.batch_size), names)
+            for name in names:
+                parts[name].append(found[name][:records].cpu())
+        except Exception as error:
+            numbers = reader.numbers(IN_ORDER, chunk, batch, work.batch_size)
+            raise _of_records(error, columns, numbers, reader) from error
     return {name: torch.cat(part) for name, part in parts.items()}
+
+
+def _of_records(
+    error: Exception, columns: Mapping[str, Tensor], numbers: Sequence[int], reader: Reader
+) -> GraphftError:
+    """What failed of a batch, with its records, and between what their whole numbers are: an index may be too large."""
+    found = whole_numbers(columns, lambda samples: reader.names([numbers[sample] for sample in samples]))
+    rule, help = (error.rule, error.help) if isinstance(error, GraphftError) else (RULE, HELP)
+    return GraphftError(f"in records {numbers[0]} to {numbers[-1]}{found}: {describe(error)}", rule=rule, help=help)
 
 
 def _answer(descriptor: int, answer: dict[str, Any]) -> None:
@@ -65,7 +83,5 @@ def _answer(descriptor: int, answer: dict[str, Any]) -> None:
 
 
 def _as_answer(error: Exception) -> dict[str, Any]:
-    rule, help = "predict", "it is of the data, or of what the model computes"
-    if isinstance(error, GraphftError):
-        rule, help = error.rule, error.help
+    rule, help = (error.rule, error.help) if isinstance(error, GraphftError) else (RULE, HELP)
     return {"error": plain_text(describe(error), TEXT), "rule": rule, "help": plain_text(help, TEXT)}

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import graphft
 from graphft.runtime.process.folder_lock import locked
@@ -89,6 +91,47 @@ def test_a_command_that_is_killed_goes_on(tmp_path: Path, capfd: pytest.CaptureF
     assert "going on: " in capfd.readouterr().err
     assert np.array_equal(np.load(out)["output"], by_batches(model, x, 1).numpy())
     assert not results.exists()
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(120, 4)
+
+    def forward(self, tok: Tensor) -> Tensor:
+        result: Tensor = self.emb(tok).mean(1)
+        return result
+
+
+def loss_of_tokens(model: nn.Module, tok: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(tok), y)
+
+
+@pytest.fixture
+def tokens_job(tmp_path: Path) -> Path:
+    program = graphft.build(Tokens(), loss_of_tokens, {"tok": ((None, 2), torch.int64), "y": ((None,), torch.int64)})
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    data = graphft.arrays(tok=torch.zeros(64, 2).long(), y=torch.zeros(64).long(), chunk_size=32)
+    graphft.transpile(program, data=data, batch_size=20, name="t").save(tmp_path / "job")
+    graphft.save_weights(program, None, tmp_path / "job" / "model.safetensors")
+    return tmp_path / "job"
+
+
+def test_a_value_that_the_model_cannot_take_is_told_with_its_record(
+    tokens_job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tok = np.arange(1, 101).reshape(50, 2)
+    tok[25, 1] = 500
+    np.savez(tmp_path / "new.npz", tok=tok)
+    (tmp_path / "new.csv").write_text("a,b\n" + "".join(f"{a},{b}\n" for a, b in tok))
+    names = {"new.npz": ("record 20", "record 25"), "new.csv": ("line 22 of new.csv", "line 27 of new.csv")}
+    for file, (least, most) in names.items():
+        column = ("--column", "tok=a,b") if file == "new.csv" else ()
+        said = refused_aloud(
+            capsys, "predict", tokens_job, "--data", tmp_path / file, *column, "--out", tmp_path / "p.npz"
+        )
+        assert f"error[op-failed]: in records 20 to 39 (the batch has tok from 41 ({least}) to 500 ({most})): " in said
+        assert "aten.embedding failed: " in said
 
 
 def refused_aloud(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:

@@ -29,6 +29,7 @@ from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.data.forks import forks_are_told_to_end
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
+from graphft.runtime.execute.whole_numbers import whole_numbers
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.queue.transactions import claims_chunks
@@ -46,7 +47,6 @@ from graphft.runtime.roles.trainer.step_proof import prove_step
 from graphft.runtime.roles.trainer.storage_wait import open_when_there
 from graphft.runtime.roles.trainer.validator import Validator
 from graphft.runtime.roles.trainer.view import TrainerView
-from graphft.runtime.roles.trainer.whole_numbers import whole_numbers
 from graphft.runtime.transport import make_client
 from graphft.transpiler.record import VALIDATION
 
