@@ -255,7 +255,11 @@ def _launch(
     """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
     started, since, begins = time.monotonic(), time.time(), saved_step(job_dir, job.config) or 0
     keys = Keys(job.config.name)
-    supervisor, embedded = _start(job, job_dir, options, keys, stack)
+    try:
+        supervisor, embedded = _start(job, job_dir, options, keys, stack)
+    except KeyboardInterrupt:  # a launch, too: its last words say that the run can be gone on with
+        note_launch(job_dir)
+        raise
     note_launch(job_dir)
     keeper = TimeKeeper(job_dir, supervisor.etcd, keys, job.run_id, since, begins)
     stack.callback(keeper.write)

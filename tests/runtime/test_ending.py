@@ -20,6 +20,7 @@ from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher import ending, launch
 from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
+from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
 
@@ -213,3 +214,18 @@ def test_a_launcher_that_waits_for_another_can_be_interrupted(tmp_path: Path) ->
             "    print('it has the folder')\n"
         )
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "interrupted\n")
+
+
+def test_a_launch_that_is_interrupted_while_it_starts_counts(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`graphft runs` said 0 launches of a run that was to be resumed."""
+
+    def starts(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_start", starts)
+    for count in (1, 2):
+        with pytest.raises(Interrupted):
+            launch.run_job(job, job_dir=str(tmp_path / "run"))
+        assert read_ends(tmp_path / "run").launches == count
