@@ -9,7 +9,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import graphft
 from graphft.errors import GraphftError, UsageError
@@ -46,6 +46,13 @@ INTERNAL = {"fork-server", "predict-worker"}
 """Commands that other commands start."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of the command, and so of each command below it: takes options by their whole names only."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `graphft` and `python -m graphft`. Returns the exit status."""
     hear_of_children()
@@ -75,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """All commands; and `graphft launch` by itself. Those that are of no use to people are there when `given`."""
-    parser = argparse.ArgumentParser(prog="graphft", description="fault-tolerant training, in the graph")
+    parser: argparse.ArgumentParser = _Parser(prog="graphft", description="fault-tolerant training, in the graph")
     parser.add_argument("--version", action="version", version=f"graphft {graphft.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

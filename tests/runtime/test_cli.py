@@ -271,3 +271,18 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"graphft {graphft.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["launch", "--trainer", "1", "a.py"], "--trainer"),
+        (["checkpoint", "export", "job", "f.pt2", "--bes"], "--bes"),
+        (["predict", "job", "--data", "a", "--out", "b", "--work=2"], "--work=2"),
+    ],
+)
+def test_options_have_their_whole_names(capsys: pytest.CaptureFixture[str], command: list[str], option: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(command)
+    assert caught.value.code == 2
+    assert option in capsys.readouterr().err.splitlines()[-1]
