@@ -19,7 +19,7 @@ from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
 from graphft.nonfinite_values import tell_nonfinite
-from graphft.option_names import unknown_option
+from graphft.option_names import is_whole, unknown_option
 from graphft.reducers import columns_of
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.effects import check_effects
@@ -94,6 +94,11 @@ def transpile(
     _check_is_program(program)
     if (data := _one_of("data", data, "chunks", chunks)) is None:
         raise UsageError("transpile needs data= to train on", rule="option", help=_DATA)
+    if epochs is not None:
+        if not is_whole(epochs, 1):  # JobConfig knows it by its other name
+            what = f"epochs is {epochs!r}, expected a number, 1 or more"
+            raise UsageError(what, rule="option", help="correct epochs")
+        epochs = int(epochs)  # it may be NumPy's
     if (passes := _one_of("epochs", epochs, "passes", options.get("passes"))) is not None:
         options["passes"] = passes
     if isinstance(etcd_endpoints, str):

@@ -35,6 +35,8 @@ def test_what_users_call_them_and_what_the_design_does_is_the_same() -> None:
         ({"trainer": 2}, "transpile has no option trainer\nhelp: did you mean trainers or on_trainer_loss?"),
         ({"data": DATA}, "data and chunks are both given"),
         ({"epochs": 2, "passes": 2}, "epochs and passes are both given"),
+        ({"epochs": 0}, "epochs is 0, expected a number, 1 or more\nhelp: correct epochs"),
+        ({"epochs": 2.5}, "epochs is 2.5, expected a number, 1 or more\nhelp: correct epochs"),
         ({"max_epochs": 2}, "transpile has no option max_epochs\nhelp: epochs= says how many"),
         ({"num_workers": 2}, "transpile has no option num_workers\nhelp: trainers= says how many work at a time"),
         ({"program": torch.nn.Linear(2, 2)}, "transpile needs a program, got a Linear\nhelp: program = graphft.build("),
