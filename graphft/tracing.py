@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx.experimental._config as fx_config
 from torch import Tensor, fx
+from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -67,6 +68,7 @@ _OF_NORMS = frozenset(map(_op, _NORMS))
 _OF_MASKS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
 _OF_LABELS = frozenset({torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default})
 """(log probabilities, class labels, weights of the classes): likewise."""
+_MARGIN_LOSSES = (torch.ops.aten.multi_margin_loss.default, torch.ops.aten.multilabel_margin_loss_forward.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def trace(
         with recorder:
             return list(fn(*args))
 
-    with _without_onednn(), fx_config.patch(backed_size_oblivious=True), quiet():  # type: ignore[attr-defined]
+    with _without_onednn(), _undecomposed(), fx_config.patch(backed_size_oblivious=True), quiet():  # type: ignore[attr-defined]
         module = make_fx(
             traced_by_graphft, tracing_mode="symbolic", decomposition_table={}, _allow_non_fake_inputs=True
         )(*inputs)
@@ -113,6 +115,23 @@ def _without_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+@contextmanager
+def _undecomposed() -> Iterator[None]:
+    """Has the margin losses recorded as they are: what torch would make of them while it traces (2.13) counts labels
+    that pad a target."""
+    taken = {}
+    for op in _MARGIN_LOSSES:
+        taken[op] = op.py_kernels.pop(DispatchKey.Autograd, None)
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernel in taken.items():
+            if kernel is not None:
+                op.py_kernels[DispatchKey.Autograd] = kernel
+            op._dispatch_cache.clear()
 
 
 class Recorder(TorchDispatchMode):

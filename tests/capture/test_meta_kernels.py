@@ -84,3 +84,30 @@ def test_ctc_loss_with_tensors_of_lengths() -> None:
 
     program = assert_as_eager(nn.Linear(8, 5), transcribed, inputs, batch)
     assert program.block("step").program.find_op("aten._ctc_loss.Tensor") is not None
+
+
+def test_multilabel_margin_loss_without_the_labels_that_pad_a_target() -> None:
+    """What torch makes of it while it traces counts them: the loss was up to four times as large, and nothing said so."""
+    torch.manual_seed(0)
+    inputs = {"x": (None, 4), "y": ((None, 6), torch.int64)}
+
+    def batch(n: int) -> dict[str, Tensor]:
+        return {"x": torch.randn(n, 4), "y": torch.randint(-1, 6, (n, 6))}
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.multilabel_margin_loss(model(x), y)
+
+    assert_as_eager(nn.Linear(4, 6), loss_fn, inputs, batch)
+
+
+def test_multi_margin_loss() -> None:
+    torch.manual_seed(0)
+    inputs = {"x": (None, 4), "y": ((None,), torch.int64)}
+
+    def batch(n: int) -> dict[str, Tensor]:
+        return {"x": torch.randn(n, 4), "y": torch.randint(0, 6, (n,))}
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.multi_margin_loss(model(x), y, p=2, weight=torch.arange(1.0, 7.0))
+
+    assert_as_eager(nn.Linear(4, 6), loss_fn, inputs, batch)
