@@ -52,7 +52,10 @@ class CSVLogger:
 
     def flush(self) -> None:
         for table in self._tables.values():
-            table.flush()
+            try:
+                table.flush()
+            except ValueError as error:  # what is in its place now is no such table
+                raise _foreign(table.path, str(error)) from None
 
     def on_end(self) -> None:
         while self._tables:

@@ -86,3 +86,47 @@ def test_another_runs_file_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match="which are not of the run"):
         log(CSVLogger(tmp_path / "notes.csv"), tmp_path / "job", range(5))
     assert path.read_bytes() == before
+
+
+def log_all(logger: CSVLogger, number: int) -> None:
+    logger.on_step(number, {"loss": 1 / (number + 3), **({"late": 0.5} if number > 2 else {})})
+    logger.on_epoch(number + 1, {"loss": 0.1})
+    logger.on_validation(number + 1, {"loss": 0.2})
+    logger.flush()
+
+
+@pytest.mark.parametrize("kind", ["", "-epochs", "-validation"])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_file_that_is_deleted_meanwhile_is_written_again(
+    tmp_path: Path, kind: str, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows were lost without a word: they went into the file that was deleted. A column comes at step 3."""
+    undisturbed, logger = CSVLogger(tmp_path / "whole.csv"), CSVLogger()
+    undisturbed.on_begin(run(tmp_path / "whole"))
+    logger.on_begin(run(tmp_path / "job"))
+    path = tmp_path / "job" / f"steps{kind}.csv"
+    for number in range(5):
+        log_all(undisturbed, number)
+        log_all(logger, number)
+        if number == at:
+            path.unlink()
+    logger.on_end()
+    assert path.read_bytes() == (tmp_path / f"whole{kind}.csv").read_bytes()
+    assert caplog.text.count(f"{path} was deleted or replaced: ") == 1
+
+
+def test_a_file_that_is_replaced_meanwhile_gets_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "job" / "steps.csv"
+    logger = log(CSVLogger(), tmp_path / "job", range(2))
+    (tmp_path / "copy.csv").write_bytes(path.read_bytes())
+    logger.on_step(2, {"loss": 0.5})
+    logger.flush()
+    (tmp_path / "copy.csv").rename(path)
+    logger.on_step(3, {"loss": 0.25})
+    logger.flush()
+    assert [r["step"] for r in rows(path)] == ["0", "1", "2", "3"]
+    path.unlink()
+    path.write_text("date,what\n1,2\n")
+    with pytest.raises(GraphftError, match="its first column is 'date', expected 'step'"):
+        logger.flush()
+    assert path.read_text() == "date,what\n1,2\n"
