@@ -46,6 +46,7 @@ _TRACES = ("etcd.json", "etcd", "checkpoints")
 """What a run that was begun has in its folder, beside its logs and what `Job.save` writes."""
 _NOTES = {"launcher.lock", "callbacks.lock", "csv-logger.json"}
 """What a script leaves there before any process is started."""
+_NO_CHECKPOINT = "no checkpoint to go on from (its model.safetensors can be the start: init_from=)"
 _BATCH_LOGS = "slurm-"
 """Logs of Slurm's, which begin before a run does: `graphft slurm` makes their folder."""
 
@@ -372,6 +373,13 @@ def _look_in_storage(job: Job, path: Path) -> bool:
     return bool(stored_run(url)) and make_copy(url, path)
 
 
+def _has_no_checkpoint(path: Path, config: JobConfig) -> bool:
+    """Whether there is none to carry over, and none is known to have been lost: `graphft clean` may have deleted them.
+    Raises GraphftError[storage]."""
+    step = saved_step(path, config)
+    return step == 0 and not lost_checkpoints(path, step)
+
+
 def _nothing(path: Path) -> str:
     return f"{path} was saved, but never begun" if (path / "job.json").exists() else f"{path} does not exist"
 
@@ -406,6 +414,8 @@ def _obstacle(job: Job, path: Path, copied: bool) -> Obstacle | None:
         more = is_complete(path) and not continued and job.config.passes > found.config.passes
         layout = layout_differences(job, path) if unfinished or more else []
         what = f"differs in: {', '.join(layout or changed)}{goes_on}"
+        if more and layout and _has_no_checkpoint(path, job.config):
+            return Obstacle(f"{what}, and has {_NO_CHECKPOINT}", 0)
         return Obstacle(what, 0 if layout else len(changed), bool(layout))
     if is_complete(path):
         return Obstacle("is complete", 0)

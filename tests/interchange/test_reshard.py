@@ -31,6 +31,7 @@ from graphft.runtime.launcher import launch_saved
 from graphft.runtime.launcher.carried_rows import carry_rows
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import CONTINUED, open_folder
+from graphft.runtime.launcher.process_ends import note_saved
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process import metric_rows
 from graphft.transpiler import Job
@@ -369,6 +370,26 @@ def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
     assert all(torch.equal(end[n], whole[n]) for n in whole)
     few = make_job(2, passes=1, **options)
     assert open_folder(few).describe(few.config).endswith("; new run in jobs/lin-4")
+
+
+def test_a_complete_run_whose_checkpoints_were_cleaned_says_that_it_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began from scratch, and did not say why. A run whose checkpoints were lost is another matter."""
+    monkeypatch.chdir(tmp_path)
+    old, more = make_job(2, name="lin"), make_job(2, passes=3, name="lin")
+    begin(Path("jobs/lin"), old, states(old))
+    Path("jobs/lin/model.safetensors").touch()
+    assert main(["clean", "--job", "jobs/lin", "--checkpoints"]) == 0
+    why = "and has no checkpoint to go on from (its model.safetensors can be the start: init_from=)"
+    with pytest.raises(GraphftError, match=r"no unfinished run .* to resume: jobs/lin differs in: passes 2"):
+        open_folder(more, resume=True)
+    line = open_folder(more).describe(more.config)
+    assert line == f"jobs/lin differs in: passes 2 -> 3, {why}; new run in jobs/lin-2"
+    shutil.rmtree("jobs/lin-2")
+    note_saved(Path("jobs/lin"), STEP)
+    with pytest.raises(GraphftError, match="are gone, or damaged"):
+        open_folder(more)
 
 
 def _cut_off(folder: Path, step: int) -> None:
