@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from graphft.errors import UsageError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def is_whole(value: object, least: int) -> bool:
@@ -46,3 +48,18 @@ def checked_options(elsewhere: Mapping[str, str] | None = None) -> Callable[[typ
         return cls
 
     return decorate
+
+
+def checked_keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that raises UsageError for a keyword that it does not have. See `unknown_option`."""
+    parameters = inspect.signature(function).parameters
+    options = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+
+    @wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> T:
+        for name in given:
+            if name not in parameters:
+                raise unknown_option(function.__name__, name, options)
+        return function(*args, **given)
+
+    return checked

@@ -16,7 +16,7 @@ from torch import Tensor
 from graphft.devices import find_device
 from graphft.errors import UsageError
 from graphft.ir import Program
-from graphft.option_names import is_whole
+from graphft.option_names import checked_keywords, is_whole
 from graphft.runtime.coordination.job_storage import is_url
 from graphft.runtime.data import open_reader
 from graphft.runtime.execute.finite import nonfinite_rows
@@ -35,6 +35,7 @@ NAMED = 3
 """Records that a warning names."""
 
 
+@checked_keywords
 def predict(
     job: str | os.PathLike[str] | Job,
     data: Any,

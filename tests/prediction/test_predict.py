@@ -204,6 +204,7 @@ def test_a_batch_of_fixed_size_is_filled_up(tmp_path: Path) -> None:
         ({"x": X.double()}, {}, r"the data's column is float64\[batch, 4\]\nhelp: convert it: x.astype\('float32'\)"),
         ({"x": X[:, :3]}, {}, r"the data's column is float32\[batch, 3\]"),
         ({"x": X}, {"workers": 0}, "workers is 0, expected a number, 1 or more"),
+        ({"x": X}, {"worker": 2}, r"predict has no option worker\nhelp: did you mean workers\?"),
         ({"x": X}, {"batch_size": "8"}, "batch_size is '8', expected a number, 1 or more"),
         ({"x": 3.0}, {}, "column x is a single value"),
         ({"x": X.to("meta")}, {}, "column x: "),
