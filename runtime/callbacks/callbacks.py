@@ -102,7 +102,8 @@ class Callbacks:
                                          told and it does not have (a machine went down, it is new) is told again
     """
 
-    def __init__(self, callbacks: Sequence[Any], called: Sequence[str] = NAMES) -> None:
+    def __init__(self, callbacks: Sequence[Any] | None, called: Sequence[str] = NAMES) -> None:
+        callbacks = () if callbacks is None else callbacks
         if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
             raise UsageError(
                 f"callbacks is {callbacks!r}, expected a list", rule="option", help="callbacks=[callback], also for one"

@@ -91,7 +91,7 @@ class Trainer:
         *,
         engine: str | Any = "",
         resources: Mapping[str, Mapping[str, float]] | None = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[Any] | None = None,
         validation: Validation | None = None,
         quiet: bool = False,
         page: bool | int | None = None,

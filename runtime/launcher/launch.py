@@ -66,7 +66,7 @@ def run_job(
     *,
     options: LaunchOptions | None = None,
     on_status: Callable[[Supervisor, JobStatus], None] | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[Any] | None = None,
     **overrides: Any,
 ) -> Result:
     """Runs `job` to its end with all roles on this machine, and returns its result.

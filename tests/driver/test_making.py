@@ -128,7 +128,7 @@ def test_other_mistakes(tmp_path: Path) -> None:
         with pytest.raises(GraphftError, match=message):
             epochs.trainer(tmp_path / "job", **mistake)
     assert not (tmp_path / "job").exists()
-    trainer = epochs.trainer(tmp_path / "job")
+    trainer = epochs.trainer(tmp_path / "job", callbacks=None)
     for call in ({"max_retries": -2}, {"max_retries": 1.5}, {"checkpoint": "always"}, {"checkpoint": 0}, {"epochs": 0}):
         with pytest.raises(GraphftError, match=r"error\[option\]"):
             trainer.train(**call)

@@ -75,7 +75,7 @@ def test_an_option_that_is_none_is_not_given(job: Job, monkeypatch: pytest.Monke
     """`job.run(job_dir=os.environ.get(...))` under `graphft launch --save-only --job DIR`."""
     monkeypatch.setenv("GRAPHFT_LAUNCH", '{"job_dir": "wanted", "save_only": true}')
     with pytest.raises(SystemExit):
-        run_job(job, job_dir=None)
+        run_job(job, job_dir=None, callbacks=None)
     assert Path("wanted/job.json").exists()
 
 
