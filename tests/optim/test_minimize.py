@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -129,6 +130,11 @@ def test_a_schedule_that_cannot_be_traced_changes_nothing() -> None:
         (lambda: graphft.SGD("0.1"), "SGD: "),
         (lambda: graphft.SGD(nn.Linear(1, 1).parameters(), lr=0.1), r"got a generator first.*SGD\(lr=\.\.\.\)"),
         (lambda: graphft.AdamW(nn.Linear(1, 1)), "got a Linear first, expected the learning rate"),
+        (lambda: graphft.AdamW(lr=nn.Linear(1, 1)), "got a Linear as lr, expected the learning rate"),
+        (lambda: graphft.AdamW(nn.Linear(1, 1).parameters), r"got the method Linear\.parameters first, expected"),
+        (lambda: graphft.AdamW(params=nn.Linear(1, 1).parameters()), r"got a generator as params.*AdamW\(lr=\.\.\.\)"),
+        (lambda: graphft.AdamW(lr=None), r"AdamW: lr is None, expected a number or a schedule\n.*give a float"),
+        (lambda: graphft.AdamW(np.array(0.1)), r"AdamW: lr is array\(0\.1\), expected a number or a schedule"),
         (lambda: graphft.SGD(0.1, nesterov=True), "Nesterov momentum requires"),
         (lambda: graphft.Adam(betas=(0.9, 1.0)), "Invalid beta parameter at index 1"),
         (lambda: graphft.Adam(lr=graphft.schedule.constant(0.1), eps=-1.0), "Invalid epsilon"),
@@ -136,12 +142,20 @@ def test_a_schedule_that_cannot_be_traced_changes_nothing() -> None:
         (lambda: graphft.Adagrad(lr_decay=-1.0), "Invalid lr_decay"),
         (lambda: graphft.RMSprop(alpha=-1.0), "Invalid alpha"),
     ],
-    ids=range(10),
+    ids=range(15),
 )
 def test_options_out_of_range(make: Callable, message: str) -> None:
     with pytest.raises(GraphftError, match=f"(?s){message}") as error:
         make()
     assert error.value.rule == "optimizer-option"
+
+
+def test_a_schedule_may_be_a_method_of_a_model() -> None:
+    class Model(nn.Linear):
+        def rate(self, step: torch.Tensor) -> torch.Tensor:
+            return 0.1 / (step + 1)
+
+    assert callable(graphft.AdamW(Model(1, 1).rate).lr)
 
 
 def test_unknown_options() -> None:
