@@ -32,9 +32,7 @@ def _ctc_loss_backward(
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
-def _like_the_input(
-    mode: FakeTensorMode, func: Any, grad: Tensor, input: Tensor, *others: Any, **options: Any
-) -> Tensor:
+def _like_input(mode: FakeTensorMode, func: Any, grad: Tensor, input: Tensor, *others: Any, **options: Any) -> Tensor:
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
@@ -67,8 +65,8 @@ def register_missing() -> None:
         ("_ctc_loss", "Tensor", _ctc_loss),
         ("_ctc_loss_backward", "Tensor", _ctc_loss_backward),
         ("_grouped_mm", "default", _grouped_mm),
-        ("multi_margin_loss_backward", "default", _like_the_input),
-        ("multilabel_margin_loss_backward", "default", _like_the_input),
+        ("multi_margin_loss_backward", "default", _like_input),
+        ("multilabel_margin_loss_backward", "default", _like_input),
     ):
         found = getattr(getattr(torch.ops.aten, name, None), overload, None)
         if found is not None and not _is_op_registered_to_fake_rule(found):

@@ -87,7 +87,7 @@ def test_ctc_loss_with_tensors_of_lengths() -> None:
 
 
 def test_multilabel_margin_loss_without_the_labels_that_pad_a_target() -> None:
-    """What torch makes of it while it traces counts them: the loss was up to four times as large, and nothing said so."""
+    """What torch makes of it while it traces counts them: a loss up to four times as large."""
     torch.manual_seed(0)
     inputs = {"x": (None, 4), "y": ((None, 6), torch.int64)}
 
