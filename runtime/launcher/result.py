@@ -110,9 +110,10 @@ class Result:
 
     def _never_best(self) -> list[str]:
         """A line, if a best model was asked for and no validation had a value to tell it by."""
-        terms, rows = self._best_terms, self.validations
+        rows = self.validations
+        terms = self._best_terms if rows else None
         values = [row.get(terms.metric, math.nan) for row in rows.values()] if terms is not None else []
-        if terms is None or not values or any(map(math.isfinite, values)):
+        if terms is None or any(map(math.isfinite, values)):
             return []
         return [f"NO best model is kept: {terms.metric} was not finite in any of {len(values)} validations"]
 
