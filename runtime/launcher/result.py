@@ -103,7 +103,7 @@ class Result:
         kept = models.best()
         if kept is not None and (best is None or kept.rank(models.mode)[0] <= best.rank(models.mode)[0]):
             best, kept = kept, None
-        if best is None or (kept is None and self.best is not None):
+        if best is None or (kept is None and models.has(best)):
             return ""
         rest = f"; of those there, that of step {kept.step} is the best" if kept is not None else ""
         return f"the model of step {best.step}, the best one by {terms.metric}, is MISSING from {models.folder}{rest}"

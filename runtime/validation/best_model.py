@@ -88,6 +88,15 @@ class BestModels:
                         with contextlib.suppress(OSError):
                             self._fs.delete(self._at(f"{kept.name}{ending}"))
 
+    def has(self, kept: Kept) -> bool:
+        """Whether its file is in the run's folder, or can be fetched."""
+        file = self._model(kept)
+        if file.is_file() and file.stat().st_size:
+            return True
+        with contextlib.suppress(OSError):
+            return self._fs is not None and bool(self._fs.size(self._at(file.name)))
+        return False
+
     def fetch(self, kept: Kept) -> Path | None:
         """Where its file is, in the run's folder; None if it is nowhere."""
         file = self._model(kept)

@@ -286,6 +286,10 @@ def test_the_best_model(
     assert line in caplog.text
     assert caplog.text.rstrip().endswith("; of those there, that of step 4 is the best")
     assert line in look_at(folder).describe()
+    (folder / "best" / "step-00000004.safetensors").write_bytes(b"")
+    (folder / "validation.jsonl").unlink()
+    assert "the model of step 4, the best one by loss, is MISSING" in look_at(folder).describe(), "it is empty"
+    note_validation(folder, 1, 2, {"loss": 0.5})
     shutil.rmtree(folder / "best")
     with pytest.raises(GraphftError, match=line):
         graphft.predict(folder, {"x": X}, best=True)

@@ -79,6 +79,9 @@ def test_a_note_with_a_flipped_bit_is_told(tmp_path: Path, caplog: pytest.LogCap
 def test_another_machine_finds_it_in_the_storage_and_another_folder_takes_it_along(tmp_path: Path) -> None:
     write(models(tmp_path / "job", tmp_path / "storage"), 10, 0.5)
     other = models(tmp_path / "elsewhere", tmp_path / "storage")
+    assert other.has(Kept(10, 0.5))
+    assert not other.has(Kept(20, 0.5))
+    assert not list(other.folder.glob("*.safetensors")), "who asks whether it is there fetches nothing"
     assert held(other) == (10, 0.5)
     next_run = models(tmp_path / "next")
     next_run.adopt(other)

@@ -96,7 +96,7 @@ class SlotTrainer(Trainer):
         except NoData:
             self._contribute_nothing()
         except NotYet as pause:
-            self._computing, self.state.paused = None, pause  # it is not at work: nothing is late
+            self._computing, self.state.paused = None, pause.with_traceback(None)  # it is not at work: nothing is late
             with suppress(WorkChanged):
                 self.comm.pump(IDLE_SECONDS)
         except WorkChanged:
