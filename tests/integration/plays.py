@@ -29,6 +29,7 @@ from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from graphft.transpiler.layout import slices_of
+from tests.integration.training import LOOKED
 from tests.support.nursery import Nursery
 from tests.support.processes import command_line
 
@@ -87,6 +88,13 @@ class Pace:
         scratch.replace(file)
 
 
+def note_look(config: Mapping[str, Any], acts: bool) -> None:
+    """Tells the job's trainers that it is looked at; without `acts` it need not be. `config`: the job's, as JSON."""
+    if pace := config["data"]["source"].get("args", {}).get("pace", ""):
+        file = Path(pace).with_suffix(LOOKED)
+        file.touch() if acts else file.unlink(missing_ok=True)
+
+
 def brake(config: Mapping[str, Any], status: JobStatus) -> None:
     """What a test waits for has not come, and the job nears its end: it goes slowly from now on. On a busy machine
     things take longer, and what is seen of the job is older. `config`: the job's, as JSON."""
@@ -125,6 +133,7 @@ def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Pl
 
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         statuses.append(status)
+        note_look(config, bool(left))
         if left and left[0].when(status):
             left.pop(0).do(supervisor)
         elif left:

@@ -39,6 +39,21 @@ def end(how: int) -> None:
     signal.pthread_kill(threading.get_ident(), how)  # of this thread, as a segmentation fault is
 
 
+LOOKED = ".looked"
+"""Ending of a file that whoever has something to do to the job touches at each look."""
+UNSEEN_AFTER, UNSEEN = 1.0, 2.0
+
+
+def seconds_of_batch(pace: Path) -> float:
+    """What `pace` holds; more while nobody looks who wants to: on a busy machine, the job would be over before."""
+    seconds = float(pace.read_text())
+    try:
+        seen = pace.with_suffix(LOOKED).stat().st_mtime
+    except FileNotFoundError:
+        return seconds
+    return max(seconds, UNSEEN) if time.time() - seen > UNSEEN_AFTER else seconds
+
+
 class Blobs:
     """Record i is a point and its class. Record `broken` cannot be read; those from `mislabeled` on have a class
     that there is not, so that computing their loss fails. Reading record `fatal` ends the process, by signal `how`.
@@ -89,7 +104,7 @@ class Blobs:
         if self.hangs and HANGS_AT in indices:
             self._hang()
         start = time.monotonic()
-        while self.pace and time.monotonic() - start < float(Path(self.pace).read_text()):
+        while self.pace and time.monotonic() - start < seconds_of_batch(Path(self.pace)):
             time.sleep(0.01)
         return [self[i] for i in indices]
 
