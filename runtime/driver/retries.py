@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from graphft.errors import GraphftError
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.launcher.child import Child
-from graphft.runtime.process.role_process import BEGINS, was_preempted
+from graphft.runtime.process.role_process import BEGINS
 
 LINES, MOST = 300, 20_000
 """Of the end of a worker's log, in which its traceback is looked for; and characters of that, at most."""
@@ -80,16 +80,17 @@ class Retries:
 
     def explained(self, what: str) -> WorkerFailed:
         """The error of a call that failed because of workers, with the traceback of the last one that did."""
-        failed = [c for c in self.job.children if c.failures > self._before.get(c.name, 0)]
-        failed.sort(key=lambda child: (child.alive, -child.started_at))
+        failed = sorted(self._failed(), key=lambda child: (child.alive, -child.started_at))
         found = next(filter(None, map(self._traceback, failed)), "")
         tails = [f"last lines of {c.name}:\n{self.job.tail_of(c)}" for c in failed if not found]
         return WorkerFailed("\n".join([what, *tails]), found, help=_HELP)
 
     def _death(self) -> str:
-        """How the last one that failed has ended."""
-        told = [e.text for e in self.job.events() if e.kind == "died" and not was_preempted(e.fields.get("status", 1))]
-        return told[-1].split(", starting it again")[0] if told else "a worker has failed"
+        """How the last one that failed has ended. Not of the events: that of this failure may come a moment later."""
+        return max(self._failed(), key=lambda child: child.died_at).death
+
+    def _failed(self) -> list[Child]:
+        return [c for c in self.job.children if c.failures > self._before.get(c.name, 0)]
 
     def _traceback(self, child: Child) -> str:
         """Of the life that it had last, not of one before: whole, from its log; or as it was told, shortened, from any

@@ -32,6 +32,9 @@ class Child:
     stuck: int = 0
     """Failures since the job last made progress."""
     failed_at: int = -1
+    death: str = ""
+    """How it failed last, in words; and when, by the monotonic clock."""
+    died_at: float = 0.0
     started_at: float = 0.0
     restart_at: float | None = None
     identity: Identity = UNKNOWN

@@ -322,6 +322,7 @@ class Supervisor:
         else:
             # One that is counted against a batch is counted against the process only when the batch is left out.
             counts = counts is not False or status == EXIT_USAGE
+            child.death, child.died_at = f"{child.name} died ({what})", time.monotonic()  # who sees it counted asks how
             child.fail(self._progress, counts and (blamed is None or blamed.outcome == "left-out"), of_batch)
         note_end(self.job_dir, child.name, "preemption" if preempted else "failure", what)
         if not self.restart:
