@@ -63,7 +63,7 @@ class Criterion:
     metric: str = "loss"
     mode: Literal["max", "min", ""] = ""
     guess: ClassVar[str] = ""
-    """Says which way was taken for the better one, where neither `mode` nor the metric's name leaves no doubt."""
+    """Says which way was taken for the better one, where `mode` is not given and the metric's name leaves a doubt."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.metric, str) or not self.metric:

@@ -82,11 +82,11 @@ def prepare(source: Path, work: Path, patience: float, undisturbed: int = 0) -> 
         runs = [work / f"undisturbed-{i}" for i in range(undisturbed)]
         seconds = [_run_undisturbed(job, source, run, patience) for run in runs]
         return Prepared(job, chaos, source, min(seconds, default=None), tuple(last_loss(job, run) for run in runs))
-    unlike = unlike_others(job, source)
-    if unlike:
+    if (source / MODEL).exists():
+        unlike = unlike_others(job, source)
+        if not unlike:
+            return Prepared(job, chaos, source)
         tell(f"{unlike}: the job is run undisturbed first")
-    elif (source / MODEL).exists():
-        return Prepared(job, chaos, source)
     return Prepared(job, chaos, reference, _run_undisturbed(job, source, reference, patience))
 
 
