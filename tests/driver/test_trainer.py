@@ -21,6 +21,7 @@ from graphft.runtime.cli import main
 from graphft.runtime.process.metric_files import read_table
 from graphft.runtime.process.validations import read_validations
 from tests.driver import epochs
+from tests.support.files import put
 from tests.support.waiting import ended, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,7 +195,7 @@ def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_pat
         assert not trainer.workers()
         (tmp_path / "broken").unlink()
         assert trainer.train()["epoch"] == 2
-        (tmp_path / "broken").write_text("exit")
+        put(tmp_path / "broken", "exit")
         with pytest.raises(graphft.WorkerFailed, match="exit status 3") as caught:
             trainer.train(max_retries=0)
         assert caught.value.traceback == "", "that of another failure, long ago, is none of this one"

@@ -30,6 +30,7 @@ from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from graphft.transpiler.layout import slices_of
 from tests.integration.training import LOOKED
+from tests.support.files import put
 from tests.support.nursery import Nursery
 from tests.support.processes import command_line
 
@@ -78,14 +79,7 @@ class Pace:
         self.set(0.05)
 
     def set(self, seconds: float) -> None:
-        self.write(self.file, seconds)
-
-    @staticmethod
-    def write(file: Path, seconds: float) -> None:
-        """In one go: trainers read it at any time."""
-        scratch = file.with_suffix(".new")
-        scratch.write_text(str(seconds))
-        scratch.replace(file)
+        put(self.file, str(seconds))
 
 
 def note_look(config: Mapping[str, Any], acts: bool) -> None:
@@ -103,7 +97,7 @@ def brake(config: Mapping[str, Any], status: JobStatus) -> None:
         return
     file, seconds = Path(pace), max(Pace.SLOWEST, config["chunk_timeout"] / 8)
     if float(file.read_text()) < seconds:
-        Pace.write(file, seconds)
+        put(file, str(seconds))
 
 
 @dataclass

@@ -19,6 +19,7 @@ from graphft.runtime.launcher.process_rows import Processes
 from graphft.runtime.process.role_process import EXIT_OK
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, await_gone, play
+from tests.support.files import put
 from tests.support.processes import command_line
 
 LOADED_BYTES = 30 << 20
@@ -97,7 +98,7 @@ def test_a_record_that_holds_the_interpreters_lock_for_longer_than_the_lease_las
     job = training.job(program, pace=pace.file, blobs={"holding": str(holding)}, lease_ttl=8)
 
     def hold(_: object) -> None:
-        holding.write_text("9")
+        put(holding, "9")
         pace.set(0)
 
     played = play(

@@ -64,7 +64,9 @@ class StandIn:
         self.command = (sys.executable, "-I", "-S", __file__, str(folder))
 
     def refuse(self, host: str, why: str = "Connection refused") -> None:
-        (self.folder / host).write_text(why)
+        scratch = self.folder / f"{host}.new"  # the program, which may look just now, finds all of it or nothing
+        scratch.write_text(why)
+        scratch.replace(self.folder / host)
 
     def accept(self, host: str) -> None:
         (self.folder / host).unlink()
@@ -118,9 +120,9 @@ def main(folder: str, *arguments: str) -> int:
         print("hostname 127.0.0.1")
         return 0
     host, command = arguments[-2:]
-    refusal = Path(folder) / host
-    if refusal.exists():
-        print(f"ssh: connect to host {host}: {refusal.read_text()}", file=sys.stderr)
+    with contextlib.suppress(FileNotFoundError):
+        why = (Path(folder) / host).read_text()
+        print(f"ssh: connect to host {host}: {why}", file=sys.stderr)
         return 255
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", MARK) if name in os.environ}
     print("a login shell may say something", flush=True)
