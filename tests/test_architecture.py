@@ -19,9 +19,8 @@ import networkx
 import pytest
 
 import graphft
+from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("graphft", "ops", "transpiler", "runtime")
 MAX_LINES = 500
 # What a protocol's state machine may use: no clock, no randomness, no threads, no I/O, no tensors.
 PURE = frozenset(
@@ -64,23 +63,10 @@ UNSAFE_MODULES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal
 UNSAFE_CALLS = frozenset({"torch.load", "torch.save"})
 
 
-def sources(*folders: str) -> list[Path]:
-    """Python files of the folders, the symbolic links graphft/ops etc. not followed."""
-    return [p for f in folders for p in sorted((ROOT / f).rglob("*.py")) if not _behind_link(p)]
-
-
-def _behind_link(path: Path) -> bool:
-    return any(p.is_symlink() for p in path.parents if ROOT in p.parents)
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
 def imports(path: Path, *, top_level: bool = False, at_run_time: bool = False) -> Iterator[tuple[int, str]]:
     """(line, module) of every import; with `top_level`, of those that run when the module is imported; with
     `at_run_time`, of those that ever run: not of what stands for the type checker."""
-    nodes: list[ast.AST] = [ast.parse(path.read_text(), str(path))]
+    nodes: list[ast.AST] = [tree(path)]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):
@@ -143,7 +129,7 @@ def test_names_that_tests_and_benchmarks_import_exist() -> None:
     """Types are checked in the package alone; a name that has moved would else show in a benchmark a month later."""
     missing = []
     for path in sources("tests", "benchmarks", "examples"):
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ImportFrom) and within(str(node.module), "graphft"):
                 missing += [
                     f"{name_of(path)}:{node.lineno}: {node.module} has no {alias.name}"
@@ -227,7 +213,7 @@ def test_rooms_import_what_is_below_them() -> None:
 
 
 def classes(*folders: str) -> dict[str, ast.ClassDef]:
-    nodes = [node for path in sources(*folders) for node in ast.parse(path.read_text()).body]
+    nodes = [node for path in sources(*folders) for node in tree(path).body]
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
@@ -279,7 +265,7 @@ def test_nothing_unpickles() -> None:
     read_by_list = ROOT / "runtime/interchange/distributed_metadata.py"
     found = violations([p for p in sources(*FOLDERS, "examples") if p != read_by_list], *UNSAFE_MODULES)
     for path in sources(*FOLDERS, "examples"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
                 found.append(f"{name_of(path)}:{node.lineno} calls {ast.unparse(node.func)}")
             if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
@@ -362,7 +348,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             str(copy),
         ],
         check=True,
-        timeout=60,
+        timeout=120,
     )
     (built,) = out.glob("*.whl")
     return built
@@ -394,7 +380,7 @@ def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": "site"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert shown.returncode == 0, shown.stderr
     assert all(file.startswith(str(tmp_path)) for file in shown.stdout.split()), shown.stdout

@@ -5,39 +5,34 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
 
 from tests.support.slow import SLOW
+from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "pitfalls.md").read_text()
 PITFALLS = 32
 """Those of earlier systems. The ones behind them were found in this one, and have the numbers that are free."""
 CITED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-SOURCES = sorted(
-    p
-    for f in ("graphft", "ops", "transpiler", "runtime")
-    for p in (ROOT / f).rglob("*.py")
-    if not any(parent.is_symlink() for parent in p.parents if ROOT in parent.parents)
-)
-TREES = {str(p.relative_to(ROOT)): ast.parse(p.read_text()) for p in SOURCES}
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
+@cache
 def sections() -> dict[int, str]:
     """The page's text about each pitfall."""
     parts = re.split(r"^### (\d+)\. ", PAGE, flags=re.MULTILINE)[1:]
     return {int(number): text for number, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
+@cache
 def defined(path: str) -> set[str]:
     """The tests of a file: functions, and names that state machines are assigned to."""
     names: set[str] = set()
-    for node in ast.parse((ROOT / path).read_text()).body:
+    for node in tree(ROOT / path).body:
         if isinstance(node, ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):
@@ -78,7 +73,7 @@ def test_every_pitfall_has_a_test() -> None:
 def test_tests_cite_pitfalls_that_cite_them() -> None:
     """A test whose docstring begins with `Pitfall 7:` or `Pitfalls 1, 2:` is named there."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.parse(path.read_text()).body:
+        for node in tree(path).body:
             found = (
                 re.match(r"Pitfalls? ([\d, ]+):", ast.get_docstring(node) or "")
                 if isinstance(node, ast.FunctionDef)
@@ -92,12 +87,19 @@ def test_tests_cite_pitfalls_that_cite_them() -> None:
 
 
 def nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    for name, tree in TREES.items():
-        yield from ((f"{name}:{getattr(node, 'lineno', 0)}", node) for node in ast.walk(tree) if isinstance(node, kind))
+    for path in sources(*FOLDERS):
+        found = (node for node in ast.walk(tree(path)) if isinstance(node, kind))
+        yield from ((f"{name_of(path)}:{getattr(node, 'lineno', 0)}", node) for node in found)
+
+
+@cache
+def all_calls() -> list[tuple[str, str]]:
+    """(place, what is called) of every call."""
+    return [(place, ast.unparse(node.func)) for place, node in nodes(ast.Call) if isinstance(node, ast.Call)]
 
 
 def calls(*names: str) -> list[str]:
-    return [place for place, node in nodes(ast.Call) if isinstance(node, ast.Call) and ast.unparse(node.func) in names]
+    return [place for place, called in all_calls() if called in names]
 
 
 def test_nothing_is_placed_by_hash() -> None:
@@ -184,17 +186,17 @@ CHANGES = frozenset(
 )
 
 
-def changed_names(tree: ast.Module) -> set[str]:
+def changed_names(module: ast.Module) -> set[str]:
     """Names of a module that are changed by code in it."""
     globals_ = {
         t.id
-        for node in tree.body
+        for node in module.body
         if isinstance(node, ast.Assign | ast.AnnAssign)
         for t in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(t, ast.Name)
     }
-    changed = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
+    changed = {name for node in ast.walk(module) if isinstance(node, ast.Global) for name in node.names}
+    for function in [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef)]:
         own = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         for node in ast.walk(function):
             target: ast.AST | None = None
@@ -209,7 +211,7 @@ def changed_names(tree: ast.Module) -> set[str]:
 
 def test_no_module_holds_state() -> None:
     """Pitfall 32: what a module holds is shared by all roles of a process."""
-    changed = {name: found for name, tree in TREES.items() if (found := changed_names(tree))}
+    changed = {name_of(path): found for path in sources(*FOLDERS) if (found := changed_names(tree(path)))}
     assert changed == REGISTRIES | OF_THE_PROCESS
 
 
