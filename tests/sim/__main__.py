@@ -41,7 +41,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")
     parser.add_argument("--dispatch", choices=("etcd", "coordinator"), default="etcd", help="who gives out the chunks")
-    parser.add_argument("--scenario", nargs="+", default=["faults"], help="NAME or NAME=SEEDS, see scenarios.py")
+    parser.add_argument(
+        "--scenario", nargs="+", default=["faults"], help="NAME, NAME=SEEDS or NAME=SEEDS@FIRST, see scenarios.py"
+    )
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run of each scenario")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
@@ -62,11 +64,13 @@ def main() -> int:
 def run_many(pool: multiprocessing.pool.Pool, scenario: str, options: argparse.Namespace) -> int:
     began = shown = time.monotonic()
     counts: Counter[str] = Counter()
-    scenario, _, count = scenario.partition("=")
+    scenario, _, seeds_of = scenario.partition("=")
+    count, _, its_first = seeds_of.partition("@")
+    first = int(its_first or options.first)
     name = f"--scenario {scenario} --mode {options.mode}"
     if options.dispatch != "etcd":
         name += f" --dispatch {options.dispatch}"
-    seeds = range(options.first, options.first + int(count or options.seeds))
+    seeds = range(first, first + int(count or options.seeds))
     tasks = [Task(scenario, options.mode, seed, options.dispatch) for seed in seeds] * (2 if options.twice else 1)
     digests: dict[Task, str] = {}
     failed = 0
@@ -85,7 +89,8 @@ def run_many(pool: multiprocessing.pool.Pool, scenario: str, options: argparse.N
     else:
         rate = len(tasks) / (time.monotonic() - began)
         good = f"{len(tasks) - failed} of {len(tasks)} seeds as they should be"
-        print(f"{name}: {good}, {rate:.1f} a second; {dict(sorted(counts.items()))}", flush=True)
+        begins = f" --first {its_first}" if its_first else ""
+        print(f"{name}{begins}: {good}, {rate:.1f} a second; {dict(sorted(counts.items()))}", flush=True)
     return 1 if failed else 0
 
 
