@@ -57,7 +57,7 @@ run: setup  ## the main job: 336,776 real flights, 2 trainers, 2 pservers, one t
 test: setup  ## the tests; those that take longest, and whose like it runs as well, are left to test-slow
 	@$(PYTEST) -m "not slow"
 
-test-slow: setup  ## the others (about half as long): CI runs both
+test-slow: setup  ## the others (about as long): CI runs both
 	@$(PYTEST) -m slow
 
 test-loaded: setup  ## all of them, with each core loaded by something else
