@@ -29,7 +29,7 @@ def test_asking_a_trainer_to_leave_needs_no_lock_that_it_may_hold() -> None:
 
     thread = threading.Thread(target=asked, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(120)
     assert not thread.is_alive()
     assert trainer.state.leaving
     trainer.transport.close()

@@ -88,18 +88,18 @@ def test_close_waits_for_one_batch_and_drops_the_others(monkeypatch: pytest.Monk
     def wait(*key: Any, **how: Any) -> dict[str, torch.Tensor]:
         read.append(key)
         begun.set()
-        go_on.wait(30)
+        go_on.wait(120)
         return {}
 
     monkeypatch.setattr(reader, "batch", wait)
     prefetcher = Prefetcher(reader, depth=40)
     for b in range(40):
         prefetcher.schedule(BatchKey(0, 0, b, 10))
-    assert begun.wait(30)
+    assert begun.wait(120)
     closing = threading.Thread(target=prefetcher.close)
     closing.start()
     until(lambda: prefetcher._thread._shutdown)
     go_on.set()
-    closing.join(30)
+    closing.join(120)
     assert len(read) == 1
     assert not [t for t in threading.enumerate() if t.name.startswith("graphft-prefetch")]

@@ -217,7 +217,7 @@ def test_one_script_at_a_time_loads(
             until(lambda: "loads a state into the run; waiting for its end" in capfd.readouterr().err, 60)
             assert load.is_alive()
             assert any(value.any() for value in read_job(tmp_path / "job").model.values())
-        load.join(60)
+        load.join(120)
         assert not any(value.any() for value in trainer.state_dict()["model"].values())
 
 

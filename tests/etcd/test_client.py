@@ -259,7 +259,7 @@ def test_tokens_make_every_transaction_happen_once_over_kills(tmp_path: Path) ->
 
 
 def test_use_in_a_forked_child_is_refused(etcd_server: EmbeddedEtcd) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED, *etcd_server.endpoints], capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", FORKED, *etcd_server.endpoints], capture_output=True, timeout=120)
     assert done.stdout == b"etcd-fork"
     assert done.returncode == 0, done.stderr
 
@@ -317,7 +317,7 @@ def test_tls(tmp_path: Path) -> None:
             client.ping(deadline=0.3)
     finally:
         server.send(signal.SIGKILL)
-        assert server.wait(60)
+        assert server.wait(120)
 
 
 @pytest.mark.parametrize(

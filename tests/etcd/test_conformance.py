@@ -340,7 +340,7 @@ def test_lock_excludes_and_fences(store: Store, root: str) -> None:
         with pytest.raises(EtcdError, match="held already"):
             first.acquire()
         first.release()
-        assert second.acquire(timeout=30)
+        assert second.acquire(timeout=120)
         assert not store.txn([fence], [put_op(root + "data", b"stale")]).ok
         with pytest.raises(EtcdError, match="not held"):
             first.fence()
@@ -358,7 +358,7 @@ def test_election_has_one_leader_with_a_value(store: Store, root: str) -> None:
         assert leader is not None
         assert leader.value == b"one again"
         one.close()
-        assert second.campaign(b"two", timeout=5)
+        assert second.campaign(b"two", timeout=120)
         with pytest.raises(LeaseLost):
             first.proclaim(b"too late")
         second.resign()

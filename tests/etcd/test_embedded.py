@@ -101,8 +101,8 @@ def test_it_dies_with_its_parent(tmp_path: Path, how: str) -> None:
         if how != "forgot to stop it":
             assert etcd.is_running()
             os.kill(parent.pid, signal.SIGKILL)
-        parent.wait(60)
-        psutil.wait_procs([etcd], timeout=5)
+        parent.wait(120)
+        psutil.wait_procs([etcd], timeout=60)
         assert not etcd.is_running()
     finally:
         parent.kill()

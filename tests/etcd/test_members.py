@@ -163,7 +163,7 @@ def test_a_call_in_progress_goes_on_with_the_members_that_are_asked_by_then(memb
         for endpoints in (dead[1:], here):
             time.sleep(0.5)
             client.move(endpoints)
-        asking.join(60)
+        asking.join(120)
         assert [getattr(kv, "value", kv) for kv in found] == [b"1"]
 
 

@@ -78,7 +78,7 @@ def test_a_waiter_that_gives_up_blocks_nobody(etcd: Etcd, prefix: str) -> None:
         assert not second.acquire(timeout=0.2)
         assert etcd.count(prefix + "lock/") == 1
         threading.Timer(0.1, first.release).start()
-        assert third.acquire(timeout=30)
+        assert third.acquire(timeout=120)
 
 
 def test_a_dead_holder_is_replaced_after_its_ttl(etcd: Etcd, prefix: str) -> None:
@@ -88,7 +88,7 @@ def test_a_dead_holder_is_replaced_after_its_ttl(etcd: Etcd, prefix: str) -> Non
         lost.acquire()
         started = time.monotonic()
         lock = Lock(alive, prefix + "lock")
-        assert lock.acquire(timeout=20)
+        assert lock.acquire(timeout=120)
         assert 0.5 < time.monotonic() - started < 30
         assert not lost.held
         assert not etcd.txn([lost.fence()], [put_op(prefix + "data", b"stale")]).ok
@@ -137,16 +137,16 @@ def test_a_killed_holder_is_replaced(etcd: Etcd, prefix: str, other: subprocess.
         lock = Lock(session, prefix + "lock")
         assert not lock.acquire(timeout=6)  # it renews
         other.kill()
-        assert lock.acquire(timeout=20)
+        assert lock.acquire(timeout=120)
 
 
 def test_a_frozen_holder_that_wakes_writes_nothing(etcd: Etcd, prefix: str, other: subprocess.Popen[str]) -> None:
     other.send_signal(signal.SIGSTOP)
     with Session(etcd, 60) as session:
         lock = Lock(session, prefix + "lock")
-        assert lock.acquire(timeout=20)
+        assert lock.acquire(timeout=120)
         other.send_signal(signal.SIGCONT)
-        said, _ = other.communicate("write\n", timeout=20)
+        said, _ = other.communicate("write\n", timeout=120)
         assert said == "False False\n"
         assert etcd.get(prefix + "data") is None
         assert etcd.txn([lock.fence()], [put_op(prefix + "data", b"good")]).ok

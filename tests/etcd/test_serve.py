@@ -35,7 +35,7 @@ def test_it_answers_comes_back_and_ends(tmp_path: Path) -> None:
                 assert found.value == b"1"
         finally:
             server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(120) == 0
 
 
 def test_at_another_address_than_loopbacks_usual(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_at_another_address_than_loopbacks_usual(tmp_path: Path) -> None:
             assert server.stdout.readline().startswith("127.0.0.2:")
         finally:
             server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0
+        assert server.wait(120) == 0
 
 
 @pytest.mark.parametrize(

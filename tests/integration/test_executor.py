@@ -28,7 +28,7 @@ def test_an_executor_runs_the_coordinator_of_a_job(tmp_path: Path, etcd_server: 
     )
     waiting.start()
     result = job.run(job_dir=str(tmp_path / "job"), etcd=endpoints, quiet=True)
-    waiting.join(30)
+    waiting.join(120)
     assert status == [0]
     assert result.model.exists()
 

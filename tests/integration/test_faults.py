@@ -53,7 +53,7 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
 
     def ask_status(supervisor: Supervisor) -> None:
         command = [sys.executable, "-m", "graphft", "status", "--job", str(folder), "--json"]
-        seen["status"] = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
+        seen["status"] = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
 
     played = play(
         training.job(program, pace=pace.file),

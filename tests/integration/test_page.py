@@ -38,7 +38,7 @@ class Page:
         self.url = found[1]
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+        with urllib.request.urlopen(self.url + path, timeout=120) as response:
             return bytes(response.read())
 
     def told(self) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_a_launcher_that_is_told_to_end_leaves_nobody_in_an_etcd_of_others(
     launcher = Program(folder, *command)
     launcher.until(folder, at(1))
     launcher.process.terminate()
-    assert launcher.wait(60) == 143, launcher.output
+    assert launcher.wait(120) == 143, launcher.output
     assert re.search(r"^interrupted at step \d+ of \d+; run again to resume ", launcher.output, re.M), launcher.output
     assert "Traceback" not in launcher.output
     status = look(folder)

@@ -27,7 +27,7 @@ class Slow(LocalFS):
 
     def writing(self, path: str) -> Any:
         self.began.set()
-        assert self.go.wait(60)
+        assert self.go.wait(120)
         return super().writing(path)
 
 
@@ -52,7 +52,7 @@ def test_what_is_saved_is_the_state_of_that_moment(tmp_path: Path) -> None:
     assert isinstance(late.value, GraphftError), "with a remedy"
     assert "wait() again" in late.value.help
     fs.go.set()
-    assert saving.wait(60) == 0
+    assert saving.wait(120) == 0
     found = graphft.read_check_point(str(tmp_path))
     assert found is not None
     assert torch.equal(found.states["state"]["value"], torch.zeros(4))
@@ -62,11 +62,11 @@ def test_one_is_at_work_and_of_those_that_wait_the_newest_is_saved(tmp_path: Pat
     fs, weight = Slow(), Weight()
     place = CheckPoints(str(tmp_path), fs)
     first = place.begin({"w": weight}, TrainStatus(0))
-    assert fs.began.wait(60)
+    assert fs.began.wait(120)
     waiting = [place.begin({"w": weight}, TrainStatus(n)) for n in (1, 2, 3)]
     assert [w.superseded for w in waiting] == [True, True, False]
     fs.go.set()
-    assert [w.wait(60) for w in (first, *waiting)] == [0, None, None, 1]
+    assert [w.wait(120) for w in (first, *waiting)] == [0, None, None, 1]
     found = place.newest()
     assert found is not None
     assert found.status == TrainStatus(3)
@@ -108,7 +108,7 @@ def test_a_save_is_due_by_the_clock_however_short_the_epochs_are(tmp_path: Path)
             now[0] += 5.0
             saving = place.offer(weight, TrainStatus(epoch, step=5 * epoch + offset + 1))
             if saving is not None:
-                saving.wait(60)
+                saving.wait(120)
                 saved.append(now[0])
     assert saved == [60.0, 120.0, 180.0, 240.0]
     assert place.at_risk(TrainStatus(9, step=50)) == (10.0, 2)
@@ -138,7 +138,7 @@ def test_of_two_loops_on_one_path_the_older_is_told(tmp_path: Path) -> None:
     newcomer = CheckPoints(str(tmp_path))
     newcomer.save(Weight(), TrainStatus(0, step=0))  # begins anew
     with pytest.raises(GraphftError, match="has saved version 2 meanwhile"):
-        one.begin(Weight(), TrainStatus(0, step=1002)).wait(60)
+        one.begin(Weight(), TrainStatus(0, step=1002)).wait(120)
     newcomer.save(Weight(), TrainStatus(0, step=1))
 
 

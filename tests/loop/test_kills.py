@@ -134,12 +134,12 @@ def test_what_the_storage_refuses_is_tried_again(tmp_path: Path, failing: list[i
     place = CheckPoints(str(tmp_path), sleep=pauses.append)
     failing[0] = 3
     saving = place.begin({"state": Values(0)}, TrainStatus(0))
-    assert saving.wait(60) == 3, "each try has a version of its own"
+    assert saving.wait(120) == 3, "each try has a version of its own"
     assert (saving.tries, pauses) == (4, [0.5, 1.0, 2.0])
     failing[0] = 1000
     saving = place.begin({"state": Values(1)}, TrainStatus(1))
     with pytest.raises(OSError, match="No space left"):
-        saving.wait(60)
+        saving.wait(120)
     failing[0] = 0
     assert loaded(str(tmp_path)) == 0, "the one before it is still there"
     assert place.save({"state": Values(2)}, TrainStatus(2)) > 3

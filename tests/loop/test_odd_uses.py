@@ -196,9 +196,9 @@ def test_an_error_that_nobody_thought_of_ends_one_save(tmp_path: Path) -> None:
     for epoch in range(2):
         place.save(model, TrainStatus(epoch))  # nothing can be deleted
     with pytest.raises(LookupError):
-        place.begin(model, TrainStatus(2)).wait(30)
+        place.begin(model, TrainStatus(2)).wait(120)
     fs.broken = False
-    assert place.begin(model, TrainStatus(3)).wait(30) == 2
+    assert place.begin(model, TrainStatus(3)).wait(120) == 2
     place.wait()
 
 

@@ -39,7 +39,7 @@ def server(job: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
 
 
 def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
     found = response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}
@@ -104,7 +104,7 @@ def test_names_that_point_here(server: PageServer, host: str, code: int) -> None
 
 
 def test_a_request_that_is_none(server: PageServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
         client.sendall(b"hello\r\n\r\n")
         assert b"Bad request" in client.makefile("rb").read()
     assert ask(server, "/healthz")[0] == 200
@@ -233,7 +233,7 @@ def test_who_looks_sees_the_end(server: PageServer, job: Job) -> None:
     threading.Thread(target=end).start()
     assert not shown.wait(0.2)
     told(server)
-    assert shown.wait(30)
+    assert shown.wait(120)
 
 
 def test_what_goes_wrong_is_told(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class Coordinator:
         return self.server.serving and self._thread.is_alive()
 
     def await_end(self) -> GraphftError | None:
-        self._thread.join(30.0)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         return self.failure
 
@@ -106,7 +106,7 @@ class Coordinator:
         self.stopping.set()
         self.transport.wake()
         if self._thread.ident is not None:
-            self._thread.join(30.0)
+            self._thread.join(120)
         self.server.close()
         self.transport.close()
 

@@ -95,7 +95,7 @@ def test_output_into_a_closed_pipe(saved: Path) -> None:
         [sys.executable, "-m", "graphft", "show", str(saved)],
         stdout=writer,
         stderr=subprocess.PIPE,
-        timeout=30,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     os.close(writer)
@@ -150,7 +150,7 @@ def test_the_process_ends_too_and_prints_no_traceback() -> None:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert (done.returncode, done.stdout) == (2, "")

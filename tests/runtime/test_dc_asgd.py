@@ -76,7 +76,7 @@ class Shards:
 
     def trained(self) -> dict[str, Tensor]:
         for thread in self.threads:
-            thread.join(20)
+            thread.join(120)
         assert not any(thread.is_alive() for thread in self.threads)
         return load_file(self.folder / "model.safetensors")
 

@@ -236,7 +236,7 @@ def test_a_panel_survives_a_resize() -> None:
         assert b"\x1b[2J" not in output[cleared:], "it is drawn over, as long as the terminal stays as it is"
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

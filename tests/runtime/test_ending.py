@@ -139,7 +139,7 @@ def test_the_last_words_do_not_wait_for_a_storage_that_hangs(
     answers = threading.Event()
 
     def asks(*arguments: object) -> bool:
-        return answers.wait(60)
+        return answers.wait(120)
 
     monkeypatch.setattr(ending, "is_complete", asks)
     monkeypatch.setattr(ending, "WORDS_SECONDS", 0.1)

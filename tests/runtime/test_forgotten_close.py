@@ -48,11 +48,11 @@ def test_a_process_that_forgets_to_close_anything_ends(
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "through\n"
-            assert process.wait(60) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
     with Session(etcd, 60) as session:
-        assert Lock(session, prefix + "lock").acquire(timeout=30)
+        assert Lock(session, prefix + "lock").acquire(timeout=120)
     end = time.monotonic() + 60
     while etcd.count(keys.pservers) + etcd.count(keys.trainers):
         assert time.monotonic() < end, "its registrations stay"

@@ -58,7 +58,7 @@ def fork_server(saved: Path) -> Iterator[ForkServer]:
 def test_roles_are_forked_and_their_ends_are_told(saved: Path, fork_server: ForkServer) -> None:
     logs = [saved / "logs" / f"trainer-{i}.log" for i in range(2)]
     roles = [fork_server.fork("trainer", i, NOWHERE, log) for i, log in enumerate(logs)]
-    assert [role.wait(30) for role in map(waited, roles)] == [2, 2]
+    assert [role.wait(120) for role in map(waited, roles)] == [2, 2]
     for i, log in enumerate(logs):
         assert f"[trainer {i}] error[etcd-endpoint]" in log.read_text()
     assert (saved / "logs" / "fork-server.log").read_text() == ""
@@ -84,7 +84,7 @@ def test_a_role_is_this_processs_child_and_outlives_the_fork_server(saved: Path,
     with pytest.raises(OSError, match="dead"):
         fork_server.fork("trainer", 0, NOWHERE, saved / "logs" / "trainer-0.log")
     role.send_signal(signal.SIGKILL)
-    assert role.wait(60) == -signal.SIGKILL
+    assert role.wait(120) == -signal.SIGKILL
 
 
 def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
@@ -101,7 +101,7 @@ def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
 def test_a_fork_server_that_is_not_needed(saved: Path, fork_server: ForkServer) -> None:
     assert fork_server.process.stdin is not None
     fork_server.process.stdin.close()
-    assert fork_server.process.wait(30) == 0
+    assert fork_server.process.wait(120) == 0
 
 
 def test_a_fork_server_that_dies_is_passed_over_and_replaced(
@@ -184,10 +184,10 @@ def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path
     until(lambda: os.getpgid(role.pid) == os.getpgid(0))  # it was told of, and is the launcher's from then on
     untold = subprocess.Popen(["sleep", "60"], process_group=fork_server.process.pid)  # as a fork is
     fork_server.close()
-    assert untold.wait(60) in (-signal.SIGKILL, 0), "0: collected by the fork server's end already"
+    assert untold.wait(120) in (-signal.SIGKILL, 0), "0: collected by the fork server's end already"
     assert psutil.Process(role.pid).is_running()
     role.send_signal(signal.SIGKILL)
-    assert role.wait(60) == -signal.SIGKILL
+    assert role.wait(120) == -signal.SIGKILL
 
 
 def engine_of(folder: Path) -> LocalEngine:

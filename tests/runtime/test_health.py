@@ -31,7 +31,7 @@ LIVE, READY = "/healthz", "/readyz"
 
 
 def ask(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
-    connection = http.client.HTTPConnection(host, port, timeout=30)
+    connection = http.client.HTTPConnection(host, port, timeout=120)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -57,14 +57,14 @@ def test_a_probe_that_gives_up_is_no_traceback(capfd: pytest.CaptureFixture[str]
     class Slow(Health):
         def answer(self, path: str) -> tuple[int, str]:
             asked.set()
-            left.wait(60)
+            left.wait(120)
             return super().answer(path)
 
     port = serve_health(Slow(), "127.0.0.1:0")
     before = threading.active_count()
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-        assert asked.wait(60)
+        assert asked.wait(120)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it resets what it leaves
     left.set()
     until(lambda: threading.active_count() <= before)
@@ -161,7 +161,7 @@ def test_stays_until_it_is_asked_to_go(tmp_path: Path) -> None:
         until(lambda: ask(port, READY) == (200, "the job is over\n"))
         assert process.poll() is None
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()
@@ -196,6 +196,6 @@ def test_the_first_process_of_a_container_ends_by_sigterm(tmp_path: Path) -> Non
             assert process.stdout.readline() == "1\n"
             (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             os.kill(int(child), signal.SIGTERM)
-            assert process.wait(60) == 143
+            assert process.wait(120) == 143
         finally:
             process.kill()

@@ -330,7 +330,7 @@ def test_a_loop_that_waits_for_a_coordinator_says_so(
         waits.start()
         until(lambda: "waits: no coordinator of job" in caplog.text)
         scene.coordinator().start()
-        waits.join(60)
+        waits.join(120)
         assert found
         assert found[0]
 

@@ -80,7 +80,7 @@ def test_children_of_its_own_are_left_alone() -> None:
         assert psutil.Process(other.pid).is_running()
         other.terminate()
         offspring.look([identify(other.pid)])
-        assert other.wait(60) == -signal.SIGTERM
+        assert other.wait(120) == -signal.SIGTERM
 
 
 def test_children_die_with_a_supervisor_that_is_killed(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:

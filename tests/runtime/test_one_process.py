@@ -55,7 +55,7 @@ class Roles:
     def join(self) -> dict[str, torch.Tensor]:
         """The trained model, once every role has ended by itself."""
         for thread in self.threads:
-            thread.join(20)
+            thread.join(120)
         assert not self.errors
         assert not any(thread.is_alive() for thread in self.threads)
         return load_file(self.folder / "model.safetensors")

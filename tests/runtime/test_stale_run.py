@@ -68,7 +68,7 @@ etcd, keys = Etcd([{etcd.endpoints[0]!r}]), Keys({keys.job!r})
 revoke_dead(etcd, keys)
 register(etcd, keys.trainer("inside"), identify())
 """
-    subprocess.run([*CONTAINER, sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([*CONTAINER, sys.executable, "-c", script], check=True, timeout=120)
     revoke_dead(etcd, keys)
     assert {kv.key for kv in etcd.range(keys.control).kvs} == {keys.trainer("outside"), keys.trainer("inside")}
 

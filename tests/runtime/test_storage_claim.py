@@ -67,7 +67,7 @@ def test_it_is_left_to_a_storage_that_hangs(place: Path, monkeypatch: pytest.Mon
     answers = threading.Event()
     with claimed(machine(place, "one"), None):
         monkeypatch.setattr(storage_claim, "LEAVE", 0.1)
-        monkeypatch.setattr(LocalFS, "delete", lambda *_: answers.wait(60))
+        monkeypatch.setattr(LocalFS, "delete", lambda *_: answers.wait(120))
     answers.set()
     assert names(place) == ["running-1.beat", "running-1.json"]  # over in SILENT seconds
 
@@ -115,7 +115,7 @@ def test_while_another_machine_runs_the_job_this_one_waits(place: Path) -> None:
         until(lambda: bool(told))
         assert not began.is_set()
         assert not claim.lost
-    thread.join(60)
+    thread.join(120)
     assert began.is_set()
     assert told == [str(claim.claim)]
 

@@ -27,7 +27,7 @@ class SlowClient:
             return Tasks(99, 0, [(4, 1)])
         self.calls.append(make(len(self.calls) + 1))
         self.called.set()
-        assert self.may.wait(60)
+        assert self.may.wait(120)
         return TasksSettled(len(self.calls))
 
     def cast(self, make: Callable[[int], TASK_CALLS]) -> None:
@@ -66,7 +66,7 @@ def finished(client: SlowClient) -> list[tuple[list[int], list[int]]]:
 
 def test_what_gathers_is_told_together(client: SlowClient, claims: TaskClaims) -> None:
     claims.complete([Claim((0, 0), 1, 1)])
-    assert client.called.wait(60)
+    assert client.called.wait(120)
     for chunk in (1, 2, 3):
         claims.complete([Claim((0, chunk), 1, chunk + 1)])
     client.may.set()
@@ -77,7 +77,7 @@ def test_what_gathers_is_told_together(client: SlowClient, claims: TaskClaims) -
 def test_each_with_the_fences_of_its_time(client: SlowClient, claims: TaskClaims, fences: list[int]) -> None:
     """A shard has gone back between two of them: only the tasks before are to do again."""
     claims.complete([Claim((0, 0), 1, 1)])
-    assert client.called.wait(60)
+    assert client.called.wait(120)
     claims.complete([Claim((0, 1), 1, 2)])
     fences[0] = 9
     claims.complete([Claim((0, 2), 1, 3)])

@@ -69,7 +69,7 @@ class Asking(threading.Thread):
             self.found = error
 
     def answer(self) -> object:
-        self.join(30.0)
+        self.join(120)
         assert not self.is_alive()
         return self.found
 

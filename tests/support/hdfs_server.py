@@ -44,7 +44,7 @@ class HDFS:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self._configure()
-        self._run("namenode.NameNode", "-format", "-force").wait(60)
+        self._run("namenode.NameNode", "-format", "-force").wait(120)
 
     def _configure(self) -> None:
         conf = self.folder / "conf"

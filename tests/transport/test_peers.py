@@ -56,7 +56,7 @@ def test_a_killed_server_that_returns_at_its_address_is_found_again(client: ZmqC
             client.send(0, Query())
             while receive(client).message != welcome("second"):
                 pass
-            assert all(s.wait(60) for s in sent)
+            assert all(s.wait(120) for s in sent)
 
 
 def test_a_killed_server_that_returns_elsewhere_gets_only_what_is_sent_to_it(client: ZmqClient) -> None:
@@ -70,7 +70,7 @@ def test_a_killed_server_that_returns_elsewhere_gets_only_what_is_sent_to_it(cli
         client.send(0, Query())
         assert receive(client).message == welcome("second")
         assert client.receive(0.1) is None
-        assert all(s.wait(60) for s in sent)
+        assert all(s.wait(120) for s in sent)
 
 
 def test_a_kill_in_the_middle_of_a_frame_leaves_no_half_message(client: ZmqClient) -> None:
@@ -89,7 +89,7 @@ def test_a_kill_in_the_middle_of_a_frame_leaves_no_half_message(client: ZmqClien
             while reply.message != Parameters(generation=0, version=2, bucket=0):
                 reply = receive(client)
             assert reply.frame == frame
-            assert sent.wait(60)
+            assert sent.wait(120)
 
 
 def test_a_frozen_server_is_noticed_and_found_again() -> None:
@@ -100,7 +100,7 @@ def test_a_frozen_server_is_noticed_and_found_again() -> None:
         assert receive(client).message == welcome("first")
         server.signal(signal.SIGSTOP)
         # Half of it fits into the kernel's buffers; giving up the connection gives the rest back.
-        assert client.send(0, push(1), bytes(32 << 20)).wait(60)
+        assert client.send(0, push(1), bytes(32 << 20)).wait(120)
         server.signal(signal.SIGCONT)
         client.send(0, Query())
         assert receive(client).message == welcome("first")
@@ -210,7 +210,7 @@ def test_wake_interrupts_a_poll_within_milliseconds() -> None:
         time.sleep(0.005)
         called.append(time.perf_counter())
         server.wake()
-    thread.join(20)
+    thread.join(120)
     assert statistics.median(w - c for w, c in zip(woken, called, strict=True)) < 0.01
     server.close()
 
@@ -228,7 +228,7 @@ def test_close_ends_a_wait_in_another_thread(client: ZmqClient) -> None:
     thread.start()
     time.sleep(0.05)
     client.close()
-    thread.join(5)
+    thread.join(120)
     assert errors == ["transport"]
 
 
@@ -273,7 +273,7 @@ def test_a_thread_that_waits_misses_nothing_while_another_sends(client: ZmqClien
         if step % 7 == 0:
             time.sleep(0)  # lets the others catch up, so that both often wait
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert versions == list(range(count))
     server.close()
 
