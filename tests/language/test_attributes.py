@@ -17,8 +17,8 @@ from graphft.ir import Ref
 from graphft.ops import context
 from graphft.ops.context import ChunkWork, Context
 from graphft.registry import Attr, OpDef, own_ops
+from tests.support.sources import sources, tree
 
-ROOT = Path(__file__).parents[2]
 OWN = [d for d in own_ops() if d.kernel.__module__.startswith("graphft.ops.")]
 UNIT = ChunkWork(0, 0, 0, 4, seed=1)
 
@@ -158,8 +158,8 @@ def port_methods() -> dict[str, list[str]]:
 def implementations() -> Iterator[tuple[Path, ast.FunctionDef]]:
     """Methods of classes of the runtime with the name and the parameters of a port's."""
     ports = port_methods()
-    for path in sorted((ROOT / "runtime").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in sources("runtime"):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef) and node.name in ports:
                 names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
                 if names == ports[node.name] and names:

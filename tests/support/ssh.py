@@ -64,9 +64,9 @@ class StandIn:
         self.command = (sys.executable, "-I", "-S", __file__, str(folder))
 
     def refuse(self, host: str, why: str = "Connection refused") -> None:
-        scratch = self.folder / f"{host}.new"  # the program, which may look just now, finds all of it or nothing
-        scratch.write_text(why)
-        scratch.replace(self.folder / host)
+        from tests.support.files import put  # here: as a program, this file has the standard library alone
+
+        put(self.folder / host, why)
 
     def accept(self, host: str) -> None:
         (self.folder / host).unlink()
