@@ -115,7 +115,6 @@ SLOW = {
     ],
     "tests/integration/test_metrics.py": ["test_the_status_has_the_newest_values"],
     "tests/integration/test_models.py": [
-        "test_a_model_trains_exactly_while_processes_die[bert]",
         "test_a_model_trains_exactly_while_processes_die[gpt2]",
         "test_a_model_trains_exactly_while_processes_die[llama]",
         "test_a_model_trains_exactly_while_processes_die[resnet]",
@@ -145,7 +144,6 @@ SLOW = {
         "test_a_computation_that_always_fails_ends_the_job_with_its_error",
         "test_a_job_that_would_lose_too_much_data_fails[any]",
     ],
-    "tests/integration/test_randomness.py": ["test_two_runs_of_a_dataset_that_draws_for_some_records"],
     "tests/integration/test_replay.py": ["test_a_machine_that_has_the_storages_url_alone"],
     "tests/integration/test_runs.py": [
         "test_a_launch_that_finds_no_etcd_says_so_in_one_message",
@@ -221,7 +219,6 @@ SLOW = {
         "test_a_rank_so_late_that_the_job_ends_under_it_ends_well[spec]",
         "test_a_rank_so_late_that_the_job_ends_under_it_ends_well[trainers]",
     ],
-    "tests/runtime/test_forgotten_close.py": ["test_a_process_that_forgets_to_close_anything_ends"],
     "tests/runtime/test_fork_server.py": [
         "test_a_fork_server_that_is_not_needed",
         "test_a_job_that_cannot_be_loaded_fails_before_any_role_starts",
