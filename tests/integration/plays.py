@@ -41,20 +41,32 @@ SCRIPT = Path(__file__).with_name("script.py")
 
 @dataclass(frozen=True)
 class Act:
-    """Something that is done to a running job, once, when its status is so."""
+    """Something that is done to a running job, once, when its status is so.
+
+    `do` returns False when it cannot be done now, as a process that it is done to has died and the next one has not
+    begun: it is tried again.
+    """
 
     when: Callable[[JobStatus], bool]
     do: Callable[[Supervisor], Any]
 
 
-def kill(role: str, *indices: int) -> Callable[[Supervisor], None]:
-    """What SIGKILLs these processes of a role."""
+def send(signum: int, role: str, *indices: int) -> Callable[[Supervisor], bool]:
+    """What sends a signal to these processes of a role, when all are there."""
 
-    def do(supervisor: Supervisor) -> None:
+    def do(supervisor: Supervisor) -> bool:
+        if not all(supervisor.children[role, index].alive for index in indices):
+            return False
         for index in indices:
-            assert supervisor.signal(role, index, signal.SIGKILL)
+            supervisor.signal(role, index, signum)
+        return True
 
     return do
+
+
+def kill(role: str, *indices: int) -> Callable[[Supervisor], bool]:
+    """What SIGKILLs these processes of a role."""
+    return send(signal.SIGKILL, role, *indices)
 
 
 def at(step: int) -> Callable[[JobStatus], bool]:
@@ -129,7 +141,8 @@ def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Pl
         statuses.append(status)
         note_look(config, bool(left))
         if left and left[0].when(status):
-            left.pop(0).do(supervisor)
+            if left[0].do(supervisor) is not False:
+                del left[0]
         elif left:
             brake(config, status)
 

@@ -17,7 +17,7 @@ from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from tests.integration import training
-from tests.integration.plays import Act, Pace, Played, at, kill, play
+from tests.integration.plays import Act, Pace, Played, at, kill, play, send
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -72,7 +72,7 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
         [
             Act(lambda s: at(20)(s) and len(s.trainers) == 2, kill("trainer", 1)),
             Act(lambda s: len(s.trainers) == 2 and s.step >= 40, lambda supervisor: supervisor.add("trainer", 2)),
-            Act(lambda s: len(s.trainers) == 3, lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM)),
+            Act(lambda s: len(s.trainers) == 3, send(signal.SIGTERM, "trainer", 0)),
             Act(lambda s: len(s.trainers) == 2, lambda _: pace.set(0)),
         ],
     )
@@ -88,8 +88,8 @@ def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pac
     """Shard 1 dies twice; it has no checkpoint but the last, so it lacks chunks of passes that were over."""
 
     def both(supervisor: Supervisor) -> None:
-        kill("pserver", 1)(supervisor)
-        kill("trainer", 0)(supervisor)
+        assert kill("pserver", 1)(supervisor)
+        assert kill("trainer", 0)(supervisor)
 
     plan = async_job(program).config.plan
     played = play(
@@ -132,8 +132,8 @@ def test_a_shard_that_does_not_answer_is_skipped_and_made_good(program: ir.Progr
         async_job(program, pace=pace.file, push_timeout=0.5),
         folder,
         [
-            Act(at(20), lambda supervisor: supervisor.signal("pserver", 1, signal.SIGSTOP)),
-            Act(lambda s: skipped(s) >= 2, lambda supervisor: supervisor.signal("pserver", 1, signal.SIGCONT)),
+            Act(at(20), send(signal.SIGSTOP, "pserver", 1)),
+            Act(lambda s: skipped(s) >= 2, send(signal.SIGCONT, "pserver", 1)),
             Act(lambda s: True, lambda _: pace.set(0)),
         ],
     )

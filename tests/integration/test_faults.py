@@ -27,6 +27,7 @@ from tests.integration.plays import (
     kill,
     play,
     processes_of,
+    send,
     settled,
     whole_state,
 )
@@ -64,7 +65,7 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
             Act(all_work, kill("trainer", 0, 1, 2)),
             Act(all_work, lambda supervisor: supervisor.add("trainer", 3)),
             Act(lambda s: len(s.trainers) == 4 and settled(s), ask_status),  # more trainers than slots: one stands by
-            Act(lambda s: holders(s) == {0, 1, 2}, lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM)),
+            Act(lambda s: holders(s) == {0, 1, 2}, send(signal.SIGTERM, "trainer", 0)),
             Act(lambda s: holders(s) == {1, 2, 3} and len(s.trainers) == 3, lambda _: pace.set(0)),
         ],
     )
@@ -91,10 +92,7 @@ def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
         job,
         folder,
         [
-            Act(
-                lambda s: at(10)(s) and holders(s) == {0, 1},
-                lambda supervisor: supervisor.signal("trainer", 0, signal.SIGSTOP),
-            ),
+            Act(lambda s: at(10)(s) and holders(s) == {0, 1}, send(signal.SIGSTOP, "trainer", 0)),
             Act(
                 lambda s: s.step >= 20 and holders(s) == {1},
                 lambda supervisor: (supervisor.signal("trainer", 0, signal.SIGCONT), pace.set(Pace.SLOW)),

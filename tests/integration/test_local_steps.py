@@ -13,7 +13,7 @@ from graphft import ir
 from graphft.runtime.chaos.compare import final_ledgers, not_once
 from graphft.transpiler import Job
 from tests.integration import training
-from tests.integration.plays import Act, Pace, Played, at, kill, play
+from tests.integration.plays import Act, Pace, Played, at, kill, play, send
 from tests.integration.test_async import trained
 
 pytestmark = pytest.mark.timeout(600)
@@ -41,10 +41,7 @@ def test_trainers_and_shards_are_killed_and_leave(program: ir.Program, folder: P
         [
             Act(lambda s: at(15)(s) and len(s.trainers) == 2, kill("trainer", 1)),
             Act(lambda s: at(30)(s) and len(s.trainers) == 2, kill("pserver", 0)),
-            Act(
-                lambda s: s.generation == 1 and at(40)(s),
-                lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM),
-            ),
+            Act(lambda s: s.generation == 1 and at(40)(s), send(signal.SIGTERM, "trainer", 0)),
             Act(lambda s: at(45)(s) and len(s.trainers) == 1, lambda _: pace.set(0)),
         ],
     )

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from graphft import ir
 from graphft.runtime.launcher.supervisor import Supervisor
-from tests.integration.plays import Act, Pace, Played, at, kill, play
+from tests.integration.plays import Act, Pace, Played, at, kill, play, send
 from tests.integration.test_async import assert_exact, async_job, trained
 
 pytestmark = pytest.mark.timeout(600)
 
 WAIT = 2.0
 """Seconds in which trainers push, and wait for an answer that does not come."""
-
-
-def send(signal: int) -> Callable[[Supervisor], bool]:
-    return lambda supervisor: supervisor.signal("trainer", 0, signal)
 
 
 def counted(played: Played, role: str, name: str) -> int:
@@ -49,8 +44,8 @@ def test_nothing_staler_than_allowed_is_applied(program: ir.Program, folder: Pat
         async_job(program, pace=pace.file, max_staleness=bound, passes=2),
         folder,
         [
-            Act(lambda s: at(10)(s) and len(s.trainers) == 3, send(signal.SIGSTOP)),
-            Act(at(30), send(signal.SIGCONT)),
+            Act(lambda s: at(10)(s) and len(s.trainers) == 3, send(signal.SIGSTOP, "trainer", 0)),
+            Act(at(30), send(signal.SIGCONT, "trainer", 0)),
             Act(at(50), lambda _: pace.set(0)),
         ],
         trainers=3,

@@ -99,7 +99,7 @@ def test_a_job_waits_for_an_etcd_that_is_full(
 
         def be_full(supervisor: Any) -> None:
             fill(etcd)
-            kill("pserver", 1)(supervisor)
+            assert kill("pserver", 1)(supervisor)
 
         def be_cured(supervisor: Any) -> None:
             end = time.monotonic() + 3

@@ -244,7 +244,7 @@ def test_a_damaged_checkpoint_that_training_waits_at_is_made_again(
     slow = Pace(pace.file.with_suffix(".slow"))
 
     def damage(supervisor: Any) -> None:
-        kill("trainer", 0, 1, 2)(supervisor)
+        assert kill("trainer", 0, 1, 2)(supervisor)
         for file in (killed / "checkpoints").glob("step-00000015.*/shard-0-*"):
             flip(file)
         slow.set(0.0)

@@ -13,21 +13,21 @@ from functools import cache
 import pytest
 
 pytestmark = pytest.mark.timeout(480)
-"""The first test of a mode runs all of its scenarios: half a minute of a core."""
+"""The first test of a mode runs all of its scenarios."""
 
 SEEDS = {
     "sync": (
-        "faults=8",
-        "bad-batches=4",
-        "nonfinite=4",
-        "calm=2",
-        "bad-lines=4",
-        "cut-off=4",
+        "faults=4",
+        "bad-batches=2",
+        "nonfinite=2",
+        "calm=1",
+        "bad-lines=2",
+        "cut-off=2",
         "late-trainer=2",
-        "on-demand=3",
-        "validation=5",
+        "on-demand=2",
+        "validation=3",
     ),
-    "async": ("faults=8", "bad-batches=4", "nonfinite=4", "calm=2", "bad-lines=3"),
+    "async": ("faults=4", "bad-batches=2", "nonfinite=2", "calm=1", "bad-lines=2"),
 }
 ONES = (
     "faults=1@5000125",
@@ -80,6 +80,14 @@ def check(mode: str, scenario: str) -> str:
 def test_disturbed_runs_equal_the_undisturbed_one(mode: str) -> None:
     """Pitfalls 1, 3, 4, 7, 8, 22, 81, 82, 83: whatever is killed, stopped, cut off, lost or repeated."""
     check(mode, "faults")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_more_seeds(mode: str) -> None:
+    lines = simulate("--mode", mode, "--first", "24", "--keep-going", "--scenario", *SEEDS[mode])
+    good = [line for line in lines if "seeds as they should be" in line]
+    assert len(good) == len(SEEDS[mode]), "\n".join(lines)
+    assert not any("replay:" in line for line in lines), "\n".join(lines)
 
 
 def test_passes_on_demand_equal_those_that_follow_one_another() -> None:
@@ -136,8 +144,8 @@ def test_jobs_whose_tasks_a_coordinator_gives_out(mode: str) -> None:
         "--first",
         "20",
         "--scenario",
-        "faults=6",
-        "bad-batches=3",
+        "faults=3",
+        "bad-batches=2",
         "calm=1",
     )
     for scenario in ("faults", "bad-batches", "calm"):
