@@ -48,8 +48,9 @@ KEPT_SECONDS = 1.0
 """Before a trainer is ordered, while room is kept for shards."""
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
-COLLECT_SECONDS, POLL_SECONDS = 1.0, 0.02
-"""For how long the end of what roles have left is waited for, and how often it is looked for."""
+COLLECT_SECONDS, POLL_SECONDS = 10.0, 0.02
+"""For how long the end of what roles have left is waited for (milliseconds, on a machine that is not busy), and how often
+it is looked for."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
 """From the end of its lease until a stopped child is replaced; one that runs gets time to end by itself."""
 
@@ -222,6 +223,8 @@ class Supervisor:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
+                if process.identity.visible:
+                    self._offspring.look([process.identity])
                 process.send_signal(signal.SIGKILL)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can keep it
                     process.wait(KILLED_SECONDS)

@@ -76,7 +76,7 @@ def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbe
         after = {(w.role, w.index): w.pid for w in trainer.workers()}
         assert {name for name in before if before[name] == after[name]} == {("pserver", 0), ("trainer", 1)}
         third = trainer.train(epochs=2, checkpoint=None)
-        until(lambda: trainer.epoch == EPOCHS, 60)
+        until(lambda: trainer.epoch == EPOCHS)
         assert same(trainer.state_dict()["model"], undisturbed.model)
         assert told.epochs == [1, 2, 3, 4]
         assert [m["epoch"] for m in (first, second, third)] == [1, 2, 4]
@@ -126,7 +126,7 @@ def test_nobody_goes_back_while_all_wait_for_longer_than_a_recovery_may_take(tmp
     with epochs.trainer(tmp_path / "job", recovery_timeout=0.5, chunk_timeout=2.0) as trainer:
         trainer.train()
         assert trainer.signal("pserver", 0, signal.SIGKILL)
-        until(lambda: any("is back" in e.text for e in trainer.events()), 60)
+        until(lambda: any("is back" in e.text for e in trainer.events()))
         time.sleep(3.0)  # several time-outs, of the restart and of idle slots
 
         def waits() -> set[str]:
@@ -150,7 +150,7 @@ def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed
         assert lines == ["epoch 0\n", "done 1\n", "done 2\n"]
         roles = psutil.Process(driver.pid).children(recursive=True)
         driver.kill()
-    until(lambda: all(map(ended, roles)), 60)
+    until(lambda: all(map(ended, roles)))
     again = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert again.returncode == 0, again.stderr
     assert "resuming" in again.stderr
@@ -259,7 +259,7 @@ def test_a_trainer_that_was_asked_to_leave_is_replaced_and_a_trainers_job_needs_
         before = {w.pid for w in trainer.workers() if w.role == "trainer"}
         for index in range(2):
             assert trainer.signal("trainer", index, signal.SIGTERM)
-        until(lambda: len({w.pid for w in trainer.workers() if w.role == "trainer"} - before - {0}) == 2, 120)
+        until(lambda: len({w.pid for w in trainer.workers() if w.role == "trainer"} - before - {0}) == 2)
         assert trainer.train()["preemptions"] == 2
     command = [sys.executable, "-m", "graphft", "launch", "--job", str(tmp_path / "job")]
     env = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -124,7 +124,7 @@ def test_a_state_that_was_loaded_is_not_replaced_by_the_one_before(tmp_path: Pat
     command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "2"]
     with (tmp_path / "told").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as again:
         if how == "flipped":  # which only who reads it finds
-            until(lambda: "where a state was loaded in the place of" in (tmp_path / "told").read_text(), 120)
+            until(lambda: "where a state was loaded in the place of" in (tmp_path / "told").read_text())
             for part in (tmp_path / "copy").iterdir():
                 shutil.copy(part, loaded)
             assert again.wait(120) == 0, (tmp_path / "told").read_text()
@@ -214,7 +214,7 @@ def test_one_script_at_a_time_loads(
         with locked(tmp_path / "job", file="load.lock"):
             load = threading.Thread(target=trainer.load_state_dict, args=(values,))
             load.start()
-            until(lambda: "loads a state into the run; waiting for its end" in capfd.readouterr().err, 60)
+            until(lambda: "loads a state into the run; waiting for its end" in capfd.readouterr().err)
             assert load.is_alive()
             assert any(value.any() for value in read_job(tmp_path / "job").model.values())
         load.join(120)

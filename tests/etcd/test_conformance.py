@@ -233,7 +233,7 @@ def test_a_lease_expires_unless_renewed(store: Store, root: str) -> None:
     left, _ = store.lease_grant(3)
     store.put(root + "kept", b"", kept)
     store.put(root + "left", b"", left)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while store.get(root + "left") is not None:
         store.lease_keepalive_once(kept)
         assert time.monotonic() < end, "the lease did not expire"

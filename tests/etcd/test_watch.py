@@ -157,11 +157,11 @@ def test_no_processor_time_is_burnt_while_etcd_is_away(tmp_path: Path) -> None:
 def test_a_frozen_server_is_noticed(tmp_path: Path) -> None:
     with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as etcd, Watch(etcd, "/w/") as watch:
         assert caught_up(watch, etcd)
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while not watch.connected and time.monotonic() < end:
             time.sleep(0.01)
         server.pause()
-        end = time.monotonic() + 15
+        end = time.monotonic() + 120
         while watch.connected:
             assert time.monotonic() < end, "the keep-alive pings do not work"
             time.sleep(0.1)

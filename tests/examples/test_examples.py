@@ -45,7 +45,7 @@ def parameters(text: str, folder: Path) -> int:
         return len(list(f.keys()))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_linear_regression(tmp_path: Path) -> None:
     text = run("01_linear_regression.py", tmp_path)
     assert "aten.addmm(%bias, %x, %weight)" in text
@@ -53,14 +53,14 @@ def test_linear_regression(tmp_path: Path) -> None:
     assert parameters(text, tmp_path) == 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_digits(tmp_path: Path) -> None:
     text = run("02_digits.py", tmp_path)
     assert number(r"held-out accuracy +([\d.]+)", text) > 0.9
     assert parameters(text, tmp_path) == 16
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.chaos
 def test_flights(tmp_path: Path) -> None:
     text = run("03_flights.py", tmp_path, "--passes", "5", "--kill-at", "0.02")
@@ -70,7 +70,7 @@ def test_flights(tmp_path: Path) -> None:
     assert parameters(text, tmp_path) == 10
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_tiny_gpt(tmp_path: Path) -> None:
     text = run("04_tiny_gpt.py", tmp_path)
     assert number(r"unseen text +([\d.]+)", text) < 5.0
@@ -99,7 +99,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run("05_own_loop.py", tmp_path_factory.mktemp("undisturbed"), "--checkpoints", "memory://undisturbed")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.chaos
 def test_own_loop(tmp_path: Path, checkpoints: str, undisturbed: str) -> None:
     """Killed in the middle of an epoch, it ends with the bits of a run that was not."""
@@ -114,7 +114,7 @@ def test_own_loop(tmp_path: Path, checkpoints: str, undisturbed: str) -> None:
     assert number(r"accuracy +([\d.]+)", text) > 0.85
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.chaos
 def test_tasks(tmp_path: Path) -> None:
     """A worker and the coordinator are killed; each record has its score, once."""

@@ -267,7 +267,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def await_gone(folder: Path, seconds: float = 5.0) -> list[str]:
+def await_gone(folder: Path, seconds: float = 60.0) -> list[str]:
     """Command lines of the processes of `folder` that are there after so long; they are killed then."""
     end = time.monotonic() + seconds
     while (left := processes_of(folder)) and time.monotonic() < end:

@@ -16,7 +16,7 @@ from graphft.runtime.loop.check_points import CheckPoints
 from tests.loop.loops import Loop, resumed, same, undisturbed
 from tests.support.hdfs_server import HDFS, MISSING, hdfs_server
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ class Trainer:
         self.version, self.values = self._bucket()
 
     def _get(self, kind: type) -> Any:
-        end = time.monotonic() + 15
+        end = time.monotonic() + 120
         while time.monotonic() < end:
             reply = self.client.receive(0.1)
             if reply is not None:

@@ -146,7 +146,6 @@ def test_a_call_to_etcd_ends_before_a_signal_raises(
     assert ended, "the signal's exception came within the call"
 
 
-@pytest.mark.timeout(60)
 def test_a_signal_may_come_within_the_wait_for_it() -> None:
     """`graphft etcd --serve` hung in 1 of some 50 suites: SIGINT came while its first wait held an Event's lock."""
     before, main, signals = signal.getsignal(signal.SIGUSR2), threading.get_ident(), 200

@@ -37,7 +37,7 @@ signal.pause()
 
 
 def gone(pid: int, look: Callable[[], None]) -> bool:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         look()
         if not psutil.pid_exists(pid):

@@ -188,7 +188,6 @@ def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture
     assert "\njobs/cut: cannot be read: jobs/cut/job.json is damaged: " in shown(capsys, "runs")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "name",
     [

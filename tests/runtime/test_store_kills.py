@@ -53,7 +53,7 @@ def check(store: CheckpointStore, *steps: int) -> int:
     return found[0].step
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["folder", "storage"])
 def test_at_each_operation(tmp_path: Path, kind: str) -> None:
     (tmp_path / "job.json").touch()

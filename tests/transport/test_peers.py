@@ -123,7 +123,7 @@ def test_a_frozen_peer_becomes_unroutable() -> None:
         (got,) = collect(server, 1)
         assert got.peer == b"x"
         assert not server.counters["unroutable"]
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while not server.counters["unroutable"] and time.monotonic() < end:
             server.send(got.peer, welcome("first"))
             server.poll(0.1)
@@ -147,7 +147,7 @@ def test_random_bytes_on_the_port_harm_nobody(client: ZmqClient) -> None:
         for size in range(1, 100):
             dealer.send(os.urandom(size))
         client.send(0, Query())
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         got: list[Received] = []
         while time.monotonic() < end and (server.counters["refused.undecodable"] < 100 or not got):
             got += server.poll(0.1)
