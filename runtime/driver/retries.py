@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -37,10 +38,13 @@ def traceback_in(lines: Sequence[str], error: str = "") -> str:
     return "\n".join(lines[at:])[-MOST:]
 
 
-def of_last_life(lines: Sequence[str]) -> Sequence[str]:
-    """What a role's last process wrote."""
+def of_life(lines: Sequence[str], pid: int) -> Sequence[str]:
+    """What a role's process with this id wrote; of the last process where that one has not said that it begins."""
     begins = [i for i, line in enumerate(lines) if f"] {BEGINS}" in line]
-    return lines[begins[-1] :] if begins else lines
+    if not begins:
+        return lines
+    at = next((i for i in reversed(begins) if re.search(rf"{BEGINS}{pid}\b", lines[i])), begins[-1])
+    return lines[at : next((i for i in begins if i > at), None)]
 
 
 _HELP = "mend what it says, and call train() again, or run the script again: it goes on from the newest checkpoint"
@@ -93,10 +97,10 @@ class Retries:
         return [c for c in self.job.children if c.failures > self._before.get(c.name, 0)]
 
     def _traceback(self, child: Child) -> str:
-        """Of the life that it had last, not of one before: whole, from its log; or as it was told, shortened, from any
-        machine; "" if there is none."""
-        began = time.time() - (time.monotonic() - child.started_at)
+        """Of the process that failed last, not of one before or after it: whole, from its log; or as it was told,
+        shortened, from any machine; "" if there is none."""
+        began = time.time() - (time.monotonic() - child.died_started)
         events = [e for e in self.job.events() if e.who == child.name and e.at >= began]
         told = [str(e.fields["traceback"]) for e in events if e.fields.get("traceback")]
         error = told[-1].rstrip().splitlines()[-1].strip() if told and told[-1].strip() else ""
-        return traceback_in(of_last_life(self.job.logs_of(child, LINES)), error) or (told[-1] if told else "")
+        return traceback_in(of_life(self.job.logs_of(child, LINES), child.died_pid), error) or (told[-1] if told else "")

@@ -35,6 +35,10 @@ class Child:
     death: str = ""
     """How it failed last, in words; and when, by the monotonic clock."""
     died_at: float = 0.0
+    died_pid: int = 0
+    """Of the process that failed last."""
+    died_started: float = 0.0
+    """When that one was started."""
     started_at: float = 0.0
     restart_at: float | None = None
     identity: Identity = UNKNOWN

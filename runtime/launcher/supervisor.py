@@ -216,6 +216,7 @@ class Supervisor:
         self._offspring.look(self._visible)
         self.engine.cancel_orders()
         for process in running:
+            self._look_at(process)
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + grace
@@ -223,8 +224,7 @@ class Supervisor:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                if process.identity.visible:
-                    self._offspring.look([process.identity])
+                self._look_at(process)
                 process.send_signal(signal.SIGKILL)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can keep it
                     process.wait(KILLED_SECONDS)
@@ -239,6 +239,12 @@ class Supervisor:
 
     def close(self) -> None:
         self.stop(grace=2.0)
+
+    def _look_at(self, process: Process) -> None:
+        """Stops a process of this machine that is about to be ended, and notes what it has started so far."""
+        if process.identity.visible:
+            process.send_signal(signal.SIGSTOP)
+            self._offspring.look([process.identity])
 
     # -- one child ----------------------------------------------------------------------------------------------
 
@@ -326,6 +332,7 @@ class Supervisor:
             # One that is counted against a batch is counted against the process only when the batch is left out.
             counts = counts is not False or status == EXIT_USAGE
             child.death, child.died_at = f"{child.name} died ({what})", time.monotonic()  # who sees it counted asks how
+            child.died_pid, child.died_started = child.identity.pid, child.started_at
             child.fail(self._progress, counts and (blamed is None or blamed.outcome == "left-out"), of_batch)
         note_end(self.job_dir, child.name, "preemption" if preempted else "failure", what)
         if not self.restart:

@@ -16,7 +16,7 @@ from graphft import Trainer, Validation, callbacks
 
 PER_EPOCH = 6
 """Steps of an epoch."""
-OPTIONS: dict[str, Any] = {"pservers": 2, "batch_size": 8, "checkpoint_every": 4, "lease_ttl": 4, "name": "epochs"}
+OPTIONS: dict[str, Any] = {"pservers": 2, "batch_size": 8, "checkpoint_every": 4, "lease_ttl": 30, "name": "epochs"}
 
 
 def data(records: int = 96) -> dict[str, torch.Tensor]:
