@@ -117,7 +117,7 @@ class StorageClaim:
         """Another machine may run the job now."""
         self._closed.set()
         if self._thread.is_alive():
-            self._thread.join(BEAT)
+            self._thread.join(LEAVE)  # a beat that is being written would come after the deletion
         (self.job_dir / _LOCAL).unlink(missing_ok=True)
         if self.claim.number and not self.lost:
             within(LEAVE, lambda: self._delete(self.claim.number), None)  # else it is over in SILENT seconds

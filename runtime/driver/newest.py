@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.saved_step import read_saved_step
 from graphft.runtime.checkpoint.store import DamagedCheckpoint
 from graphft.runtime.driver.running_job import RunningJob
-from graphft.runtime.interchange.job_state import JobState, read_job
+from graphft.runtime.interchange.job_state import LOOK_SECONDS, LOOKS, JobState, read_job
 from graphft.runtime.launcher.process_ends import note_saved, was_saved
 from graphft.transpiler import Job
 
@@ -30,14 +31,24 @@ class NewestCheckpoint:
             self._seen = view.committed.step
             self._note()
             return self._seen
-        found = read_saved_step(self.job_dir, self.job.config)
-        if found < self._seen:
-            raise self._older(found)
-        if not found and was_saved(self.job_dir):
-            raise self._gone(f"{self.job_dir} holds no whole checkpoint, and it did when it was trained last")
+        for left in reversed(range(LOOKS)):
+            found = read_saved_step(self.job_dir, self.job.config)
+            lack = self._lack(found)
+            if lack is None:
+                break
+            if not left:
+                raise lack
+            time.sleep(LOOK_SECONDS)  # another process may train the run, and have replaced what was looked at just now
         self._seen = found
         self._note()
         return found
+
+    def _lack(self, found: int) -> GraphftError | None:
+        if found < self._seen:
+            return self._older(found)
+        if not found and was_saved(self.job_dir):
+            return self._gone(f"{self.job_dir} holds no whole checkpoint, and it did when it was trained last")
+        return None
 
     def _note(self) -> None:
         if self._seen and not self._noted:

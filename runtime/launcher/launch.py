@@ -19,6 +19,7 @@ from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.embedded_etcd import start_etcd
+from graphft.runtime.coordination.entries_folder import delete_entries
 from graphft.runtime.coordination.job_storage import MODEL, fetch_result, publish, withdraw
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.lost_rows import read_lost_rows
@@ -313,6 +314,8 @@ def _launch(
         )
     taken.look(None)
     fetch_result(job_dir)
+    if job.config.validate is not None:
+        delete_entries(job_dir)
     lost_rows = read_lost_rows(supervisor.etcd, keys)
     note_lost_rows(job_dir, lost_rows)
     left_out = discarded_of(job.config, status.left_out)

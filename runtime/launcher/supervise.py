@@ -24,6 +24,9 @@ LOST_SECONDS = 60.0
 """For which etcd may know nothing of a job that it knew."""
 LOOK_SECONDS = 1.0
 """For how long one read of the status may keep this process from looking after its children and etcd."""
+LAST_SECONDS = 10.0
+"""The same for the last one, when there is nothing else to look after: a job that has just completed would be called
+failed where etcd is slow."""
 
 
 def supervise(
@@ -67,7 +70,7 @@ def supervise(
             supervisor.take_back_orders()
             if time.monotonic() - complete_at > EXIT_GRACE_SECONDS:
                 break
-    last = look(status)
+    last = look(status, deadline=LAST_SECONDS)
     if last is not None:
         on_status(supervisor, last)
     return last
@@ -86,9 +89,9 @@ class _Look:
         self._unknown_since: float | None = None
         self._full, self._next_alarm = False, 0.0
 
-    def __call__(self, last: JobStatus | None, brief: bool = False) -> JobStatus | None:
+    def __call__(self, last: JobStatus | None, brief: bool = False, deadline: float = LOOK_SECONDS) -> JobStatus | None:
         try:
-            found = read_status(self.etcd, self.keys, deadline=LOOK_SECONDS, brief=brief, begins=self.begins)
+            found = read_status(self.etcd, self.keys, deadline=deadline, brief=brief, begins=self.begins)
         except EtcdError:
             return last
         except GraphftError as error:

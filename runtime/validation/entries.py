@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, describe
 from graphft.runtime.checkpoint.store import StorageUnavailable, storage
+from graphft.runtime.coordination.entries_folder import FOLDER, delete_entries
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.fs import file_system
 from graphft.tensor_file import read_tensors, write_tensors
-
-FOLDER = "entries"
 
 
 class LostEntries(Exception):
@@ -40,6 +38,7 @@ class Entries:
 
     def __init__(self, job_dir: Path, step: int, of: Validating) -> None:
         name = f"{FOLDER}/{step:08d}.g{of.generation}"
+        self._job_dir, self._name = job_dir, name
         self._folder, url = job_dir / name, storage_of(job_dir)
         fs, path = file_system(url) if url else (None, "")
         self._fs, self._path = fs, posixpath.join(path, name)
@@ -78,10 +77,7 @@ class Entries:
 
     def delete(self) -> None:
         """As far as it can be deleted."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if self._fs is not None:
-            with contextlib.suppress(OSError):
-                self._fs.delete(self._path)
+        delete_entries(self._job_dir, self._name)
 
     def _file(self, number: int) -> Path:
         return self._folder / f"{number:08d}.safetensors"
