@@ -103,6 +103,5 @@ class Retries:
         events = [e for e in self.job.events() if e.who == child.name and e.at >= began]
         told = [str(e.fields["traceback"]) for e in events if e.fields.get("traceback")]
         error = told[-1].rstrip().splitlines()[-1].strip() if told and told[-1].strip() else ""
-        return traceback_in(of_life(self.job.logs_of(child, LINES), child.died_pid), error) or (
-            told[-1] if told else ""
-        )
+        written = of_life(self.job.logs_of(child, LINES), child.died_pid)
+        return traceback_in(written, error) or (told[-1] if told else "")

@@ -49,8 +49,8 @@ KEPT_SECONDS = 1.0
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
 COLLECT_SECONDS, POLL_SECONDS = 10.0, 0.02
-"""For how long the end of what roles have left is waited for (milliseconds, on a machine that is not busy), and how often
-it is looked for."""
+"""For how long the end of what roles have left is waited for (milliseconds, where the machine is not busy), and how
+often it is looked for."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
 """From the end of its lease until a stopped child is replaced; one that runs gets time to end by itself."""
 

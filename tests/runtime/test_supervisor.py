@@ -5,6 +5,7 @@ The children are small stand-ins for roles; all else is real.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from graphft.runtime.coordination import revoker
@@ -38,7 +40,7 @@ from graphft.runtime.process.identity import identify
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
 endpoints, job, role, index = sys.argv[1:5]
-etcd, keys = Etcd([endpoints]), Keys(job)
+etcd, keys = Etcd([endpoints], timeout=20, deadline=60), Keys(job)
 session = Session(etcd, 100)
 name = f"{index}-abcd"
 key = keys.pserver(int(index)) if role == "pserver" else getattr(keys, role)(name)
@@ -342,7 +344,7 @@ def test_the_lease_of_a_dead_child_is_revoked_at_once(
     first = pid(child)
     supervisor.signal(role, 1, signal.SIGKILL)
     steps(supervisor, lambda: pid(child) != first)
-    assert etcd.count(prefix) == 0, "not after the 100 s of its lease"
+    steps(supervisor, lambda: etcd.count(prefix) == 0, 50.0)  # not after the 100 s of its lease
     assert [kv.value for kv in etcd.range(keys.slots).kvs] == [b"another's"]
     etcd.lease_revoke(other)
 
@@ -406,11 +408,39 @@ def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any
     supervisor = supervise()
     stopped = supervisor.add("trainer", 0)
     supervisor.signal("trainer", 0, signal.SIGSTOP)
+    supervisor.stop(grace=60.0)
+    supervisor = supervise()
     stubs.code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEP}"
     stubborn = supervisor.add("trainer", 1)
     steps(supervisor, lambda: "up" in (tmp_path / "logs" / "trainer-1.log").read_text())
     supervisor.stop(grace=0.5)
     assert (stopped.process.poll(), stubborn.process.poll()) == (-signal.SIGTERM, -signal.SIGKILL)
+
+
+LATE = """
+import os, signal
+def start(*_):
+    child = os.fork()
+    if not child:
+        signal.pause()
+    print("started", child, flush=True)
+signal.signal(signal.SIGTERM, start)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_what_a_role_starts_when_it_is_told_to_end_ends_with_it(supervise: Any, stubs: Stubs, tmp_path: Path) -> None:
+    """A lease keeper, say. It stayed, if only as a zombie, for as long as the process of a Trainer."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, as a launcher does
+    stubs.code = LATE
+    supervisor = supervise()
+    supervisor.add("trainer", 0)
+    log = tmp_path / "logs" / "trainer-0.log"
+    steps(supervisor, lambda: "up" in log.read_text())
+    supervisor.stop(grace=3.0)
+    assert not psutil.pid_exists(int(log.read_text().split()[-1]))
 
 
 def test_nothing_is_started_after_stop(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
