@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
+from graphft.runtime.coordination.connect import WAIT_SECONDS, connect, is_complete, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.entries_folder import delete_entries
@@ -352,7 +352,7 @@ def _start(
         embedded = start_etcd(job, job_dir)
         stack.callback(embedded.stop)
         endpoints = ",".join(embedded.endpoints)
-    client = connect(endpoints)
+    client = connect(endpoints, WAIT_SECONDS if embedded is not None else None)  # its own will answer
     stack.callback(client.close)
     if embedded is None:
         check_no_other_etcd(job_dir, job, client)
