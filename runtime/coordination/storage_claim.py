@@ -128,8 +128,8 @@ class StorageClaim:
         count = 0
         while not self._closed.wait(BEAT):
             with contextlib.suppress(OSError, GraphftError):  # the storage is away; is it for others, too?
-                found = newest_claim(self.fs, self.root)
-                if found is None and is_away(self.fs, self.root):
+                found, away = _look(self.fs, self.root)
+                if away:
                     continue
                 if found is None or not found.is_of(self.claim):
                     who = f"{found} runs it now" if found is not None else "its claim was deleted"
@@ -180,6 +180,16 @@ def newest_claim(fs: FS, root: str) -> Claim | None:
     return None
 
 
+def _look(fs: FS, root: str) -> tuple[Claim | None, bool]:
+    """The claim that counts, and whether the storage is away."""
+    found = newest_claim(fs, root)
+    if found is not None:
+        return found, False
+    if is_away(fs, root):
+        return None, True
+    return newest_claim(fs, root), False  # it may have come back since it was seen without a claim
+
+
 def is_away(fs: FS, root: str) -> bool:
     """Whether nothing of the job is in its storage: then it is not there now, and no word of it counts."""
     return fs.size(posixpath.join(root, RECORD)) is None
@@ -224,8 +234,8 @@ def check_claim(job_dir: Path) -> None:
         return  # an etcd that all machines share keeps them apart
     url = storage_of(job_dir)
     fs, root = file_system(url)
-    found = newest_claim(fs, root)
-    if found is None and is_away(fs, root):
+    found, away = _look(fs, root)
+    if away:
         raise OSError(f"nothing of the job is in {url}: is its file system mounted?")
     if found is None or not found.is_of(mine):
         who = f"{found} runs" if found is not None else "another machine has run"

@@ -175,7 +175,7 @@ def test_script_is_loaded_as_a_module(tmp_path: Path) -> None:
         [sys.executable, str(tmp_path / "script.py")],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
     )
     assert shown.returncode == 0, shown.stderr
@@ -259,7 +259,7 @@ def test_forks_of_user_code_end_when_they_are_told_to(tmp_path: Path) -> None:
         [sys.executable, str(tmp_path / "script.py")],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
     )
     assert (shown.returncode, shown.stdout) == (0, "8\n"), shown.stderr
@@ -305,7 +305,7 @@ def test_a_fork_of_user_code_never_becomes_a_trainer(tmp_path: Path) -> None:
         [sys.executable, str(tmp_path / "script.py")],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
     )
     assert shown.returncode == 0, shown.stderr

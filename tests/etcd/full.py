@@ -36,6 +36,6 @@ def cure(etcd: Etcd) -> None:
     etcd.compact(etcd.status().revision)
     defragment(etcd)
     maintenance = etcd._calls.maintenance
-    for alarm in maintenance.Alarm(etcdrpc.AlarmRequest(action="GET"), timeout=5).alarms:
+    for alarm in maintenance.Alarm(etcdrpc.AlarmRequest(action="GET"), timeout=60).alarms:
         off = etcdrpc.AlarmRequest(action="DEACTIVATE", alarm=alarm.alarm, memberID=alarm.memberID)
-        maintenance.Alarm(off, timeout=5)
+        maintenance.Alarm(off, timeout=60)

@@ -7,7 +7,8 @@ from graphft.runtime.etcd.shim import etcdrpc
 
 
 def enable_login(server: EmbeddedEtcd) -> None:
-    with Etcd(server.endpoints) as client:
+    with Etcd(server.endpoints, timeout=10, deadline=60) as client:
+        client.ping(deadline=60)  # what follows is not tried again
         auth = client._calls._auth
         auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
         auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))

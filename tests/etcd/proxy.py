@@ -40,6 +40,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Lose nothing any more. What was swallowed is gone, so its connections are cut."""
+        self.cut()  # first, or what is read already, and not yet swallowed, would get through
         self.drop_requests = self.drop_replies = self.refuse = False
         self.cut()
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from graphft.runtime.etcd import (
 )
 from graphft.runtime.etcd.channel import Endpoint, parse_endpoint, target_of
 from graphft.runtime.etcd.child import Child
+from tests.support.waiting import until
 
 HERE = Path(__file__).parent
 
@@ -44,13 +46,17 @@ def proxy(etcd_server: EmbeddedEtcd) -> Iterator[Proxy]:
 @pytest.fixture
 def far(proxy: Proxy) -> Iterator[Etcd]:
     """A client behind the proxy, connected, with short tries."""
-    with Etcd([proxy.endpoint], timeout=0.3) as client:
-        client.ping()
+    with Etcd([proxy.endpoint], timeout=0.3, deadline=60) as client:
+        client.ping(deadline=60)
         yield client
 
 
 def heal_after(proxy: Proxy, seconds: float) -> None:
     threading.Timer(seconds, proxy.heal).start()
+
+
+def heal_when(proxy: Proxy, happened: Callable[[], object]) -> None:
+    threading.Thread(target=lambda: (until(happened), proxy.heal())).start()
 
 
 def test_nobody_there_is_a_clear_error_soon() -> None:
@@ -68,7 +74,7 @@ def test_nobody_there_is_a_clear_error_soon() -> None:
 
 
 def test_a_frozen_server_does_not_hang_a_call(tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, timeout=0.2) as client:
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, timeout=0.2, deadline=60) as client:
         client.put("/a", b"1")
         server.pause()
         started = time.monotonic()
@@ -99,10 +105,13 @@ def test_reads_and_puts_outlast_lost_answers(far: Etcd, proxy: Proxy, prefix: st
 
 def test_txn_whose_answer_is_lost_is_ambiguous(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
     proxy.drop_replies = True
-    with pytest.raises(Ambiguous) as caught:
-        far.txn([absent(prefix + "a")], [put_op(prefix + "a", b"me")], deadline=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(far.txn, [absent(prefix + "a")], [put_op(prefix + "a", b"me")], deadline=60)
+        until(lambda: etcd.get(prefix + "a"))  # this one was applied
+        proxy.cut()
+        with pytest.raises(Ambiguous) as caught:
+            sent.result()
     assert "may or may not" in caught.value.message
-    assert etcd.get(prefix + "a") is not None  # this one was applied
     with pytest.raises(EtcdUnreachable):  # and now that nothing gets through, nothing is sent
         far.txn([absent(prefix + "b")], [put_op(prefix + "b", b"me")], deadline=0.5)
     proxy.heal()
@@ -134,8 +143,7 @@ def test_a_token_repeats_what_never_arrived(far: Etcd, proxy: Proxy, etcd: Etcd,
 def test_a_token_does_not_claim_what_another_took(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
     key = prefix + "claim"
     proxy.drop_requests = True
-    threading.Timer(0.1, lambda: etcd.put(key, b"you")).start()
-    heal_after(proxy, 0.7)
+    threading.Timer(0.7, lambda: (etcd.put(key, b"you"), proxy.heal())).start()
     done = far.txn([absent(key)], [put_op(key, b"me, 1")], [get_op(prefix + "none"), get_op(key)], token=key)
     assert not done.ok
     assert done.kv(0) is None
@@ -154,7 +162,7 @@ def test_a_token_does_not_help_when_nothing_comes_back(far: Etcd, proxy: Proxy, 
 def test_verify_decides_on_the_repeat(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
     old = etcd.put(prefix + "a", b"")
     proxy.drop_replies = True
-    heal_after(proxy, 0.7)
+    heal_when(proxy, lambda: etcd.get(prefix + "b"))
     seen = []
     done = far.txn(
         [absent(prefix + "b")],
@@ -210,7 +218,7 @@ FORKED = """
 import os, sys
 from graphft.runtime.etcd import Etcd, EtcdError
 client = Etcd(sys.argv[1:])
-client.ping()
+client.ping(deadline=60)
 if os.fork() == 0:
     try:
         client.get("/a")
@@ -218,7 +226,7 @@ if os.fork() == 0:
         os.write(1, e.rule.encode())
     os._exit(0)
 os.wait()
-client.ping()
+client.ping(deadline=60)
 """
 
 
@@ -229,7 +237,7 @@ def test_tokens_make_every_transaction_happen_once_over_kills(tmp_path: Path) ->
 
     def count(worker: int, endpoints: list[str]) -> None:
         try:
-            with Etcd(endpoints, timeout=0.5) as client:
+            with Etcd(endpoints, timeout=0.5, deadline=120) as client:
                 for i in range(10_000):
                     if stop.is_set():
                         return
@@ -241,13 +249,16 @@ def test_tokens_make_every_transaction_happen_once_over_kills(tmp_path: Path) ->
         except BaseException as e:
             errors.append(e)
 
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as client:
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as client:
         threads = [threading.Thread(target=count, args=(n, server.endpoints)) for n in range(len(done))]
         for thread in threads:
             thread.start()
         for _ in range(6):
+            before = sum(done)
             time.sleep(0.2)
+            until(lambda before=before: errors or sum(done) > before)  # type: ignore[misc]
             server.restart()
+        until(lambda: errors or min(done) > 0)
         stop.set()
         for thread in threads:
             thread.join()
@@ -274,24 +285,27 @@ def test_a_closed_client_says_so(etcd_server: EmbeddedEtcd) -> None:
 def test_login(tmp_path: Path) -> None:
     with EmbeddedEtcd(tmp_path) as server:
         enable_login(server)
-        with Etcd(server.endpoints) as client, pytest.raises(EtcdError) as caught:
+        patience = {"timeout": 10, "deadline": 60}
+        with Etcd(server.endpoints, **patience) as client, pytest.raises(EtcdError) as caught:
             client.get("/a")
         assert "user and password" in caught.value.help
-        with Etcd(server.endpoints, user="root", password="wrong") as client, pytest.raises(EtcdError) as caught:
+        stranger = Etcd(server.endpoints, user="root", password="wrong", **patience)
+        with stranger as client, pytest.raises(EtcdError) as caught:
             client.get("/a")
         assert "user and password" in caught.value.help
-        with Etcd(server.endpoints, user="guest", password="guest") as client:
-            client.ping()
+        with Etcd(server.endpoints, user="guest", password="guest", **patience) as client:
+            client.ping(deadline=60)
             with pytest.raises(EtcdError, match="PERMISSION_DENIED"):
                 client.get("/a")
-        with Etcd(server.endpoints, user="root", password="secret") as client, Watch(client, "/") as watch:
+        friend = Etcd(server.endpoints, user="root", password="secret", **patience)
+        with friend as client, Watch(client, "/") as watch:
             client.put("/a", b"1")
             assert watch.wait(lambda view: "/a" in view, 60)
             server.restart()  # which forgets the tokens it gave
             client.put("/b", b"2")
             assert watch.wait(lambda view: "/b" in view, 60)
-            lease, _ = client.lease_grant(10)
-            assert client.lease_keepalive_once(lease) == 10
+            lease, _ = client.lease_grant(60)
+            assert client.lease_keepalive_once(lease) == 60
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -306,8 +320,8 @@ def test_tls(tmp_path: Path) -> None:
     options += [f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"]
     server = Child([binary, *options], tmp_path / "etcd.log")
     try:
-        with Etcd([url, url], ca_cert=certificate, cert_key=key, cert_cert=certificate) as client:
-            client.ping(deadline=20)
+        with Etcd([url, url], ca_cert=certificate, cert_key=key, cert_cert=certificate, deadline=60) as client:
+            client.ping(deadline=60)
             client.put("/a", b"1")
             with Watch(client, "/") as watch:
                 assert set(watch.snapshot()) == {"/a"}

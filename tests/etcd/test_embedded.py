@@ -18,7 +18,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, embedded
 
 
 def test_data_outlives_kill_and_stop(tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path) as etcd, Etcd(etcd.endpoints) as client:
+    with EmbeddedEtcd(tmp_path) as etcd, Etcd(etcd.endpoints, deadline=60) as client:
         endpoints = etcd.endpoints
         client.put("/a", b"1")
         etcd.restart()
@@ -30,7 +30,7 @@ def test_data_outlives_kill_and_stop(tmp_path: Path) -> None:
         assert client.count("/") == 2
         with pytest.raises(EtcdError, match="runs already"):
             etcd.launch()
-    with EmbeddedEtcd(tmp_path) as other, Etcd(other.endpoints) as client:
+    with EmbeddedEtcd(tmp_path) as other, Etcd(other.endpoints, deadline=60) as client:
         assert client.count("/") == 2
 
 
@@ -48,8 +48,8 @@ def test_a_port_lost_between_choice_and_start_is_replaced(tmp_path: Path, monkey
     with socket.create_server(("127.0.0.1", 0)) as taken:
         choices = iter([[taken.getsockname()[1], *choose(1)]])
         monkeypatch.setattr(embedded, "free_ports", lambda count, host: next(choices, None) or choose(count, host))
-        with EmbeddedEtcd(tmp_path) as etcd, Etcd(etcd.endpoints) as client:
-            client.ping()
+        with EmbeddedEtcd(tmp_path) as etcd, Etcd(etcd.endpoints, deadline=60) as client:
+            client.ping(deadline=60)
 
 
 def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
@@ -74,32 +74,35 @@ def test_it_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
     time.sleep(0.2)
     try:
         assert etcd.running
-        with Etcd(etcd.endpoints) as client:
-            client.ping()
+        with Etcd(etcd.endpoints, deadline=60) as client:
+            client.ping(deadline=60)
     finally:
         etcd.stop()
 
 
 PARENT = """
-import sys, time
+import sys
 from graphft.runtime.etcd import EmbeddedEtcd
 server = EmbeddedEtcd(sys.argv[1]).start()
 print(server.pid, flush=True)
-time.sleep({sleep})
+sys.stdin.readline()
 """
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen and killed", "forgot to stop it"])
 def test_it_dies_with_its_parent(tmp_path: Path, how: str) -> None:
-    script = PARENT.format(sleep=0 if how == "forgot to stop it" else 60)
-    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
+        assert parent.stdin is not None
         assert parent.stdout is not None
         etcd = psutil.Process(int(parent.stdout.readline()))
         if how == "frozen and killed":
             etcd.suspend()
-        if how != "forgot to stop it":
-            assert etcd.is_running()
+        assert etcd.is_running()
+        if how == "forgot to stop it":
+            parent.stdin.close()
+        else:
             os.kill(parent.pid, signal.SIGKILL)
         parent.wait(120)
         psutil.wait_procs([etcd], timeout=60)

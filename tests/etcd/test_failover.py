@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from graphft.runtime.etcd import EmbeddedCluster, Etcd, EtcdError, EtcdUnreachable, Session, Watch, absent, put_op
+from graphft.runtime.etcd import (
+    EmbeddedCluster,
+    EmbeddedEtcd,
+    Etcd,
+    EtcdError,
+    EtcdUnreachable,
+    Session,
+    Watch,
+    absent,
+    put_op,
+)
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -16,25 +28,38 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
         yield cluster
 
 
+def leader_of(cluster: EmbeddedCluster) -> EmbeddedEtcd:
+    """Waits for it: an election may be under way."""
+    found: list[EmbeddedEtcd] = []
+
+    def seen() -> bool:
+        with contextlib.suppress(EtcdError):
+            found.append(cluster.leader())
+        return bool(found)
+
+    until(seen)
+    return found[0]
+
+
 def test_work_goes_on_when_the_leader_is_killed(cluster: EmbeddedCluster) -> None:
     seen: list[str] = []
     with (
-        Etcd(cluster.endpoints) as etcd,
-        Session(etcd, 10).run_thread() as session,
+        Etcd(cluster.endpoints, deadline=120) as etcd,
+        Session(etcd, 60).run_thread() as session,
         Watch(etcd, "/w/", lambda events: seen.extend(e.kv.key for e in events)) as watch,
     ):
         etcd.put("/mine", b"", session.lease)
         expected = []
         for cycle in range(2):
-            leader = cluster.leader()
+            leader = leader_of(cluster)
             leader.kill()
             started = time.monotonic()
             for i in range(10):
                 key = f"/w/{cycle}-{i}"
                 assert etcd.txn([absent(key)], [put_op(key, b"me")], token=key).ok
                 expected.append(key)
-            assert time.monotonic() - started < 60
-            assert watch.wait(lambda view: len(view) == len(expected), 60)
+            assert time.monotonic() - started < 120
+            assert watch.wait(lambda view: len(view) == len(expected), 120)
             leader.start()
         session.check()
         kv = etcd.get("/mine")
@@ -44,9 +69,9 @@ def test_work_goes_on_when_the_leader_is_killed(cluster: EmbeddedCluster) -> Non
 
 
 def test_a_frozen_leader_is_passed_over(cluster: EmbeddedCluster) -> None:
-    with Etcd(cluster.endpoints, timeout=0.5) as etcd:
+    with Etcd(cluster.endpoints, timeout=0.5, deadline=120) as etcd:
         etcd.put("/a", b"0")
-        leader = cluster.leader()
+        leader = leader_of(cluster)
         leader.pause()
         for i in range(6):
             assert etcd.txn([absent(f"/f/{i}")], [put_op(f"/f/{i}", b"me")], token=f"/f/{i}").ok
@@ -56,7 +81,7 @@ def test_a_frozen_leader_is_passed_over(cluster: EmbeddedCluster) -> None:
 
 
 def test_without_a_majority_nothing_is_reported_as_done(cluster: EmbeddedCluster) -> None:
-    with Etcd(cluster.endpoints, timeout=0.5) as etcd:
+    with Etcd(cluster.endpoints, timeout=0.5, deadline=120) as etcd:
         etcd.put("/a", b"1")
         for member in cluster.members[1:]:
             member.kill()
@@ -66,6 +91,6 @@ def test_without_a_majority_nothing_is_reported_as_done(cluster: EmbeddedCluster
             etcd.txn([], [put_op("/a", b"2")], deadline=1.0)
         for member in cluster.members[1:]:
             member.launch()
-        kv = etcd.get("/a", deadline=15)
+        kv = etcd.get("/a", deadline=120)
         assert kv is not None
         assert kv.value == b"1"

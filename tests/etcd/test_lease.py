@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Session, SimEtcd
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Session, SimEtcd, lease
+from graphft.runtime.etcd.lease_keeper import steady_clock
+from tests.support.waiting import until
 
 
 class World(SimEtcd):
@@ -148,20 +150,28 @@ def test_whoever_is_alive_has_a_lease(steps: list[tuple[float, bool, float, bool
             assert world.get("/mine") is not None
 
 
-def test_a_frozen_etcd_ends_the_session_in_time(tmp_path: Path) -> None:
+def await_renewal(session: Session) -> None:
+    """Till one that is sent after this is answered."""
+    asked = steady_clock()
+    until(lambda: session.page.renewed > asked or not session.alive())
+    session.check()
+
+
+def test_a_frozen_etcd_ends_the_session_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[LeaseLost] = []
     over = threading.Event()
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as client:
-        session = Session(client, 6)
+    monkeypatch.setattr(lease, "INTERVAL", 1 / 10)
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as client:
+        session = Session(client, 10)
         session.run_thread(lambda error: (lost.append(error), over.set()))
-        time.sleep(3)
-        session.check()
-        frozen = time.monotonic()
+        await_renewal(session)
         server.pause()
+        frozen = looked = trusted = time.monotonic()
         while session.alive():
+            trusted = looked  # the last look that began while it did: the answer may have come late
             time.sleep(0.01)
-        passed = time.monotonic() - frozen
-        assert passed < session.ttl, "the session trusted its lease for longer than its TTL"
+            looked = time.monotonic()
+        assert trusted - frozen < session.ttl, "the session trusted its lease for longer than its TTL"
         assert over.wait(120)
         assert "no renewal" in lost[0].message
         server.resume()
@@ -180,11 +190,16 @@ def test_a_thread_reports_a_revoked_lease(etcd: Etcd) -> None:
         assert not session.alive()
 
 
-def test_sessions_outlast_a_restart(tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as client, Session(client, 6).run_thread() as session:
+def test_sessions_outlast_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that a slow restart does not end, and renewals that come soon."""
+    monkeypatch.setattr(lease, "INTERVAL", 1 / 30)
+    with (
+        EmbeddedEtcd(tmp_path) as server,
+        Etcd(server.endpoints, deadline=60) as client,
+        Session(client, 60).run_thread() as session,
+    ):
         client.put("/mine", b"", session.lease)
         for _ in range(2):
             server.restart()
-            time.sleep(4)
-            session.check()
+            await_renewal(session)
         assert client.get("/mine") is not None

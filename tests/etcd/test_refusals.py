@@ -9,8 +9,24 @@ import pytest
 from etcd.full import cure, defragment, fill, full_etcd, with_options
 from etcd.logins import enable_login
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdFull, TransientEtcdError, Watch, absent, put_op
+from graphft.runtime.etcd import (
+    EmbeddedEtcd,
+    Etcd,
+    EtcdError,
+    EtcdFull,
+    TransientEtcdError,
+    Watch,
+    absent,
+    calls,
+    put_op,
+)
 from tests.support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An etcd that does not answer at once is asked for its alarms all the same."""
+    monkeypatch.setattr(calls, "ALARM_SECONDS", 60.0)
 
 
 @pytest.mark.parametrize("size", [1_700_000, 3_000_000])
@@ -28,8 +44,8 @@ def test_a_request_that_is_too_large_is_refused_for_good(etcd: Etcd, prefix: str
 
 
 def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
-    with full_etcd(tmp_path) as server, Etcd(server.endpoints) as etcd, Watch(etcd, "/w/") as watch:
-        lease, ttl = etcd.lease_grant(10)
+    with full_etcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as etcd, Watch(etcd, "/w/") as watch:
+        lease, ttl = etcd.lease_grant(120)
         etcd.put("/w/before", b"1", lease)
         assert not etcd.is_full()
         fill(etcd)
@@ -50,7 +66,7 @@ def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
 
 def test_what_is_compacted_is_gone_when_the_call_returns(tmp_path: Path) -> None:
     """A defragmentation right after it freed nothing of a history that etcd was still to go through."""
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as etcd:
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as etcd:
         for _ in range(160):
             etcd.txn([], [put_op(f"/k/{number}", bytes(1000)) for number in range(128)])
         defragment(etcd)
@@ -63,7 +79,8 @@ def test_what_is_compacted_is_gone_when_the_call_returns(tmp_path: Path) -> None
 def test_permissions_are_refused_for_good(tmp_path: Path) -> None:
     with EmbeddedEtcd(tmp_path) as server:
         enable_login(server)
-        with Etcd(server.endpoints, user="guest", password="guest") as client, pytest.raises(EtcdError) as caught:
+        guest = Etcd(server.endpoints, user="guest", password="guest", timeout=10, deadline=60)
+        with guest as client, pytest.raises(EtcdError) as caught:
             client.put("/job/epoch", b"")
         assert caught.value.rule == "etcd-denied"
         assert not isinstance(caught.value, TransientEtcdError)
@@ -71,16 +88,19 @@ def test_permissions_are_refused_for_good(tmp_path: Path) -> None:
 
 
 def test_a_login_that_expires_is_renewed(tmp_path: Path) -> None:
-    """Tokens end after a second here: by the server's clock, or with its memory. Nothing ends with them."""
-    server = EmbeddedEtcd(tmp_path, binary=with_options("--auth-token-ttl=1"))
+    """Tokens end after seconds here: by the server's clock, or with its memory. Nothing ends with them."""
+    server = EmbeddedEtcd(tmp_path, binary=with_options("--auth-token-ttl=4"))
     with server:
         enable_login(server)
-        with Etcd(server.endpoints, user="root", password="secret") as client, Watch(client, "/w/") as watch:
-            lease, ttl = client.lease_grant(10)
-            time.sleep(2.5)
+        root, other = (
+            Etcd(server.endpoints, user="root", password="secret", timeout=10, deadline=60) for _ in range(2)
+        )
+        with root as client, other, Watch(client, "/w/") as watch:
+            lease, ttl = client.lease_grant(120)
+            other.ping(deadline=60)  # it has a token, too
+            time.sleep(5.5)
             assert client.lease_keepalive_once(lease) == ttl
-            time.sleep(2.5)
-            assert client.txn([absent("/w/a")], [put_op("/w/a", b"1", lease)], token="/w/a").ok
+            assert other.txn([absent("/w/a")], [put_op("/w/a", b"1", lease)], token="/w/a").ok
             assert watch.wait(lambda view: "/w/a" in view, 60), "the watch goes on"
             server.restart()
             assert client.lease_keepalive_once(lease) == ttl

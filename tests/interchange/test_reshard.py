@@ -393,9 +393,10 @@ def test_a_complete_run_whose_checkpoints_were_cleaned_says_that_it_is_not_gone_
 
 
 def _cut_off(folder: Path, step: int) -> None:
-    """As if it had been interrupted there."""
+    """As if it had been interrupted there; where that step's checkpoint was passed over, behind the first."""
     (folder / "model.safetensors").unlink()
-    for path in (folder / "checkpoints").iterdir():
-        if int(path.name.split("-")[1].split(".")[0]) > step:
+    steps = {path: int(path.name.split("-")[1].split(".")[0]) for path in (folder / "checkpoints").iterdir()}
+    for path, of in steps.items():
+        if of > max(step, min(steps.values())):
             shutil.rmtree(path)
     shutil.rmtree(folder / "etcd", ignore_errors=True)

@@ -212,7 +212,8 @@ def test_a_job_that_is_out_of_reach_and_ends(server: PageServer, job: Job) -> No
     assert found["time"]["mode"] == "over"
 
 
-def test_all_browsers_share_one_look_a_second(job: Job) -> None:
+def test_all_browsers_share_one_look_a_second(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_page, "LOOK_SECONDS", 1e9)
     page = JobPage(job.look)
     threads = [threading.Thread(target=page.json) for _ in range(20)]
     for thread in threads:
@@ -222,7 +223,9 @@ def test_all_browsers_share_one_look_a_second(job: Job) -> None:
     assert job.looks == 1
 
 
-def test_who_looks_sees_the_end(server: PageServer, job: Job) -> None:
+def test_who_looks_sees_the_end(server: PageServer, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WATCHED_SECONDS", "LAST_LOOK_SECONDS"):
+        monkeypatch.setattr(server_module, name, 120.0)
     told(server)
     shown = threading.Event()
 

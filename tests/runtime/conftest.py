@@ -11,9 +11,12 @@ import pytest
 import torch
 
 import graphft
+from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import open as open_module
 from graphft.transpiler import Job
+from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 
 
@@ -23,6 +26,19 @@ def keys(etcd: Etcd) -> Iterator[Keys]:
     keys = Keys(f"job-{uuid.uuid4().hex[:16]}")
     yield keys
     etcd.delete_prefix(f"/{keys.job}")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For etcds that answer, some time: what the product opens waits for that."""
+    monkeypatch.setattr(open_module, "Etcd", Patient)
+
+
+@pytest.fixture
+def soon(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For etcds that do not answer."""
+    monkeypatch.setattr(open_module, "Etcd", Etcd)
+    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
 
 
 @pytest.fixture(scope="session")

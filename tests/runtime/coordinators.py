@@ -16,7 +16,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, Session, put_op
+from graphft.runtime.etcd import EmbeddedEtcd, Session, put_op
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.protocol.messages import (
     FailTask,
@@ -36,6 +36,7 @@ from graphft.runtime.roles.task_coordinator.task_server import TaskServer
 from graphft.runtime.transport import make_server
 from graphft.transpiler import Job
 from tests.runtime.trainers import Interposed
+from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
@@ -154,12 +155,12 @@ class Scene:
     def __init__(self, stack: ExitStack, server: EmbeddedEtcd, keys: Keys, job: Job) -> None:
         self.stack, self.server, self.keys = stack, server, keys
         self.job = Job(job.source, job.config.replace(name=keys.job, lease_ttl=600), job.programs)
-        self.etcd = stack.enter_context(Etcd(server.endpoints))
+        self.etcd = stack.enter_context(Patient(server.endpoints))
         put_job(self.etcd, keys, self.job)
 
     def member(self, kind: str, index: int = 0) -> Any:
         """Its `etcd.store` is interposed."""
-        etcd: Any = Interposed(self.stack.enter_context(Etcd(self.server.endpoints)))
+        etcd: Any = Interposed(self.stack.enter_context(Patient(self.server.endpoints)))
         member = Member(kind, index, etcd, self.job, Progress(), Session(etcd, 600))
         self.stack.callback(member.close)
         return member

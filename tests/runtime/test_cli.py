@@ -14,7 +14,6 @@ import pytest
 import graphft
 from graphft.printer import format_program
 from graphft.runtime.cli import main
-from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
@@ -28,9 +27,8 @@ NOBODY = "127.0.0.1:1"
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
 
 
 # -- show -------------------------------------------------------------------------------------------------------------
@@ -119,6 +117,7 @@ def test_a_dead_run_is_forgotten_by_name(
     assert "etcd knows no job" in refused(capsys, "forget", running.job, "--etcd", endpoints)
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     ("endpoints", "message"),
     [

@@ -16,12 +16,13 @@ from torch import Tensor
 import graphft
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.messages import BatchAck, BatchPush, Hello, Parameters, Pull, Welcome
 from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 from graphft.runtime.transport.zeromq_client import ZmqClient
 from graphft.transpiler import Job
+from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 
 PUSHES = "abbaaabcbbcabbbc"
@@ -67,9 +68,9 @@ class Shards:
     def __init__(self, server: EmbeddedEtcd, job: Job, folder: Path) -> None:
         self.job, self.folder = job, folder
         job.save(folder)
-        with Etcd(server.endpoints) as etcd:
+        with Patient(server.endpoints) as etcd:
             put_job(etcd, Keys(job.config.name), job)
-        self.roles = [BatchPserver(job, folder, Etcd(server.endpoints), i) for i in range(job.config.pservers)]
+        self.roles = [BatchPserver(job, folder, Patient(server.endpoints), i) for i in range(job.config.pservers)]
         self.threads = [threading.Thread(target=role.run, daemon=True) for role in self.roles]
         for thread in self.threads:
             thread.start()

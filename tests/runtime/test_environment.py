@@ -38,9 +38,8 @@ from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
     for name in [n for n in os.environ if n.startswith("GRAPHFT_") and n != "GRAPHFT_TEST_SESSION"]:
         monkeypatch.delenv(name)
     for name in ("RANK", "WORLD_SIZE"):
@@ -158,7 +157,7 @@ def test_what_starting_again_cannot_mend_ends_with_2(
     assert (status, "error[foreign-job]" in err) == (EXIT_USAGE, True)
 
 
-@pytest.mark.usefixtures("logging_restored")
+@pytest.mark.usefixtures("logging_restored", "soon")
 def test_what_starting_again_may_mend_does_not_end_with_2(
     job: Job, saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,15 +211,17 @@ def test_endpoints_are_left_in_the_folder(etcd: Etcd, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["etcd.json"]
 
 
+@pytest.mark.usefixtures("soon")
 def test_what_an_earlier_run_left_is_followed_by_something_newer(etcd: Etcd, tmp_path: Path) -> None:
     write_endpoints(tmp_path, "127.0.0.1:1")
     later = threading.Timer(0.3, write_endpoints, (tmp_path, ",".join(etcd.endpoints)))
     later.start()
-    with connect_from(tmp_path, wait=20) as client:
+    with connect_from(tmp_path, wait=120) as client:
         assert client.endpoints == etcd.endpoints
     later.join()
 
 
+@pytest.mark.usefixtures("soon")
 def test_whoever_comes_when_the_job_is_complete_and_its_etcd_gone_ends_well(job: Job, tmp_path: Path) -> None:
     job.save(tmp_path / "job")
     write_endpoints(tmp_path / "job", "127.0.0.1:1")
@@ -231,19 +232,20 @@ def test_whoever_comes_when_the_job_is_complete_and_its_etcd_gone_ends_well(job:
 @pytest.mark.parametrize("key", ["spec", "trainers"])
 def test_a_rank_so_late_that_the_job_ends_under_it_ends_well(job: Job, tmp_path: Path, key: str) -> None:
     """Rank 0 does not know of it yet, and takes etcd away: before it has registered, and after."""
-    late = Job(job.source, job.config.replace(lease_ttl=2, ft=True), job.programs)
+    late = Job(job.source, job.config.replace(lease_ttl=5, ft=True), job.programs)
     late.save(tmp_path / "job")
     with EmbeddedEtcd(tmp_path / "etcd") as server, (tmp_path / "log").open("w+") as output:
         write_endpoints(tmp_path / "job", ",".join(server.endpoints))
         process = subprocess.Popen([sys.executable, "-m", "graphft", "start", "--job", "job", "trainer"], stderr=output)
-        with Etcd(server.endpoints) as client:
+        with Etcd(server.endpoints, deadline=60) as client:
             while not client.count(getattr(Keys(job.config.name), key)):
                 time.sleep(0.005)
         (tmp_path / "job" / "model.safetensors").touch()
         server.stop()
-        assert process.wait(40) == 0, output.seek(0) or output.read()
+        assert process.wait(120) == 0, output.seek(0) or output.read()
 
 
+@pytest.mark.usefixtures("soon")
 def test_endpoints_that_lead_nowhere(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(GraphftError, match=r"etcd\.json is not there"):
@@ -254,20 +256,24 @@ def test_endpoints_that_lead_nowhere(tmp_path: Path) -> None:
     assert time.monotonic() - started < 30
 
 
-def test_a_role_waits_for_an_etcd_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("soon")
+def test_a_role_waits_for_an_etcd_that_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It need not be started again, and load everything again."""
     server = EmbeddedEtcd(tmp_path / "etcd").start()
     server.pause()
 
     def resume() -> None:
         until(lambda: "waiting for it" in caplog.text)
+        monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 60.0)
         server.resume()
 
     told = threading.Thread(target=resume)
     told.start()
     try:
         with connect_when_back(server.endpoints[0], tmp_path) as etcd:
-            assert etcd.count("/") == 0
+            assert etcd.count("/", deadline=60) == 0
         told.join()
     finally:
         server.stop()

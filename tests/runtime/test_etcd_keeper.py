@@ -17,7 +17,7 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     """Pitfall 38: a stopped one runs, and would never answer."""
     monkeypatch.setattr(module, "STOPPED_SECONDS", 0.1)
     with EmbeddedEtcd(tmp_path) as server:
-        with Etcd(server.endpoints) as client:
+        with Etcd(server.endpoints, deadline=60) as client:
             client.put("/a", b"1")
         told: list[str] = []
         keeper, first = EtcdKeeper(server, told.append), server.pid
@@ -34,7 +34,7 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         assert server.pid != second
         assert told[1] == "died"
         assert told[0].startswith("has not answered for")
-        with Etcd(server.endpoints) as client:
+        with Etcd(server.endpoints, deadline=60) as client:
             assert client.get("/a") is not None
 
 

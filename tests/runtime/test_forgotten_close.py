@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, Lock, Session
 from graphft.transpiler import Job
+from tests.support.waiting import until
 
-TTL = 5
+TTLS = (5, 60)
+"""Seconds; the longer one for a machine so busy that the shorter one is lost meanwhile."""
 FORGETFUL = """
 import sys
 from graphft.ops.context import ChunkWork
@@ -24,10 +25,11 @@ from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.transpiler import Job
 
 job, endpoints, prefix = Job.load(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
-put_job(Etcd(endpoints), Keys(job.config.name), job)
-lock = Lock(Session(Etcd(endpoints), 5).run_thread(), prefix + "lock")
+client = lambda: Etcd(endpoints, timeout=20, deadline=60)
+put_job(client(), Keys(job.config.name), job)
+lock = Lock(Session(client(), job.config.lease_ttl).run_thread(), prefix + "lock")
 lock.acquire()
-roles = [make(job, sys.argv[1], Etcd(endpoints), 0) for make in (RoundPserver, SlotTrainer)]
+roles = [make(job, sys.argv[1], client(), 0) for make in (RoundPserver, SlotTrainer)]
 for role in roles:
     role.session.register(role=role.kind, index=0, lease=True)
     role.start_daemon()
@@ -42,18 +44,19 @@ def test_a_process_that_forgets_to_close_anything_ends(
     job: Job, etcd: Etcd, keys: Keys, prefix: str, etcd_server: EmbeddedEtcd, tmp_path: Path
 ) -> None:
     """Its leases end by themselves: whoever waited for what it held goes on."""
-    Job(job.source, job.config.replace(name=keys.job, lease_ttl=TTL), job.programs).save(tmp_path / "job")
-    command = [sys.executable, "-c", FORGETFUL, str(tmp_path / "job"), ",".join(etcd_server.endpoints), prefix]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "through\n"
-            assert process.wait(120) == 0
-        finally:
-            process.kill()
+    for ttl in TTLS:
+        mine, folder = Keys(f"{keys.job}-{ttl}"), tmp_path / str(ttl)
+        Job(job.source, job.config.replace(name=mine.job, lease_ttl=ttl), job.programs).save(folder)
+        command = [sys.executable, "-c", FORGETFUL, str(folder), ",".join(etcd_server.endpoints), prefix]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                found = process.stdout.readline(), process.wait(120)
+            finally:
+                process.kill()
+        if found == ("through\n", 0):
+            break
+    assert found == ("through\n", 0)
     with Session(etcd, 60) as session:
         assert Lock(session, prefix + "lock").acquire(timeout=120)
-    end = time.monotonic() + 60
-    while etcd.count(keys.pservers) + etcd.count(keys.trainers):
-        assert time.monotonic() < end, "its registrations stay"
-        time.sleep(0.1)
+    until(lambda: not etcd.count(mine.pservers) + etcd.count(mine.trainers))

@@ -31,6 +31,7 @@ from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
 CHUNKS = 9000
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 @pytest.fixture(scope="module")

@@ -193,6 +193,7 @@ def test_whenever_it_is_killed_what_is_read_is_what_was_written(tmp_path: Path) 
             for _ in range(10 * (life + 1)):
                 table = read_table(tmp_path)
                 assert (table.values["loss"] == table.step % 1024 / 1024).all()
+            until(lambda: len(read_table(tmp_path)) > 1000)
         finally:
             for process in processes:
                 process.send_signal(signal.SIGKILL)

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from graphft.errors import UsageError
-from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination import noted_etcd as noted_module
 from graphft.runtime.coordination.connect import NOTE, read_endpoints, write_endpoints
 from graphft.runtime.coordination.keys import Keys
@@ -29,13 +28,7 @@ from graphft.transpiler import Job
 from tests.support.commands import refused, shown
 
 NOBODY = "127.0.0.1:1"
-pytestmark = pytest.mark.usefixtures("logging_restored")
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For etcds that do not answer."""
-    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
+pytestmark = pytest.mark.usefixtures("logging_restored", "patient")
 
 
 @pytest.fixture
@@ -143,7 +136,7 @@ def test_a_role_with_another_etcd_is_refused(
     write_endpoints(folder, text_of(etcd), own=own)
     with EmbeddedEtcd(tmp_path / "second") as second:
         assert run_role(mine, folder, RoleSpec("pserver", 0, etcd=second.endpoints[0])) == EXIT_USAGE
-        with Etcd(second.endpoints) as other:
+        with Etcd(second.endpoints, deadline=60) as other:
             assert other.count("/") == 0
     assert "error[job-running]" in capsys.readouterr().err
     assert read_endpoints(folder) == text_of(etcd)

@@ -102,7 +102,7 @@ def start_role(arguments, log, environment):
 
 local.start_role = start_role
 engine = local.LocalEngine(local.Run(Path({str(tmp_path)!r}), ""), fork_server=False)
-etcd = Etcd([{etcd.endpoints[0]!r}])
+etcd = Etcd([{etcd.endpoints[0]!r}], timeout=20, deadline=60)
 supervisor = supervisor.Supervisor(Path({str(tmp_path)!r}), Keys({keys.job!r}), etcd, "", engine)
 for index in range(2):
     supervisor.add("trainer", index)

@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 import graphft
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.roles.coordinator import Coordinator
 from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 from graphft.runtime.roles.pserver.round_pserver import RoundPserver
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.transpiler import Job
+from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 
 
@@ -32,7 +33,7 @@ class Roles:
         self.threads: list[threading.Thread] = []
         self.errors: list[BaseException] = []
         job.save(folder)  # with long leases: a role that loses its lease ends the process
-        with Etcd(server.endpoints) as etcd:
+        with Patient(server.endpoints) as etcd:
             put_job(etcd, Keys(job.config.name), job)
         pserver, trainer = (RoundPserver, SlotTrainer) if job.config.sync else (BatchPserver, ChunkTrainer)
         for index in range(2):
@@ -41,7 +42,7 @@ class Roles:
         self._start(lambda job, folder, *rest: Coordinator(job, folder, job.coordinator_program(), *rest), 0)
 
     def _start(self, make: Callable[..., Any], index: int) -> None:
-        role = make(self.job, self.folder, Etcd(self.server.endpoints), index)
+        role = make(self.job, self.folder, Patient(self.server.endpoints), index)
         thread = threading.Thread(target=self._run, args=(role,), daemon=True)
         self.threads.append(thread)
         thread.start()

@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from graphft.errors import UsageError
 from graphft.runtime.callbacks.told import Told
 from graphft.runtime.cli import main
-from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
@@ -38,9 +37,8 @@ from tests.support.commands import refused, shown
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import math
 import threading
 
 from graphft.runtime.process.progress import LOOK_SECONDS, Progress, rate, where
+from tests.support.waiting import until
 
 
 class Clock:
@@ -64,7 +65,7 @@ def test_where_a_thread_is() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
-    assert "self._cond.wait" in where(thread)
+    until(lambda: "self._cond.wait" in where(thread))
     stop.set()
     thread.join()
     assert where(thread) == ""

@@ -17,7 +17,7 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.roles.proof import MAX_OPS, OP_BYTES, OpDigests, Proof
 from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 from graphft.runtime.roles.pserver.round_pserver import RoundPserver
@@ -26,6 +26,7 @@ from graphft.runtime.roles.trainer.step_proof import DEATHS
 from graphft.runtime.roles.trainer.step_trial import StepTrial, TrialComm, moved
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
+from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,7 @@ def moded(request: pytest.FixtureRequest, etcd_server: EmbeddedEtcd, keys: Keys,
 
 def pserver(scene: Stage, index: int = 0) -> Any:
     kind = RoundPserver if scene.job.config.sync else BatchPserver
-    made = kind(scene.job, scene.folder, Etcd(scene.server.endpoints), index)
+    made = kind(scene.job, scene.folder, Patient(scene.server.endpoints), index)
     scene.stack.callback(made.transport.close)
     scene.stack.callback(made.close)
     scene.stack.callback(made.server.saver.close)
@@ -331,7 +332,7 @@ def bits(code: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=50,
+        timeout=150,
     )
     return result.stdout
 

@@ -18,7 +18,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, Registration
 from graphft.runtime.coordination.revoker import Revoker
 from graphft.runtime.coordination.run_record import put_job, read_secret
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.events import Received
 from graphft.runtime.protocol.messages import Hello, Pull
@@ -29,6 +29,7 @@ from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.zeromq_server import ZmqServer
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
+from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
@@ -57,7 +58,7 @@ def scene(etcd_server: EmbeddedEtcd, keys: Keys, wide_job: Job, tmp_path: Path) 
 
 
 def make(scene: Stage, spec: RoleSpec) -> Any:
-    role = _make_role(scene.job, scene.folder, spec, Etcd(scene.server.endpoints))
+    role = _make_role(scene.job, scene.folder, spec, Patient(scene.server.endpoints))
     assert role is not None
     scene.stack.callback(role.transport.close)
     scene.stack.callback(role.close)

@@ -64,7 +64,7 @@ def test_a_launcher_in_another_pid_namespace_revokes_nobodys_lease(etcd: Etcd, k
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from tests.runtime.test_stale_run import Etcd, Keys, identify, register, revoke_dead
-etcd, keys = Etcd([{etcd.endpoints[0]!r}]), Keys({keys.job!r})
+etcd, keys = Etcd([{etcd.endpoints[0]!r}], timeout=20, deadline=60), Keys({keys.job!r})
 revoke_dead(etcd, keys)
 register(etcd, keys.trainer("inside"), identify())
 """

@@ -17,7 +17,6 @@ import pytest
 
 from graphft.errors import GraphftError
 from graphft.runtime.cli import main
-from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.discarded import Discarded, write_discarded
 from graphft.runtime.coordination.event_log import Events
@@ -41,9 +40,8 @@ EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
 
 
 # -- jobs that etcd knows ---------------------------------------------------------------------------------------------
@@ -89,6 +87,7 @@ def test_a_job_whose_storage_is_away_hides_no_other(
     assert states["jobs/here"] == "not begun"
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_job_whose_checkpoints_cannot_be_read_says_so(
     capsys: pytest.CaptureFixture[str], saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +220,7 @@ def test_a_job_that_does_not_exist(capsys: pytest.CaptureFixture[str], job: Job)
     assert "jobs in jobs: mine" in refused(capsys, "status", "--job", "nosuch")
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_job_that_was_never_begun_stopped_or_is_complete(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
     text = shown(capsys, "status", "--job", saved)
     assert text == f"the job in {saved} was saved and never begun: graphft launch --job {saved}\n"
@@ -306,6 +306,7 @@ def test_watching_a_job_that_is_starting_stays(
     assert "was saved and never begun" in shown(capsys, "status", "--job", saved, "--watch")
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_job_whose_etcd_is_elsewhere_and_does_not_answer_may_run(
     capsys: pytest.CaptureFixture[str], saved: Path
 ) -> None:
@@ -385,6 +386,7 @@ def test_a_run_that_was_carried_over_is_told_with_what_follows_it(
     assert "failed at step 0 of 4 (a shard was lost), and went on in jobs/a-2" in shown(capsys, "status", "--job", "a")
 
 
+@pytest.mark.usefixtures("soon")
 def test_checkpoints_that_are_gone_are_told(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
     write_endpoints(saved, NOBODY, own=True)
     note_saved(saved, 2)

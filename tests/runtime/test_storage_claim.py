@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +21,7 @@ from graphft.runtime.coordination.storage_claim import (
     claim_elsewhere,
     claimed,
     forget_claim,
+    is_away,
     newest_claim,
 )
 from graphft.runtime.fs import LocalFS
@@ -29,7 +32,7 @@ from tests.support.waiting import until
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("BEAT", 0.02), ("SILENT", 1.0), ("LOOK", 0.01)):
+    for name, seconds in (("BEAT", 0.02), ("SILENT", 60.0), ("LOOK", 0.01)):
         monkeypatch.setattr(storage_claim, name, seconds)
 
 
@@ -122,6 +125,7 @@ def test_while_another_machine_runs_the_job_this_one_waits(place: Path) -> None:
 
 def test_a_launcher_that_stood_still_finds_who_followed_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pservers commit nothing from that moment on, also before it finds it."""
+    monkeypatch.setattr(storage_claim, "SILENT", 1.0)
     monkeypatch.setattr(storage_claim, "BEAT", 3600.0)
     one, two = machine(place, "one"), machine(place, "two")
     frozen = StorageClaim(one, f"file://{place}")
@@ -179,27 +183,63 @@ def test_a_claim_that_is_damaged_is_its_launchers_all_the_same(place: Path, dama
     assert names(place) == []
 
 
-def test_a_damaged_claim_of_a_machine_that_is_gone_is_over(place: Path) -> None:
+def test_a_damaged_claim_of_a_machine_that_is_gone_is_over(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_claim, "SILENT", 1.0)
     (place / "running-1.json").write_text("{")
     with claimed(machine(place, "one"), None):
         assert names(place) == ["running-2.beat", "running-2.json"]
 
 
-def test_while_the_storage_is_away_nothing_follows_from_that(place: Path) -> None:
+@contextlib.contextmanager
+def beating(claim: StorageClaim, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a claim whose own thread waits. At the end no beat is under way, which would meet what changes next."""
+    monkeypatch.setattr(storage_claim, "BEAT", 0.02)
+    thread = threading.Thread(target=claim._beat)
+    thread.start()
+    yield
+    claim._closed.set()
+    thread.join()
+    claim._closed.clear()
+
+
+def test_while_the_storage_is_away_nothing_follows_from_that(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pitfall 103: a file system that is not mounted is an empty folder. The job was ended: 'its claim was deleted'."""
-    folder = machine(place, "one")
+    folder, looks = machine(place, "one"), []
+    monkeypatch.setattr(storage_claim, "is_away", lambda *at: looks.append(at) or is_away(*at))
+    monkeypatch.setattr(storage_claim, "BEAT", 3600.0)
     with claimed(folder, None) as claim:
         assert claim is not None
         place.rename(place.parent / "away")
         place.mkdir()
         with pytest.raises(OSError, match=r"nothing of the job is in file://.*: is its file system mounted"):
             check_claim(folder)
-        time.sleep(0.2)
+        with beating(claim, monkeypatch):
+            until(lambda: len(looks) > 3 or claim.lost)
         assert not claim.lost
         assert names(place) == [], "nothing is written there"
         place.rmdir()
         (place.parent / "away").rename(place)
-        first = (place / "running-1.beat").read_text()
-        until(lambda: (place / "running-1.beat").read_text() not in ("", first))
+        with beating(claim, monkeypatch):
+            first = (place / "running-1.beat").read_text()
+            until(lambda: (place / "running-1.beat").read_text() not in ("", first))
         check_claim(folder)
     assert names(place) == []
+
+
+def test_a_storage_that_comes_back_between_two_looks_has_its_claim(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look found no claim in the empty folder, the second the job's record: 'its claim was deleted'."""
+    folder, away = machine(place, "one"), place.parent / "away"
+    monkeypatch.setattr(storage_claim, "BEAT", 3600.0)
+    with claimed(folder, None):
+        place.rename(away)
+        place.mkdir()
+
+        def comes_back(*at: Any) -> bool:
+            place.rmdir()
+            away.rename(place)
+            return is_away(*at)
+
+        monkeypatch.setattr(storage_claim, "is_away", comes_back)
+        check_claim(folder)

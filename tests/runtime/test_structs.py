@@ -29,5 +29,5 @@ print("fine")
 
 def test_threads_that_decode_a_struct_for_the_first_time() -> None:
     """Now and then a process ended with SIGSEGV when it started."""
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr

@@ -368,13 +368,13 @@ def test_a_lease_is_revoked_when_etcd_is_back(
         stubs.code, stubs.arguments = REGISTER, [client.endpoints[0], keys.job, "pserver", "1"]
         supervisor = supervise(client=client)
         child = supervisor.add("pserver", 1)
-        steps(supervisor, lambda: client.count(keys.pservers) == 1)
+        steps(supervisor, lambda: client.count(keys.pservers, deadline=60) == 1)
         stubs.code, first = SLEEP, pid(child)
         server.pause()
         supervisor.signal("pserver", 1, signal.SIGKILL)
         steps(supervisor, lambda: pid(child) != first)
         server.resume()
-        steps(supervisor, lambda: client.count(keys.pservers) == 0)
+        steps(supervisor, lambda: client.count(keys.pservers, deadline=60) == 0)
         supervisor.close()
 
 

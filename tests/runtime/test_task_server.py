@@ -179,9 +179,9 @@ def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
     one = scene.coordinator().start()
     trainer = scene.trainer()
     held = take_all(trainer)
-    sent = one.transport.counters["sent"]
     scene.etcd.delete(one.server.lock.key)
     until(lambda: one.server.lock.key not in one.member.watcher.snapshot())
+    sent = one.transport.counters["sent"]
     asking = Asking(lambda: trainer.get())  # has nothing to give
     failure = one.await_end()
     assert isinstance(failure, LeaseLost)

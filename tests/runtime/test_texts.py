@@ -18,10 +18,11 @@ from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation, decode_generation
 from graphft.runtime.coordination.status import read_left_out
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
 from graphft.runtime.protocol.sync_events import Work
 from tests.runtime.trainers import stage
+from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 
 TEXTS = st.text(st.one_of(st.characters(), st.sampled_from("\ud800\udfff\0\x1b\n\t\U0001f600")))
@@ -71,7 +72,7 @@ def test_fields_and_exceptions() -> None:
 
 def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytest.CaptureFixture[str]) -> None:
     """They are recorded, and shown, also where the output's encoding has few characters."""
-    with Etcd(etcd_server.endpoints, deadline=60) as etcd:
+    with Patient(etcd_server.endpoints) as etcd:
         events = Events(etcd, keys, "trainer 0")
         for text in (LONG, "half of a pair: \ud83d", "in colour: \x1b[31m"):
             events.emit("step-failed", text, traceback=text)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated, Validating
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import Etcd
 from graphft.runtime.validation import ranges as module
 from graphft.runtime.validation.ranges import Ranges
 from tests.support.waiting import until
@@ -21,12 +19,6 @@ WHAT = Validated(STEP, 1, 9, {"loss": 0.5}, 0.0)
 @pytest.fixture(autouse=True)
 def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
-
-
-@pytest.fixture
-def etcd(etcd_server: EmbeddedEtcd) -> Iterator[Etcd]:
-    with Etcd(etcd_server.endpoints) as client:
-        yield client
 
 
 def opened(etcd: Etcd, keys: Keys, generation: int = 0) -> None:

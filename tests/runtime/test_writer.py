@@ -136,8 +136,9 @@ def test_the_committed_checkpoint_is_there_at_any_moment(job: Job, etcd: Etcd, k
 
     def look() -> None:
         committed = decode_committed(etcd.get(keys.committed))
-        if committed is not None:
-            seen.append((committed.step, [m.step for m in store.manifests()]))
+        on_disk = [m.step for m in store.manifests()]
+        if committed is not None and committed == decode_committed(etcd.get(keys.committed)):  # else it may be gone
+            seen.append((committed.step, on_disk))
 
     savers = Savers(job, Looking(etcd, look), keys, tmp_path)  # type: ignore[arg-type]
     for step in (1, 2, 3):
@@ -257,13 +258,15 @@ def test_a_snapshot_of_an_older_generation_is_void(savers: Savers) -> None:
 
 
 def test_while_etcd_is_away_a_checkpoint_is_late_and_not_lost(job: Job, tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path / "etcd") as server, Etcd(server.endpoints, timeout=0.2, deadline=0.4) as etcd:
+    with EmbeddedEtcd(tmp_path / "etcd") as server, Etcd(server.endpoints, deadline=120) as etcd:
         savers = Savers(job, etcd, Keys("job"), tmp_path)
         server.pause()
+        etcd._calls.deadline = 0.4
         savers.submit(1)
         time.sleep(0.8)
         for saver in savers.all:
             saver.check()
+        etcd._calls.deadline = 120
         server.resume()
         until(lambda: savers.committed == Committed(0, 1, "step-00000001.g0"))
         savers.close()
@@ -286,9 +289,10 @@ def test_what_the_thread_dies_of_is_raised_in_the_loop(savers: Savers) -> None:
 
 
 def test_close_does_not_wait_for_what_etcd_does_not_answer(job: Job, tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path / "etcd") as server, Etcd(server.endpoints, timeout=0.2, deadline=0.4) as etcd:
+    with EmbeddedEtcd(tmp_path / "etcd") as server, Etcd(server.endpoints, deadline=120) as etcd:
         savers = Savers(job, etcd, Keys("job"), tmp_path)
         server.kill()
+        etcd._calls.deadline = 0.4
         savers.submit(1)
         until(lambda: len(list((tmp_path / "checkpoints").rglob("*.safetensors"))) == 2)
         started = time.monotonic()

@@ -16,6 +16,7 @@ from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.runtime.roles.trainer.unit_trainer import UnitTrainer
 from graphft.transpiler import Job
+from tests.support.patient import Patient
 from tests.support.waiting import until
 
 
@@ -52,14 +53,14 @@ class Stage:
         self.stack, self.server, self.keys, self.folder = stack, server, keys, folder
         # Nobody renews the leases: no daemon block runs.
         self.job = Job(job.source, job.config.replace(name=keys.job, lease_ttl=600), job.programs)
-        self.etcd = stack.enter_context(Etcd(server.endpoints))
+        self.etcd = stack.enter_context(Patient(server.endpoints))
         put_job(self.etcd, keys, self.job)
 
     def trainer(self, index: int) -> Any:
         """A registered trainer; its `etcd.store` is interposed."""
         config = self.job.config
         kind = SlotTrainer if config.sync else UnitTrainer if config.local else ChunkTrainer
-        trainer = kind(self.job, self.folder, Interposed(Etcd(self.server.endpoints)), index)  # type: ignore[arg-type]
+        trainer = kind(self.job, self.folder, Interposed(Patient(self.server.endpoints)), index)  # type: ignore[arg-type]
         self.stack.callback(trainer.transport.close)
         self.stack.callback(trainer.close)
         self.stack.callback(trainer.prefetcher.close)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from tests.support.patient import Patient
 
 
 @pytest.fixture(scope="session")
@@ -19,8 +20,8 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedEt
 
 @pytest.fixture
 def etcd(etcd_server: EmbeddedEtcd) -> Iterator[Etcd]:
-    """A client of the session's server. On a machine whose disk is busy that may not answer for ten seconds."""
-    with Etcd(etcd_server.endpoints, deadline=60) as client:
+    """A patient client of the session's server: on a busy machine that may not answer for ten seconds."""
+    with Patient(etcd_server.endpoints) as client:
         yield client
 
 

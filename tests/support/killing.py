@@ -11,13 +11,13 @@ CALLS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir"
 """Of module os: all that a save does to the disk."""
 
 
-TRIES = 10
+TRIES, CHILD_SECONDS = 10, 60
 
 
 def die_at(count: int, work: Callable[[], object]) -> bool:
     """A child process does the work, and is killed before its `count`-th operation. Whether it was; not if it had
-    fewer. A fork of a process in which gRPC has threads may crash instead (seen at a load of 20): that is no kill, and
-    another child does the work."""
+    fewer. A fork of a process in which gRPC has threads may crash or hang instead (seen at a load of 20): that is no
+    kill, and another child does the work."""
     for _ in range(TRIES):
         status = _status_of(count, work)
         if not os.WIFSIGNALED(status):
@@ -31,6 +31,8 @@ def die_at(count: int, work: Callable[[], object]) -> bool:
 def _status_of(count: int, work: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CHILD_SECONDS)
         done = 0
 
         def counted(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -162,7 +162,7 @@ def test_hash_is_stable_across_processes(job: Job) -> None:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}", "PYTHONHASHSEED": "12345"},
     )
     assert shown.stdout.strip() == job.hash, shown.stderr

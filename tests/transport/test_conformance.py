@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from transport.rigs import LIMITS, RIGS, Rig, collect, packed
+from transport.rigs import LIMITS, RIGS, WAIT, Rig, collect, packed
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Parameters, Push, Query, Refused, Welcome, encode
@@ -46,7 +46,7 @@ def test_request_and_answer_carry_headers_and_frames(rig: Rig, size: int | None)
     assert (got.frame is None) == (frame is None)
     assert frame is None or bytes(got.frame or b"") == frame
     server.send(got.peer, Parameters(generation=0, version=8, bucket=0), got.frame)
-    reply = client.receive(10)
+    reply = client.receive(WAIT)
     assert reply is not None
     assert (reply.shard, reply.message) == (0, Parameters(generation=0, version=8, bucket=0))
     assert frame is None or bytes(reply.frame or b"") == frame
@@ -69,7 +69,7 @@ def test_one_poll_returns_a_bounded_number(rig: Rig) -> None:
         client.send(0, push(step=i))
     sizes = []
     while sum(sizes) < LIMITS.poll_batch + 10:
-        sizes.append(len(server.poll(5)))
+        sizes.append(len(server.poll(WAIT)))
         assert 0 < sizes[-1] <= LIMITS.poll_batch
 
 
@@ -87,7 +87,7 @@ def test_answers_reach_the_peer_that_asked(rig: Rig) -> None:
         for g in got:
             server.send(g.peer, Parameters(generation=0, version=g.message.step, bucket=shard))
     for i, client in enumerate(clients):
-        replies = [client.receive(10) for _ in servers]
+        replies = [client.receive(WAIT) for _ in servers]
         assert sorted((r.shard, r.message.version, r.message.bucket) for r in replies if r) == [(0, i, 0), (1, i, 1)]
 
 
@@ -123,7 +123,7 @@ def test_answers_of_an_earlier_connection_are_dropped(rig: Rig) -> None:
     (got,) = collect(server, 1)
     server.send(got.peer, WELCOME)
     client.send(0, Query())  # the answer above has arrived when the one to this has
-    assert client.receive(5) is not None
+    assert client.receive(WAIT) is not None
     (again,) = collect(server, 1)
     server.send(again.peer, WELCOME)
     client.connect(0, address)
@@ -132,7 +132,7 @@ def test_answers_of_an_earlier_connection_are_dropped(rig: Rig) -> None:
     (fresh,) = collect(server, 1)
     assert fresh.peer != got.peer
     server.send(fresh.peer, WELCOME)
-    assert client.receive(5) is not None
+    assert client.receive(WAIT) is not None
 
 
 def test_an_answer_to_a_peer_that_is_gone_is_counted_and_dropped(rig: Rig) -> None:
@@ -178,7 +178,7 @@ def test_a_copied_frame_may_change_at_once(rig: Rig, size: int, copy: bool | Non
     assert bytes(got.frame or b"") == b"a" * size
     assert server.send(got.peer, WELCOME, frame, copy=copy).done
     frame[:] = b"c" * size
-    reply = client.receive(5)
+    reply = client.receive(WAIT)
     assert reply is not None
     assert bytes(reply.frame or b"") == b"b" * size
 
@@ -192,7 +192,7 @@ def test_wake_ends_one_wait(rig: Rig) -> None:
     client.wake()
     assert client.receive(None) is None
     client.send(0, Query())
-    assert [g.message for g in server.poll(5)] == [Query()]
+    assert [g.message for g in server.poll(WAIT)] == [Query()]
 
 
 MALFORMED = {

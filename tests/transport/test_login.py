@@ -10,12 +10,13 @@ from itertools import product
 import psutil
 import pytest
 import zmq
-from transport.rigs import LIMITS, collect
+from transport.rigs import LIMITS, WAIT, collect
 
 from graphft.runtime.protocol.messages import Hello, Push, Query, Welcome, encode
 from graphft.runtime.transport import Login, ZmqClient, ZmqServer
 from graphft.runtime.transport.login import Gate
 from graphft.runtime.transport.port import Limits
+from tests.support.waiting import until
 
 LOGIN = Login("run-1", "secret of the run")
 WELCOME = Welcome(shard=0, incarnation="i", generation=1, version=2)
@@ -42,7 +43,7 @@ def test_who_knows_the_words_is_heard_and_answered(server: ZmqServer) -> None:
     client.send(0, Query())
     (got,) = collect(server, 1)
     server.send(got.peer, WELCOME, b"frame")
-    reply = client.receive(10)
+    reply = client.receive(WAIT)
     assert reply is not None
     assert (reply.message, bytes(reply.frame or b"")) == (WELCOME, b"frame")
     assert not server.counters["refused.login"]
@@ -77,6 +78,7 @@ def test_who_does_not_is_not_even_read(
             for _ in range(2):
                 stranger.send_multipart([encode(Push(0, 0, 0, 0, 1, True)), *[part] * 32], copy=False)
         assert server.poll(0.5) == []
+        until(lambda: server.poll(0.01) or server.counters["refused.login"] >= (words is not None))
         assert stranger.poll(100) == 0
     assert psutil.Process().memory_info().rss - before < 16 << 20
     assert not [name for name in server.counters if name.startswith("received")]
