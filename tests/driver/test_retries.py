@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.driver.retries import Retries, WorkerFailed
+from graphft.runtime.driver.retries import Retries, WorkerFailed, of_life, traceback_in
 from graphft.runtime.launcher.child import Child
+from graphft.runtime.process.role_process import BEGINS
 
 
 def died(child: Child, how: str, at: float) -> None:
@@ -35,3 +36,22 @@ def test_it_is_the_last_one_of_the_call_whatever_the_events_tell_so_far() -> Non
     died(first, "exit status 4", 3.0)
     with pytest.raises(WorkerFailed, match=r"trainer 0 died \(exit status 4\); workers have failed 2 times"):
         retries.check()
+
+
+def test_the_traceback_is_that_of_the_process_that_failed_though_its_next_life_has_begun() -> None:
+    """On a busy machine the next one has written its first lines, or has failed as well, before the log is read."""
+
+    def life(pid: int, *lines: str) -> list[str]:
+        return [f"[trainer 0] {BEGINS}{pid}", *lines]
+
+    def failure(error: str) -> list[str]:
+        return ["Traceback (most recent call last):", '  File "data.py", line 3, in __getitem__', error]
+
+    first, second = life(41, *failure("OSError: the first")), life(412, "a line", *failure("ZeroDivisionError: 412"))
+    log = [*first, *second, *life(4123, "loading"), *life(4124, *failure("KeyError: a later one"))]
+    assert of_life(log, 412) == second
+    assert traceback_in(of_life(log, 412)).splitlines() == failure("ZeroDivisionError: 412")
+    assert of_life(log, 41) == first, "41 is not the 41 of 412"
+    assert traceback_in(of_life(log, 4123)) == "", "that of another process is none of this one"
+    assert of_life(log, 999) == of_life(log, 4124), "it did not get so far as to say that it begins"
+    assert of_life(second[1:], 412) == second[1:], "the line in which it does is above what is read"

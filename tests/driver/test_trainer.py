@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -67,6 +68,7 @@ def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbe
         assert trainer.epoch == 0
         first: dict[str, Any] = trainer.train()
         assert (first["epoch"], first["samples"], first["steps"]) == (1, 96, epochs.PER_EPOCH)
+        until(lambda: all(w.pid for w in trainer.workers()))  # the other trainer can do it all
         before = {(w.role, w.index): w.pid for w in trainer.workers()}
         assert sorted(before) == [("pserver", 0), ("pserver", 1), ("trainer", 0), ("trainer", 1)]
         assert trainer.signal("pserver", 1, signal.SIGKILL)  # while all wait
@@ -125,9 +127,10 @@ class Told:
 def test_nobody_goes_back_while_all_wait_for_longer_than_a_recovery_may_take(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job", recovery_timeout=0.5, chunk_timeout=10.0) as trainer:
         trainer.train()
+        killed_at = time.time()
         assert trainer.signal("pserver", 0, signal.SIGKILL)
-        until(lambda: any("is back" in e.text for e in trainer.events()))
-        time.sleep(12.0)  # several time-outs, of the restart and of idle slots
+        until(lambda: any("is back" in e.text and e.at >= killed_at for e in trainer.events()))
+        time.sleep(12.0)  # the time-outs of the restart and of idle slots, and more
 
         def waits() -> set[str]:
             assert trainer._running is not None
@@ -136,15 +139,17 @@ def test_nobody_goes_back_while_all_wait_for_longer_than_a_recovery_may_take(tmp
 
         # One that came late has no slot yet.
         until(lambda: "waiting for the next epoch to be asked for" in waits())
-        kinds = {e.kind for e in trainer.events()}
-        assert not kinds & {"rollback", "idle-slot"}, [e.text for e in trainer.events()]
+        # On a busy machine slots may be idle while it trains.
+        told = [e.text for e in trainer.events() if e.kind in ("rollback", "idle-slot") and e.at >= killed_at]
+        assert not told
         assert trainer.train()["epoch"] == 2
 
 
 def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
     command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), str(EPOCHS)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as driver:
+    held = [*command, json.dumps({"holds": 2})]  # else it may be done with all before it is killed
+    with subprocess.Popen(held, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         lines = [driver.stdout.readline() for _ in range(3)]
         assert lines == ["epoch 0\n", "done 1\n", "done 2\n"]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import graphft
+from graphft.runtime.driver import running_job
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.folder_status import look_at
 from tests.driver import epochs
@@ -70,15 +72,24 @@ def test_an_epoch_whose_checkpoint_follows_is_done(tmp_path: Path) -> None:
     assert trainer.epoch == 4, "it was waited for"
 
 
-def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path) -> None:
+def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = epochs.trainer(tmp_path / "job")
     trainer.train()
-    running = trainer._running
+    running, sent = trainer._running, threading.Event()
     assert running is not None
+    assert running.supervisor is not None
+    stop = running.supervisor.stop
+
+    def stop_then(**options: Any) -> None:
+        sent.wait()
+        stop(**options)
+
+    monkeypatch.setattr(running.supervisor, "stop", stop_then)
 
     def interrupt() -> None:
         until(lambda: running._asked)
         os.kill(os.getpid(), signal.SIGUSR1)
+        sent.set()
 
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)  # SIGINT may be ignored where tests run
     thread = threading.Thread(target=interrupt)
@@ -96,17 +107,21 @@ def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path) -> No
         assert trainer.train()["epoch"] == 2
 
 
-def test_epochs_that_another_process_trained_meanwhile_count(tmp_path: Path) -> None:
-    """The same script is started twice: the second one trains nothing beyond what both ask for."""
-    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "4"]
+def test_epochs_that_another_process_trained_meanwhile_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same script is started twice: the second one trains nothing beyond what both ask for. The first one stops
+    until it is waited for."""
+    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "4", '{"stops": 1}']
     with (tmp_path / "told").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as other:
-        until(lambda: "done 1\n" in (tmp_path / "told").read_text())
-        other.send_signal(signal.SIGSTOP)
+
+        def tell(line: str) -> None:
+            if "is being run by" in line:
+                other.send_signal(signal.SIGCONT)
+
+        monkeypatch.setattr(running_job, "tell", tell)
+        until(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)
         with epochs.trainer(tmp_path / "job") as trainer:
-            assert 1 <= trainer.epoch <= 4
-            threading.Timer(1.0, other.send_signal, [signal.SIGCONT]).start()
-            while trainer.epoch < 4:
-                found = trainer.train()
+            assert trainer.epoch == 1
+            found = trainer.train()
             assert (found["epoch"], found["samples"]) == (4, 96)
             assert trainer.epoch == trainer.state_dict()["epoch"] == 4
             assert trainer.train()["epoch"] == 5
@@ -157,7 +172,12 @@ def test_records_that_cannot_be_read_are_named_when_the_script_has_ended(tmp_pat
 
 
 def test_one_thread_trains(tmp_path: Path) -> None:
+    """The one that does waits until the others have tried to."""
     found: list[object] = []
+
+    class Waits:
+        def on_status(self, status: Any) -> None:
+            until(lambda: len(found) >= 2)
 
     def train() -> None:
         try:
@@ -165,7 +185,7 @@ def test_one_thread_trains(tmp_path: Path) -> None:
         except graphft.GraphftError as error:
             found.append(error.rule)
 
-    with epochs.trainer(tmp_path / "job") as trainer:
+    with epochs.trainer(tmp_path / "job", callbacks=[Waits()]) as trainer:
         threads = [threading.Thread(target=train) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -202,13 +222,22 @@ def test_a_state_is_not_loaded_into_a_run_that_another_script_trains(
     zeros = {name: torch.zeros_like(value) for name, value in epochs.model().state_dict().items()}
     try:
         with epochs.trainer(folder, **options) as trainer:
+
+            def is_refused() -> bool:
+                """The checkpoint that is to be replaced may be gone meanwhile, as the run goes on."""
+                with pytest.raises(graphft.GraphftError) as caught:
+                    trainer.load_state_dict(zeros)
+                if caught.value.rule == "checkpoint":
+                    return False
+                assert "processes of it are registered" in str(caught.value)
+                return True
+
             until(lambda: trainer.epoch >= 2)
-            waiting = threading.Thread(target=trainer.load_state_dict, args=(zeros,))
+            waiting = threading.Thread(target=epochs.trainer(folder, **options).load_state_dict, args=(zeros,))
             if own:
                 waiting.start()
             else:
-                with pytest.raises(graphft.GraphftError, match="processes of it are registered"):
-                    trainer.load_state_dict(zeros)
+                until(is_refused)
             before = trainer.epoch
             until(lambda: trainer.epoch > before + 2)
             assert any(bool(value.any()) for value in trainer.state_dict()["model"].values())

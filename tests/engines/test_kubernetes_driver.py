@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 
 IMAGE = ("--image", "registry.example/graphft:1")
 SCRIPT = """
-import sys
+import time
 from pathlib import Path
 from tests.driver import epochs
 
@@ -35,6 +35,8 @@ with epochs.trainer(Path("run"), storage="file://{storage}") as trainer:
     print("epoch", trainer.epoch, flush=True)
     while trainer.epoch < 8:
         trainer.train()
+        while trainer.epoch == 2 and not Path("{storage}.killed").exists():
+            time.sleep(0.05)
     trainer.save(Path("{storage}") / "saved")
 """
 
@@ -165,7 +167,8 @@ def test_a_driver_that_is_killed_is_followed_by_another(
         cluster.until(lambda: checkpoints(storage) >= 1)
         cluster.pods["train-driver-0"].signal(signal.SIGKILL)
         cluster.until(lambda: job.failures == 1)
-        cluster.until(lambda: job.complete or job.failed, 240)
+        (storage / "job.killed").touch()  # only now the script goes on
+        cluster.until(lambda: job.complete or job.failed, 600)
         assert job.complete, cluster.logs(60)
         assert job.failures == 1
         assert not first & cluster.pods.keys(), "those of the driver that died"

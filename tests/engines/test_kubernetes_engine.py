@@ -61,7 +61,7 @@ def pace(tmp_path: Path) -> Pace:
 @pytest.fixture
 def job(tmp_path: Path, pace: Pace) -> Job:
     job = training.job(
-        training.program(), pace=pace.file, lease_ttl=5, storage=f"file://{tmp_path}/storage/blobs", name="pods"
+        training.program(), pace=pace.file, lease_ttl=20, storage=f"file://{tmp_path}/storage/blobs", name="pods"
     )
     job.save(tmp_path / "job")
     publish(tmp_path / "job")
@@ -107,11 +107,13 @@ def test_a_job(
     assert {(process.place, process.pid) for process in processes.values()} == {("node", 1)}
     assert sorted((p.role, p.index, p.state) for p in engine.list()) == [(o.role, o.index, "running") for o in orders]
 
-    def step() -> int:
-        with Etcd(etcd_of_job.split(",")) as client:
-            return read_status(client, Keys("pods")).step if client.count(Keys("pods").spec) else 0
+    def is_in_the_middle() -> bool:
+        """With all trainers: one of them can do it all."""
+        with Etcd(etcd_of_job.split(","), deadline=60) as client:
+            status = read_status(client, Keys("pods"), deadline=60) if client.count(Keys("pods").spec) else None
+            return status is not None and status.step >= 3 and len(status.trainers) == 3
 
-    until(lambda: step() >= 3, WAIT)
+    until(is_in_the_middle, WAIT)
     processes["pserver 0"].send_signal(signal.SIGKILL)
     assert processes["pserver 0"].wait(WAIT) == -signal.SIGKILL
     processes["pserver 0"] = engine.start(orders[0])

@@ -123,7 +123,7 @@ def test_a_job(ways: StandIn | Sshd, undisturbed: Played, tmp_path: Path) -> Non
         Act(at(17), cut_off("pserver", 1)),
         Act(at(23), end),
     ]
-    job = training.job(training.program(), pace=pace.file, lease_ttl=5)
+    job = training.job(training.program(), pace=pace.file, lease_ttl=20)
     played = play(job, tmp_path / "job", acts, engine=Ssh(NAMES, ssh=ways.command))
     assert_same_bits(played.state, undisturbed.state)
     for step in cut:
@@ -152,6 +152,7 @@ def test_a_machine_that_refuses_is_left_to_others_for_a_while(
     kept = started(engine, TRAINER)
     assert kept.host == "b"
     until(lambda: kept.pid, PATIENCE)
+    kept.send_signal(signal.SIGSTOP)  # it would end by itself, after a minute without its etcd
     stand_in.refuse("b")
     engine.start(Order("trainer", 1, SILENT)).wait(PATIENCE)
     told: list[str] = []

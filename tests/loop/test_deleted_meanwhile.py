@@ -16,6 +16,7 @@ from graphft.runtime import cli
 from graphft.runtime.loop import check_points
 from graphft.runtime.loop.check_points import CheckPoints
 
+pytestmark = pytest.mark.timeout(600)
 ROWS, SAVES = 40_000, 2
 LOOKS = ("ls_dir", "list_dirs", "size", "open", "delete")
 

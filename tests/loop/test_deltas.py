@@ -24,6 +24,7 @@ from graphft.runtime.loop.check_points import CheckPoints
 from graphft.runtime.loop.version_store import decode_manifest
 from tests.loop.test_kills import die_at, loaded, save
 
+pytestmark = pytest.mark.timeout(600)
 ROWS, WIDTH = 8192, 64  # 2 MB: 256 rows in a block
 
 

@@ -19,6 +19,8 @@ from graphft.runtime.loop.check_points import CheckPoints
 from graphft.runtime.loop.version_store import encode_manifest
 from tests.support.killing import die_at
 
+pytestmark = pytest.mark.timeout(600)
+
 
 class Values:
     """A state that tells which save it is of."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import random
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +51,22 @@ def test_a_loop_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, every: int, ur
     assert same(resumed(path), wanted)
 
 
+@pytest.fixture
+def server_of_forks() -> Iterator[None]:
+    """A loader's workers are no forks of this process, in which earlier tests have left threads (gRPC's)."""
+    multiprocessing.set_forkserver_preload(["torchdata.stateful_dataloader"])
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("server_of_forks")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchdatas_loader_goes_on_in_the_middle_of_a_shuffled_epoch(tmp_path: Path, workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 
     def loader() -> Any:
-        return stateful.StatefulDataLoader(torch.arange(40), 4, shuffle=True, num_workers=workers)
+        options = {"num_workers": workers, "multiprocessing_context": "forkserver"} if workers else {}
+        return stateful.StatefulDataLoader(torch.arange(40), 4, shuffle=True, **options)
 
     torch.manual_seed(0)
     whole = loader()

@@ -19,6 +19,8 @@ from graphft.runtime.loop import ranks
 from graphft.runtime.loop.ranks import RankStates, gather_rank_states
 from tests.loop.ranks_loop import Stream
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def run(folder: Path, rendezvous: Path, kill_at: int = -1) -> list[str]:
     """What the two ranks print. When one is killed, the other fails, or is killed too."""

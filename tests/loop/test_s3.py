@@ -20,9 +20,10 @@ from tests.support.creating import create_together
 from tests.support.s3_server import s3_server
 
 pytestmark = [
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("s3fs", "moto")), reason="s3fs or moto is not installed"
-    )
+    ),
 ]
 
 

@@ -71,10 +71,11 @@ class KubectlStandIn:
         return f"pod/{item['metadata']['name']} created\n"
 
     def _get(self, arguments: Sequence[str], given: str) -> str:
-        pods = [self.cluster.pods[name] for name in self._named(arguments[1:])]
+        found = [self.cluster.pods.get(name) for name in self._named(arguments[1:])]
         items = [
             {"metadata": {"name": pod.name, "labels": pod.labels}, "spec": {"nodeName": "node"}, "status": pod.status}
-            for pod in pods
+            for pod in found
+            if pod is not None  # removed meanwhile
         ]
         return json.dumps({"items": items})
 

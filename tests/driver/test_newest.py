@@ -1,0 +1,68 @@
+"""Which checkpoint is the newest of a run that another process trains, and prunes, while it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.store import StorageUnavailable
+from graphft.runtime.driver import newest
+from graphft.runtime.driver.newest import NewestCheckpoint
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the folder's next looks find: it held a checkpoint before. The last one stays."""
+    steps: list[int] = []
+    monkeypatch.setattr(newest, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(newest, "read_saved_step", lambda *of: steps.pop(0) if len(steps) > 1 else steps[0])
+    monkeypatch.setattr(newest, "was_saved", lambda job_dir: True)
+    monkeypatch.setattr(newest, "note_saved", lambda job_dir, step: True)
+    return steps
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> NewestCheckpoint:
+    job: Any = SimpleNamespace(config=None)
+    return NewestCheckpoint(job, tmp_path)
+
+
+def test_what_is_replaced_while_it_is_looked_at_is_looked_for_again(
+    found: list[int], checkpoint: NewestCheckpoint
+) -> None:
+    found += [0, 0, 6]
+    assert checkpoint.step(None) == 6
+    found[:] = [0, 4, 18]
+    assert checkpoint.step(None) == 18
+
+
+def test_what_stays_away_is_gone(found: list[int], checkpoint: NewestCheckpoint) -> None:
+    found += [0]
+    with pytest.raises(GraphftError, match="holds no whole checkpoint, and it did"):
+        checkpoint.step(None)
+    found[:] = [12]
+    assert checkpoint.step(None) == 12
+    for step, what in (0, "step 12 is gone, or damaged: .* holds no"), (6, "the newest whole one of .* is of step 6"):
+        found[:] = [step]
+        with pytest.raises(GraphftError, match=what):
+            checkpoint.step(None)
+    found[:] = [12]
+    assert checkpoint.step(None) == 12
+
+
+def test_a_storage_that_cannot_be_read_is_told_at_once(
+    checkpoint: NewestCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks() -> Iterator[int]:
+        raise StorageUnavailable("away", rule="storage", help="")
+        yield 6
+
+    once = looks()
+    monkeypatch.setattr(newest, "read_saved_step", lambda *of: next(once))
+    with pytest.raises(StorageUnavailable):
+        checkpoint.step(None)
