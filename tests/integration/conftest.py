@@ -10,7 +10,7 @@ import pytest
 
 from graphft import ir
 from tests.integration import training
-from tests.integration.plays import Pace, Played, Program, await_gone, play
+from tests.integration.plays import Act, Pace, Played, Program, await_gone, play
 from tests.support.forks import forked_from
 from tests.support.nursery import Nursery
 
@@ -70,6 +70,10 @@ def program() -> ir.Program:
 
 @pytest.fixture(scope="session")
 def undisturbed(program: ir.Program, workplace: Path, nursery: Nursery) -> Played:
-    """Three trainers, two pservers, nothing happens."""
+    """Three trainers, two pservers, nothing happens. It goes slowly until its age of a checkpoint has been seen."""
+    pace = Pace(workplace / "pace")
+    seen = Act(
+        lambda s: bool(s.learning_rates and s.checkpoint and s.checkpoint_age is not None), lambda _: pace.set(0)
+    )
     with at_work(nursery):
-        return play(training.job(program), workplace / "undisturbed")
+        return play(training.job(program, pace=pace.file), workplace / "undisturbed", [seen])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -74,6 +75,15 @@ def at(step: int) -> Callable[[JobStatus], bool]:
     return lambda status: status.step >= step and len(status.pservers) == status.spec["pservers"]
 
 
+def kill_first(members: Mapping[Any, Mapping[str, Any]]) -> bool:
+    """SIGKILLs the first of these processes of a status; False if it has just ended: the next status tells another."""
+    try:
+        os.kill(next(iter(members.values()))["pid"], signal.SIGKILL)
+    except (StopIteration, ProcessLookupError):
+        return False
+    return True
+
+
 def settled(status: JobStatus) -> bool:
     """All trainers are there, and every slot is held by one of them, by as many as there can be."""
     holders = set(status.slots.values())
@@ -92,6 +102,8 @@ class Pace:
 
     def set(self, seconds: float) -> None:
         put(self.file, str(seconds))
+        if not seconds:  # nothing more is waited for
+            self.file.with_suffix(LOOKED).unlink(missing_ok=True)
 
 
 def note_look(config: Mapping[str, Any], acts: bool) -> None:
@@ -194,8 +206,11 @@ class Program:
     def says(self, text: str, seconds: float = 300.0) -> None:
         """Waits until its output has `text`, while it runs."""
         end = time.monotonic() + seconds
-        while text not in self.output:
-            if self.process.poll() is not None or time.monotonic() > end:
+        while True:
+            over = self.process.poll() is not None or time.monotonic() > end  # before its last words are read
+            if text in self.output:
+                return
+            if over:
                 raise AssertionError(f"{self.arguments} does not say {text!r}, but {self.output}")
             time.sleep(LOOK_SECONDS)
 
@@ -206,14 +221,20 @@ class Program:
     def until(
         self, job_dir: Path, condition: Callable[[JobStatus], bool], etcd: str = "", seconds: float = 300.0
     ) -> JobStatus:
-        """Waits for a status of the job in this folder, while this process runs."""
-        end = time.monotonic() + seconds
+        """Waits for a status of the job in this folder, while this process runs.
+
+        From then on the job is not looked at, so that it goes slowly, until this is called again, or its pace is 0.
+        """
+        end, file = time.monotonic() + seconds, job_dir / "job.json"
         while self.process.poll() is None and time.monotonic() < end:
             status = look(job_dir, etcd)
+            config = json.loads(file.read_bytes())["config"] if file.exists() else {}
+            if config:
+                note_look(config, True)
             if status is not None and condition(status):
                 return status
             if status is not None:
-                brake(json.loads((job_dir / "job.json").read_bytes())["config"], status)
+                brake(config, status)
             time.sleep(LOOK_SECONDS)
         raise AssertionError(f"{self.arguments}: not seen what was waited for; its output: {self.output}")
 
@@ -264,6 +285,15 @@ def processes_of(folder: Path) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
+    return found
+
+
+def etcds_of(folder: Path) -> list[psutil.Process]:
+    """Those of them that are etcd. One that has just ended is none."""
+    found = []
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.Error, OSError):
+            found += [process] if "etcd" in Path(process.exe()).name else []
     return found
 
 

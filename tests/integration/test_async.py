@@ -129,7 +129,7 @@ def test_every_shard_dies_and_goes_on_from_its_own_checkpoint(program: ir.Progra
 
 def test_a_shard_that_does_not_answer_is_skipped_and_made_good(program: ir.Program, folder: Path, pace: Pace) -> None:
     played = play(
-        async_job(program, pace=pace.file, push_timeout=0.5),
+        async_job(program, pace=pace.file, push_timeout=0.5, lease_ttl=60),
         folder,
         [
             Act(at(20), send(signal.SIGSTOP, "pserver", 1)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from graphft import ir
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, kill, play
 
@@ -25,24 +27,31 @@ def test_sync_checkpoints_go_by_age(program: ir.Program, folder: Path, pace: Pac
     Each is asked for about a second ahead: the job must take longer than a few of them.
     """
     pace.set(0.15)
-    job = training.job(program, pace=pace.file, checkpoint_every=0, checkpoint_seconds=0.5)
+    job = training.job(program, pace=pace.file, checkpoint_every=0, checkpoint_seconds=0.5, recovery_timeout=120)
     before: list[int] = []
+    newest: list[int] = []
 
     def later(status: JobStatus) -> bool:
         return at(saved(status) + 1)(status) and saved(status) > max(before, default=0)
 
-    def note(status: JobStatus) -> bool:
-        if later(status) and status.generation == len(before):
-            before.append(saved(status))
-            return True
-        return False
+    def due(status: JobStatus) -> bool:
+        newest.append(saved(status))
+        return later(status) and status.generation == len(before)
+
+    def kill_noted(*indices: int) -> Callable[[Supervisor], bool]:
+        def do(supervisor: Supervisor) -> bool:
+            done = kill("pserver", *indices)(supervisor)
+            before.extend(newest[-1:] if done else [])
+            return done
+
+        return do
 
     played = play(
         job,
         folder,
         [
-            Act(note, kill("pserver", 1)),
-            Act(note, kill("pserver", 0, 1)),
+            Act(due, kill_noted(1)),
+            Act(due, kill_noted(0, 1)),
             Act(lambda s: s.generation >= 2 and later(s), lambda _: pace.set(0)),
         ],
     )
@@ -53,7 +62,8 @@ def test_sync_checkpoints_go_by_age(program: ir.Program, folder: Path, pace: Pac
 
 
 def test_async_shards_take_theirs_by_age(program: ir.Program, folder: Path, pace: Pace) -> None:
-    job = training.job(program, pace=pace.file, sync=False, trainers=2, checkpoint_every=0, checkpoint_seconds=0.5)
+    options = {"sync": False, "trainers": 2, "checkpoint_every": 0, "checkpoint_seconds": 0.5, "lease_ttl": 60}
+    job = training.job(program, pace=pace.file, **options)
     played = play(
         job,
         folder,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import signal
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from graphft import ir
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.etcd import EmbeddedEtcd, EtcdError
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration import training
-from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, play
+from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, kill, play
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,11 +26,14 @@ def test_one_serves_the_other_takes_over_and_the_bits_are_those_of_any_dispatch(
 ) -> None:
     killed: list[str] = []
 
-    def kill_the_one_that_serves(supervisor: Supervisor) -> None:
-        found = supervisor.view.coordinator
-        assert found is not None
+    def kill_the_one_that_serves(supervisor: Supervisor) -> bool:
+        found = None
+        with contextlib.suppress(EtcdError):
+            found = supervisor.view.coordinator
+        if found is None or not kill("coordinator", int(found.id.partition("-")[0]))(supervisor):
+            return False
         killed.append(found.id)
-        assert supervisor.signal("coordinator", int(found.id.partition("-")[0]), signal.SIGKILL)
+        return True
 
     def both(status: JobStatus) -> bool:
         return at(10)(status) and len(status.coordinators) == 2 and bool(serving(status))
@@ -38,7 +41,7 @@ def test_one_serves_the_other_takes_over_and_the_bits_are_those_of_any_dispatch(
     def another(status: JobStatus) -> bool:
         return both(status) and serving(status) != killed
 
-    job = training.job(program, pace=pace.file, dispatch="coordinator")
+    job = training.job(program, pace=pace.file, dispatch="coordinator", lease_ttl=60)
     acts = [Act(both, kill_the_one_that_serves), Act(another, lambda supervisor: pace.set(0))]
     played = play(job, folder, acts, coordinators=2)
     assert_same_bits(played.state, undisturbed.state)

@@ -11,7 +11,7 @@ import graphft
 from graphft.ir import Program
 from graphft.transpiler.rates import rates_at
 from tests.integration import training
-from tests.integration.plays import Played, assert_same_bits, play
+from tests.integration.plays import Act, Pace, Played, assert_same_bits, play
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -24,9 +24,10 @@ def test_every_shard_has_slices(undisturbed: Played) -> None:
 
 @pytest.mark.parametrize(("pservers", "live"), [(1, 1), (3, 2)])
 def test_shards_and_live_trainers_do_not_change_a_bit(
-    program: Program, folder: Path, undisturbed: Played, pservers: int, live: int
+    program: Program, folder: Path, pace: Pace, undisturbed: Played, pservers: int, live: int
 ) -> None:
-    played = play(training.job(program, pservers=pservers), folder, trainers=live)
+    job = training.job(program, pace=pace.file, pservers=pservers)
+    played = play(job, folder, [Act(lambda s: len(s.trainers) == live, lambda _: pace.set(0))], trainers=live)
     assert max(len(s.trainers) for s in played.statuses) == live
     assert_same_bits(played.state, undisturbed.state)
 

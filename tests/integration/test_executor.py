@@ -19,7 +19,8 @@ def test_an_executor_runs_the_coordinator_of_a_job(tmp_path: Path, etcd_server: 
     program = graphft.build(model, lambda m, x: m(x).square().mean(), {"x": (None, 4)}, name="executor")
     graphft.minimize(program, graphft.SGD(lr=0.1))
     data = graphft.arrays(x=torch.randn(64, 4), chunk_size=16)
-    job = graphft.transpile(program, chunks=data, batch_size=8, ft=True, name=f"executor-{tmp_path.name}"[:60])
+    name = f"executor-{tmp_path.name}"[:60]
+    job = graphft.transpile(program, chunks=data, batch_size=8, ft=True, lease_ttl=60, name=name)
     endpoints = ",".join(etcd_server.endpoints)  # type: ignore[attr-defined]
     status: list[int] = []
     job.save(tmp_path / "job")

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from tests.integration.plays import (
     assert_same_bits,
     at,
     await_gone,
+    etcds_of,
     kill,
     play,
-    processes_of,
     send,
     settled,
     whole_state,
@@ -42,27 +43,34 @@ def holders(status: JobStatus) -> set[int]:
 
 def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
     seen: dict[str, Any] = {}
+    working: set[str] = set()
     killed: set[str] = set()
 
     def all_work(status: JobStatus) -> bool:
-        """Other processes than those that are killed then: a status that was asked for before may come after."""
-        names = set(status.slots.values())
-        if not (settled(status) and holders(status) == {0, 1, 2}) or names & killed:
-            return False
-        killed.update(names)
-        return True
+        """None of them was killed: a status that was asked for before may come after, and a process ends after it."""
+        working.clear()
+        working.update(status.slots.values())
+        return settled(status) and holders(status) == {0, 1, 2} and not working & killed
+
+    def kill_noted(*indices: int) -> Callable[[Supervisor], bool]:
+        def do(supervisor: Supervisor) -> bool:
+            done = kill("trainer", *indices)(supervisor)
+            killed.update(name for name in working if done and int(name.split("-")[0]) in indices)
+            return done
+
+        return do
 
     def ask_status(supervisor: Supervisor) -> None:
         command = [sys.executable, "-m", "graphft", "status", "--job", str(folder), "--json"]
         seen["status"] = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
 
     played = play(
-        training.job(program, pace=pace.file),
+        training.job(program, pace=pace.file, lease_ttl=60),
         folder,
         [
-            Act(lambda s: at(8)(s) and settled(s) and len(s.trainers) == 3, kill("trainer", 1)),
+            Act(lambda s: at(8)(s) and all_work(s), kill_noted(1)),
             Act(lambda s: s.step >= 14 and holders(s) >= {0, 2}, lambda _: pace.set(Pace.SLOW)),
-            Act(all_work, kill("trainer", 0, 1, 2)),
+            Act(all_work, kill_noted(0, 1, 2)),
             Act(all_work, lambda supervisor: supervisor.add("trainer", 3)),
             Act(lambda s: len(s.trainers) == 4 and settled(s), ask_status),  # more trainers than slots: one stands by
             Act(lambda s: holders(s) == {0, 1, 2}, send(signal.SIGTERM, "trainer", 0)),
@@ -81,13 +89,14 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
     assert set(status["slots"].values()) < status["trainers"].keys()
     assert sum(status["queue"].values()) == 12
     assert status["queue"]["pending"] >= 1, "how many are claimed ahead depends on the pace before"
-    assert all(shard["version"] >= status["step"] > 0 for shard in status["pservers"].values())
+    assert status["step"] > 0
+    assert all(shard["version"] > 0 for shard in status["pservers"].values()), "one may be behind a committed step"
 
 
 def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
-    job = training.job(program, pace=pace.file, lease_ttl=2)
+    job = training.job(program, pace=pace.file, lease_ttl=5)
     played = play(
         job,
         folder,
@@ -102,14 +111,14 @@ def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
         trainers=2,
     )
     assert_same_bits(played.state, undisturbed.state)
-    assert played.result.preemptions.get("trainer 0") == 1, "it ends itself when it finds its lease lost"
+    assert played.result.preemptions.get("trainer 0", 0) >= 1, "it ends itself when it finds its lease lost"
     assert "took over" in " ".join(event.text for event in played.statuses[-1].events)
 
 
 def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
     """Before the first checkpoint, one, and both at once."""
     pace.set(0.2)  # what is waited for lasts for 20 steps
-    job = training.job(program, pace=pace.file, checkpoint_every=25)
+    job = training.job(program, pace=pace.file, checkpoint_every=25, recovery_timeout=120)
     played = play(
         job,
         folder,
@@ -138,7 +147,7 @@ def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(folder: Path, pace:
     status = again.until(
         job_dir, lambda s: at(21)(s) and s.generation > 0 and len(s.slots) == 3 and "goes on from step" in again.output
     )  # the display comes a little later
-    (etcd,) = [p for p in processes_of(job_dir) if "etcd" in Path(p.exe()).name]
+    (etcd,) = etcds_of(job_dir)
     etcd.kill()
     again.until(job_dir, lambda s: s.step > status.step + 10)
     pace.set(0)

@@ -69,7 +69,7 @@ def test_machines_die_with_their_disks(
     first = one.script(pace, name="stored", storage=url, etcd_endpoints=etcd)
     first.until(one.folder / "jobs" / "stored", at(5), etcd)
     second = two.launch("--job", url, "--pservers", "0", "--trainers", "1", "--etcd", etcd)
-    second.until(two.folder / "jobs" / "job", lambda s: at(22)(s) and len(s.trainers) == 4, etcd)
+    second.until(one.folder / "jobs" / "stored", lambda s: at(22)(s) and len(s.trainers) == 4, etcd)
     one.dies()
     third = three.launch("--job", url, "--trainers", "2", "--etcd", etcd)
     third.until(three.folder / "jobs" / "job", lambda s: at(30)(s) and s.generation > 0, etcd)
@@ -95,7 +95,7 @@ def test_a_machine_and_its_etcd_are_lost_and_the_storage_is_s3(
         }
         one, two = (Machine(folder / name, **environment) for name in ("one", "two"))
         first = one.script(pace, storage="s3://bucket/runs/blobs")
-        first.until(one.folder / "jobs" / "blobs", at(25))
+        first.until(one.folder / "jobs" / "blobs", lambda s: at(25)(s) and (s.checkpoint or 0) >= 10)
         one.dies()
         pace.set(0)
         again = two.script(pace, storage="s3://bucket/runs/blobs")
@@ -112,7 +112,7 @@ def test_async_batches_are_applied_once(program: ir.Program, folder: Path, url: 
     one, two = Machine(folder / "one"), Machine(folder / "two")
     options = {"sync": False, "name": "stored-async", "storage": url}
     first = one.script(pace, **options)
-    first.until(one.folder / "jobs" / "stored-async", at(40))
+    first.until(one.folder / "jobs" / "stored-async", lambda s: at(40)(s) and (s.checkpoint or 0) >= 10)
     pace.set(1.0)
     again = two.script(pace, **options)
     again.says("jobs/stored-async is being run by pid ")

@@ -36,7 +36,7 @@ def assert_exact(played: Played) -> None:
 @pytest.mark.parametrize("mode", ["half_async", "geo_sgd"])
 def test_trainers_and_shards_are_killed_and_leave(program: ir.Program, folder: Path, pace: Pace, mode: str) -> None:
     played = play(
-        local_job(program, mode, pace=pace.file),
+        local_job(program, mode, pace=pace.file, lease_ttl=60),
         folder,
         [
             Act(lambda s: at(15)(s) and len(s.trainers) == 2, kill("trainer", 1)),

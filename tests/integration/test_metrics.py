@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.runtime.data import open_reader
-from tests.integration.plays import Played, play
+from tests.integration import training
+from tests.integration.plays import Act, Pace, Played, play
 
 pytestmark = pytest.mark.timeout(600)
 RECORDS, CHUNK, BATCH = 30, 10, 4
 """Batches of 4, 4 and 2 records in each of three chunks."""
 
 
-def run(folder: Path, **options: Any) -> Played:
+def run(folder: Path, pace: Pace | None = None, acts: Sequence[Act] = (), **options: Any) -> Played:
     """A job whose metric `number` is the mean of its samples' numbers, 0 to 29."""
 
     def loss_fn(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -27,8 +29,9 @@ def run(folder: Path, **options: Any) -> Played:
     torch.manual_seed(0)
     program = graphft.build(nn.Linear(1, 1), loss_fn, {"x": (None, 1)})
     graphft.minimize(program, graphft.SGD(lr=1e-4))
-    data = graphft.arrays(x=torch.arange(float(RECORDS))[:, None], chunk_size=CHUNK)
-    return play(graphft.transpile(program, chunks=data, batch_size=BATCH, **{"passes": 2, **options}), folder)
+    x = torch.arange(float(RECORDS))[:, None]
+    data = training.paced(pace.file, CHUNK, x=x) if pace is not None else graphft.arrays(x=x, chunk_size=CHUNK)
+    return play(graphft.transpile(program, chunks=data, batch_size=BATCH, **{"passes": 2, **options}), folder, acts)
 
 
 def test_a_sync_step_is_the_mean_over_the_samples_of_all_slots(folder: Path) -> None:
@@ -51,6 +54,6 @@ def test_a_unit_of_local_steps_is_the_mean_over_the_samples_of_its_batches(folde
     assert sorted(found[:3]) == sorted(found[3:]) == pytest.approx([4.5, 14.5, 24.5])
 
 
-def test_the_status_has_the_newest_values(folder: Path) -> None:
-    played = run(folder, passes=80)
-    assert any(0 <= status.metrics.get("number", -1) < RECORDS for status in played.statuses)
+def test_the_status_has_the_newest_values(folder: Path, pace: Pace) -> None:
+    told = Act(lambda status: 0 <= status.metrics.get("number", -1) < RECORDS, lambda _: pace.set(0))
+    run(folder, pace, [told], passes=80)  # it has been seen when the job is over

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 import graphft
 from graphft.runtime.data import open_reader
-from tests.integration.plays import Act, assert_same_bits, at, kill, play
+from tests.integration import training
+from tests.integration.plays import Act, Pace, assert_same_bits, at, kill, play
 from tests.support.inprocess import InProcess
 from tests.support.zoo import CASES, HUGGING_FACE, Case
 
@@ -23,14 +24,14 @@ SAMPLES, BATCH, PASSES = 64, 8, 20
 
 
 @pytest.mark.parametrize("name", ["resnet", *(pytest.param(n, marks=needs_transformers) for n in HUGGING_FACE)])
-def test_a_model_trains_exactly_while_processes_die(name: str, folder: Path) -> None:
+def test_a_model_trains_exactly_while_processes_die(name: str, folder: Path, pace: Pace) -> None:
     torch.manual_seed(0)
     case: Case = (CASES | HUGGING_FACE)[name]()
     program = graphft.build(case.model, case.loss_fn, case.inputs, name=name)
     graphft.minimize(program, graphft.AdamW(lr=1e-3))
     job = graphft.transpile(
         program,
-        chunks=graphft.arrays(chunk_size=16, **case.batch(SAMPLES)),
+        chunks=training.paced(pace.file, 16, **case.batch(SAMPLES)),
         batch_size=BATCH,
         trainers=2,
         pservers=2,
@@ -38,7 +39,8 @@ def test_a_model_trains_exactly_while_processes_die(name: str, folder: Path) -> 
         ft=True,
         checkpoint_every=10,
     )
-    played = play(job, folder, [Act(at(5), kill("trainer", 0)), Act(at(20), kill("pserver", 1))])
+    acts = [Act(at(5), kill("trainer", 0)), Act(at(20), kill("pserver", 1)), Act(at(20), lambda _: pace.set(0))]
+    played = play(job, folder, acts)
     reader = open_reader(job.config.data, folder, job.config.seed)
     alone = InProcess(job, lambda w: reader.batch(w.pass_index, w.chunk, w.batch, BATCH))
     alone.run()

@@ -59,7 +59,7 @@ class Host:
 
 def test_two_hosts_meet_where_etcd_is(folder: Path, networks: tuple[str, str]) -> None:
     """Pitfall 57: a pserver listens where the way to etcd begins; one on loopback is no good to another host."""
-    training.job(training.program(plain=True), trainers=1, pservers=1, passes=1, lease_ttl=1).save(folder / "job")
+    training.job(training.program(plain=True), trainers=1, pservers=1, passes=1, lease_ttl=10).save(folder / "job")
     one, other = (Host(name, folder) for name in networks)
     binary = find_etcd()
     try:
@@ -79,7 +79,8 @@ def test_two_hosts_meet_where_etcd_is(folder: Path, networks: tuple[str, str]) -
         assert refused.wait() == 2
         assert "error[out-of-reach]: pserver 0 listens at tcp://127.0.0.1:" in refused.output
         assert "set GRAPHFT_HOST where pservers run" in refused.output
-        local.kill()
+        local.process.terminate()  # its lease ends with it
+        local.wait()
         pserver = one.role("pserver", folder / "job", HERE)
         trainer = other.role("trainer", folder / "job", HERE)
         assert (trainer.wait(), pserver.wait()) == (0, 0), trainer.output + pserver.output

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from graphft.runtime.coordination.status import JobStatus
 from graphft.transpiler import Job
-from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, whole_state
+from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, kill_first, whole_state
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -20,10 +18,6 @@ pytestmark = pytest.mark.timeout(600)
 def saved(step: int) -> Callable[[JobStatus], bool]:
     """At `step` or beyond, with a checkpoint that is committed."""
     return lambda status: at(step)(status) and (status.checkpoint or 0) > 0
-
-
-def kill_pserver(status: JobStatus) -> None:
-    os.kill(next(iter(status.pservers.values()))["pid"], signal.SIGKILL)
 
 
 def test_two_three_one(folder: Path, pace: Pace, undisturbed: Played) -> None:
@@ -42,7 +36,7 @@ def test_two_three_one(folder: Path, pace: Pace, undisturbed: Played) -> None:
     first.kill()
     pace.set(0.05)
     second = run(3)
-    kill_pserver(second.until(jobs / "blobs-2", at(30)))
+    second.until(jobs / "blobs-2", lambda s: at(30)(s) and kill_first(s.pservers))
     second.until(jobs / "blobs-2", lambda s: at(45)(s) and any(e.kind == "died" for e in s.events))
     second.kill()
     pace.set(0)

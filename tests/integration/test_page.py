@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from graphft.runtime.launcher.page_looks import FolderLooks
 from graphft.runtime.page.job_page import JobPage
 from graphft.runtime.page.time_keeper import read_time
 from graphft.transpiler import read_record
-from tests.integration.plays import SCRIPT, Pace, Program
+from tests.integration.plays import SCRIPT, Pace, Program, kill_first
 from tests.support.browser import MISSING, Browser
 from tests.support.waiting import until
 
@@ -63,6 +64,18 @@ def check_time(told: dict[str, Any]) -> None:
     assert time["until"] - time["began"] == pytest.approx(time["wall"], abs=0.1)
 
 
+def goes_on(told: dict[str, Any]) -> bool:
+    """Whether both trainers have told where their time went, and what is left is known."""
+    trainers = told.get("trainers", ())
+    return (
+        (told["step"] or 0) >= 6
+        and len(trainers) == 2
+        and all(trainer.get("seconds", {}).get("data", 0) > 0 for trainer in trainers)
+        and len(told["curve"]["series"].get("loss", ())) >= 5
+        and bool((told["time"] or {}).get("seconds_left"))
+    )
+
+
 def launch(folder: Path, pace: Pace) -> Program:
     return Program(folder, "-m", "graphft", "launch", "--quiet", "--page", SCRIPT, pace.file, json.dumps(OPTIONS))
 
@@ -71,9 +84,7 @@ def test_a_job_that_is_killed_in_parts_and_as_a_whole(folder: Path, pace: Pace) 
     pace.set(0.2)
     first = launch(folder, pace)
     page = Page(first)
-    told = page.until(
-        lambda t: (t["step"] or 0) >= 6 and len(t.get("trainers", ())) == 2 and (t["time"] or {}).get("seconds_left")
-    )
+    told = page.until(goes_on)
     assert told["state"] == "running"
     assert told["time"]["mode"] == "training"
     assert told["time"]["seconds_left"] > 0
@@ -84,7 +95,8 @@ def test_a_job_that_is_killed_in_parts_and_as_a_whole(folder: Path, pace: Pace) 
     check_time(told)
 
     for trainer in told["trainers"]:
-        os.kill(trainer["pid"], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(trainer["pid"], signal.SIGKILL)
     told = page.until(lambda t: [e for e in t["events"] if "cost" in e and t["time"]["mode"] == "training"])
     event = next(e for e in told["events"] if "cost" in e)
     assert re.match(r"trainer [01] died \(killed by SIGKILL", event["text"])
@@ -123,7 +135,7 @@ def test_a_trainer_dies_while_somebody_looks(folder: Path, pace: Pace, tmp_path:
         browser.open(page.url)
         browser.until(lambda: re.search(r"Training, step \d", browser.text("#head")), 300)
         browser.until(lambda: browser.evaluate("document.querySelectorAll('.held').length") == 2, 300)
-        os.kill(page.told()["trainers"][0]["pid"], signal.SIGKILL)
+        until(lambda: kill_first({t["pid"]: t for t in page.told().get("trainers", ())}))
         browser.until(lambda: "died (killed by SIGKILL" in browser.text("#events"), 300)
         browser.until(lambda: "cost" in browser.text("#events"), 300)
         assert browser.evaluate("document.querySelectorAll('svg .mark').length") >= 1

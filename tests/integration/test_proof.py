@@ -33,13 +33,14 @@ def test_a_trainer_that_would_give_other_bits_is_refused(folder: Path, etcd_serv
         pytest.skip(f"{OTHER} gives the same bits here")
     folder.mkdir(exist_ok=True)
     pace = Pace(folder / "pace")
-    pace.set(2)  # until the other has been refused
-    job = training.job(training.program(plain=True), pace=pace.file, trainers=1, pservers=1, passes=1, name="proof")
+    pace.set(30)  # until the other has been refused
+    options = {"trainers": 1, "pservers": 1, "passes": 1, "name": "proof", "lease_ttl": 60}
+    job = training.job(training.program(plain=True), pace=pace.file, **options)
     job.save(folder / "job")
     where = ("--job", folder / "job", "--etcd", etcd_server.endpoints[0])
     with Etcd(etcd_server.endpoints, deadline=60) as etcd:
         running = [Program(folder, "-m", "graphft", "start", role, *where) for role in ("pserver", "trainer")]
-        until(lambda: etcd.get(Keys("proof").proof("trainer")), 60)
+        until(lambda: etcd.get(Keys("proof").proof("trainer")))
         wrong = Program(folder, "-m", "graphft", "start", "trainer", *where, **OTHER)
         assert wrong.wait() == 2, wrong.output
         assert "error[determinism]: this trainer computes other bits than trainer 0-" in wrong.output

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import signal
 import socket
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.role_process import EXIT_USAGE
 from tests.integration import training
-from tests.integration.plays import SCRIPT, Pace, Program, at, play
+from tests.integration.plays import SCRIPT, Pace, Program, at, kill_first, play
 
 pytestmark = pytest.mark.timeout(600)
 OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
@@ -34,7 +32,7 @@ def launch_with(etcd: str, **options: int) -> str:
 
 def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Program, folder: Path, pace: Pace) -> None:
     """Pitfall 64: the same script, name and etcd, other data (`records`); roles by hand and by the launcher."""
-    pace.set(5.0)
+    pace.set(30)
     with EmbeddedEtcd(folder / "etcd") as server:
         etcd = server.endpoints[0]
         launch = {"GRAPHFT_LAUNCH": launch_with(etcd)}
@@ -93,7 +91,7 @@ def test_a_model_that_is_gone_is_made_again(program: ir.Program, folder: Path) -
 
 def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace) -> None:
     """Pitfall 66: without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
-    pace.set(5.0)
+    pace.set(30)
     options = json.dumps({**OPTIONS, "ft": False})
     first = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
     job_dir = folder / "jobs" / "blobs"
@@ -120,8 +118,7 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     arguments = (SCRIPT, pace.file)
     launch = {"GRAPHFT_LAUNCH": '{"quiet": true}'}
     first = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
-    seen = first.until(folder / "jobs" / "blobs", lambda s: at(12)(s) and (s.checkpoint or 0) >= 10)
-    os.kill(next(iter(seen.trainers.values()))["pid"], signal.SIGKILL)
+    first.until(folder / "jobs" / "blobs", lambda s: at(12)(s) and (s.checkpoint or 0) >= 10 and kill_first(s.trainers))
     first.until(folder / "jobs" / "blobs", lambda s: any(e.kind == "died" for e in s.events))
     first.kill()
     pace.set(0)
@@ -136,7 +133,8 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     assert re.match(rf"resuming jobs/blobs at step [1-5]0 of \d+ {same}\n", again.output), again.output
     assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
     ends = read_ends(folder / "jobs" / "blobs")
-    assert (ends.launches, ends.failures, sum(ends.preemptions.values())) == (2, {}, 1), "of all launches"
+    assert (ends.launches, ends.failures) == (2, {})
+    assert sum(ends.preemptions.values()) >= 1, "of all launches; on a busy machine others may lose their leases"
     log = (folder / "jobs" / "blobs" / "logs" / "pserver-0.log").read_text()
     assert re.search("goes on from step [1-5]0", log), log
 

@@ -28,12 +28,13 @@ from tests.integration.plays import (
     assert_same_bits,
     at,
     await_gone,
+    etcds_of,
     kill,
     play,
-    processes_of,
     whole_state,
 )
 from tests.support.disks import small_file_system
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.chaos]
 SECONDS = 120.0
@@ -41,13 +42,26 @@ SECONDS = 120.0
 
 
 def back_up(job_dir: Path) -> None:
-    """Copies what the job's etcd has on the disk now; it is frozen meanwhile, as by a snapshot of a file system."""
-    (etcd,) = [p for p in processes_of(job_dir) if "etcd" in Path(p.exe()).name]
-    etcd.suspend()
-    while psutil.Process(etcd.pid).status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
-    shutil.copytree(job_dir / "etcd", job_dir.with_suffix(".backup"))
-    etcd.resume()
+    """Copies what the job's etcd has on the disk now; it is frozen meanwhile, as by a snapshot of a file system.
+
+    Its launcher kills one that is frozen for seconds: the next one is copied then.
+    """
+    backup = job_dir.with_suffix(".backup")
+
+    def copied() -> bool:
+        shutil.rmtree(backup, ignore_errors=True)
+        try:
+            (etcd,) = etcds_of(job_dir)
+            etcd.suspend()
+            until(lambda: etcd.status() == psutil.STATUS_STOPPED)
+            shutil.copytree(job_dir / "etcd", backup)
+            whole = etcd.status() == psutil.STATUS_STOPPED
+            etcd.resume()
+        except (psutil.Error, OSError, ValueError):  # it has ended
+            return False
+        return whole
+
+    until(copied)
 
 
 @pytest.mark.parametrize("options", [{}, {"sync": False, "trainers": 2}], ids=["sync", "async"])
@@ -142,7 +156,7 @@ def test_a_job_trains_on_while_its_disk_is_full(
                     return
 
     played = play(
-        training.job(program, pace=pace.file),
+        training.job(program, pace=pace.file, lease_ttl=60),
         small_disk / "job",
         [
             Act(lambda s: at(4)(s), lambda _: pace.set(Pace.SLOW)),

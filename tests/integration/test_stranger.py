@@ -126,7 +126,7 @@ def test_a_stranger_gets_nothing_and_changes_nothing(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
     """Pitfalls 53, 55, 56: a plain ZeroMQ client trained the model; one message of many parts took gigabytes."""
-    job = training.job(program, pace=pace.file)
+    job = training.job(program, pace=pace.file, lease_ttl=60)
     attack = Attack(job)
 
     def attack_and_go_on(supervisor: Supervisor) -> None:

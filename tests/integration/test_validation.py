@@ -93,7 +93,7 @@ def test_kills_do_not_change_a_digit(program: ir.Program, folder: Path, pace: Pa
         Act(at(20), kill("trainer", 1, 2)),
         Act(validating, kill("pserver", 0)),
         Act(validating, kill("trainer", 0, 1, 2)),
-        Act(at(50), lambda supervisor: slow.set(0.0)),
+        Act(at(50), lambda supervisor: (slow.set(0.0), pace.set(0))),
     ]
     played = play(make(program, pace, slow), folder, acts, callbacks=[told])
     assert played.result.validations == calm.result.validations
@@ -200,17 +200,20 @@ def flip(file: Path) -> None:
 
 def test_a_damaged_entry_is_made_again(program: ir.Program, folder: Path, pace: Pace, calm: Played) -> None:
     slow = Pace(pace.file.with_suffix(".slow"))
-    slow.set(0.05)
+    slow.set(0.3)  # the validation goes on for seconds behind its first range
     entries = folder / "entries"
 
     def some(status: JobStatus) -> bool:
         return 13 in status.validating and any(entries.glob("00000013.*/*.safetensors"))
 
-    def damage(supervisor: Any) -> None:
-        for file in entries.glob("00000013.*/*.safetensors"):
+    def damage(supervisor: Any) -> bool:
+        files = list(entries.glob("00000013.*/*.safetensors"))
+        for file in files:
             flip(file)
+        slow.set(0.0)
+        return bool(files)
 
-    played = play(make(program, pace, slow), folder, [Act(some, damage), Act(at(40), lambda _: slow.set(0.0))])
+    played = play(make(program, pace, slow), folder, [Act(some, damage)])
     assert "validation-failed" in played.events
     assert played.result.validations == calm.result.validations
 
@@ -249,7 +252,7 @@ def test_a_damaged_checkpoint_that_training_waits_at_is_made_again(
             flip(file)
         slow.set(0.0)
 
-    slow.set(0.1)  # a validation takes more than a second: it is seen before it is over
+    slow.set(0.2)  # a validation takes more than a second: it is seen before it is over, or goes slowly
     acts = [Act(lambda status: status.validating == [15], damage)]
     played = play(decisive(program, pace, slow), killed, acts)
     assert "damaged-checkpoint" in played.events
@@ -290,7 +293,7 @@ def test_a_held_out_batch_that_hangs_ends_its_process_and_is_tried_again(
     blobs = {"records": validated.RECORDS, "hangs": str(hangs)}
     data = graphft.dataset(f"{training.__file__}:Blobs", blobs, chunk_size=validated.CHUNK)
     validation = graphft.Validation(data=data, batch_size=validated.BATCH, every=13)
-    played = play(training.job(program, validate=validation, chunk_timeout=3.0, lease_ttl=3), folder)
+    played = play(training.job(program, validate=validation, chunk_timeout=10.0, lease_ttl=15), folder)
     assert "hung" in played.events
     assert [row["loss"] for row in played.result.validations.values()] == [
         row["loss"] for row in calm.result.validations.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.etcd.shim import etcdrpc
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Act, Pace, Program, at, await_gone, kill, look, play
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 SMALL = {"trainers": 2, "pservers": 1, "passes": 1}
@@ -34,14 +36,21 @@ def model_of(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_by_hand_with_a_cluster_whose_leader_dies(plain: graphft.Program, folder: Path, pace: Pace) -> None:
     """Roles in any order, pservers without an index; an etcd of our own, with three members."""
-    job = training.job(plain, pace=pace.file, trainers=2, passes=2)  # fewer steps than the schedule has
+    job = training.job(plain, pace=pace.file, trainers=2, passes=2, lease_ttl=60)  # fewer steps than the schedule has
     job.save(folder / "job")
-    with EmbeddedCluster(folder / "cluster") as cluster:
+
+    def kill_leader() -> bool:
+        with contextlib.suppress(EtcdError):  # an election is under way
+            cluster.leader().kill()
+            return True
+        return False
+
+    with EmbeddedCluster(folder / "cluster", heartbeat=200, election=2000) as cluster:
         start = ["-m", "graphft", "start", "--job", folder / "job", "--etcd", ",".join(cluster.endpoints)]
         roles = [Program(folder, *start, role) for role in ("trainer", "pserver", "coordinator", "pserver", "trainer")]
         trainer = roles[0]
         trainer.until(folder / "job", lambda s: at(10)(s) and len(s.slots) == 2, etcd=",".join(cluster.endpoints))
-        cluster.leader().kill()
+        until(kill_leader)
         trainer.until(folder / "job", at(40), etcd=",".join(cluster.endpoints))
         pace.set(0)
         assert [role.wait() for role in roles] == [0] * 5, [role.output for role in roles]
@@ -149,7 +158,7 @@ def test_a_launcher_that_is_told_to_end_leaves_nobody_in_an_etcd_of_others(
     plain: graphft.Program, folder: Path, pace: Pace, etcd_server: EmbeddedEtcd
 ) -> None:
     """The job can be started again at once: no lease of its processes is left to be waited for."""
-    training.job(plain, pace=pace.file, trainers=1, pservers=1, name="told").save(folder)
+    training.job(plain, pace=pace.file, trainers=1, pservers=1, name="told", lease_ttl=60).save(folder)
     command = ["-m", "graphft", "launch", "--job", folder, "--etcd", etcd_server.endpoints[0]]
     launcher = Program(folder, *command)
     launcher.until(folder, at(1))
@@ -157,9 +166,13 @@ def test_a_launcher_that_is_told_to_end_leaves_nobody_in_an_etcd_of_others(
     assert launcher.wait(120) == 143, launcher.output
     assert re.search(r"^interrupted at step \d+ of \d+; run again to resume ", launcher.output, re.M), launcher.output
     assert "Traceback" not in launcher.output
-    status = look(folder)
-    assert status is not None
-    assert (status.state, status.pservers, status.trainers, status.slots) == ("running", {}, {}, {})
+
+    def nobody_is_there() -> bool:
+        status = look(folder)
+        found = status and (status.state, status.pservers, status.trainers, status.slots)
+        return found == ("running", {}, {}, {})
+
+    until(nobody_is_there, 30)  # long before a lease would have ended
 
 
 def test_what_a_launcher_leaves_to_others_is_named_until_they_come(
@@ -167,7 +180,7 @@ def test_what_a_launcher_leaves_to_others_is_named_until_they_come(
 ) -> None:
     """With an etcd that others reach. With its own etcd the launcher would wait for ever, and refuses at once."""
     pace.set(0)
-    training.job(plain, pace=pace.file, trainers=1, pservers=2, passes=1, name="shared").save(folder)
+    training.job(plain, pace=pace.file, trainers=1, pservers=2, passes=1, name="shared", lease_ttl=60).save(folder)
     launch = ["-m", "graphft", "launch", "--job", folder, "--quiet", "--pservers", "1"]
     alone = Program(folder, *launch)
     assert alone.wait() == 2

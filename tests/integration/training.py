@@ -5,6 +5,7 @@ Roles read the data by reference to this file, so it imports neither tests nor f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -54,15 +55,30 @@ def seconds_of_batch(pace: Path) -> float:
     return max(seconds, UNSEEN) if time.time() - seen > UNSEEN_AFTER else seconds
 
 
+def take_time(pace: str) -> None:
+    """That of a batch: each moment as long as the file says then."""
+    start = time.monotonic()
+    while pace and time.monotonic() - start < seconds_of_batch(Path(pace)):
+        time.sleep(0.01)
+
+
+def await_opening(file: Path) -> None:
+    """Returns when there is no such file, or after the seconds that are in it."""
+    start = time.monotonic()
+    with contextlib.suppress(FileNotFoundError):
+        while time.monotonic() - start < float(file.read_text()):
+            time.sleep(0.05)
+
+
 class Blobs:
     """Record i is a point and its class. Record `broken` cannot be read; those from `mislabeled` on have a class
     that there is not, so that computing their loss fails. Reading record `fatal` ends the process, by signal `how`.
     Record `nonfinite` has a value that is no number.
 
     The file `pace` holds the seconds that reading a batch takes: a test slows a running job down by writing it.
-    So does the file `opening` for the construction; where there is none it takes no time. The first batch that is read
-    once there is a file `holding` takes the interpreter's lock for the seconds that are in it, and deletes it. Whoever
-    finds a file in the folder `hangs` when it reads record HANGS_AT deletes it, and never comes back.
+    So does the file `opening` for the construction, which is over, too, when there is no such file. The first batch
+    that is read once there is a file `holding` takes the interpreter's lock for the seconds that are in it, and deletes
+    it. Whoever finds a file in the folder `hangs` when it reads record HANGS_AT deletes it, and never comes back.
     """
 
     def __init__(
@@ -78,8 +94,8 @@ class Blobs:
         hangs: str = "",
         nonfinite: int = -1,
     ) -> None:
-        if opening and Path(opening).exists():
-            time.sleep(float(Path(opening).read_text()))
+        if opening:
+            await_opening(Path(opening))
         generator = torch.Generator().manual_seed(7)
         self.x = torch.randn(records, 8, generator=generator)
         self.y = self.x[:, :3].argmax(1)
@@ -99,13 +115,11 @@ class Blobs:
             end(self.how)
         return self.x[i], self.y[i]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         self._hold_the_lock()
         if self.hangs and HANGS_AT in indices:
             self._hang()
-        start = time.monotonic()
-        while self.pace and time.monotonic() - start < seconds_of_batch(Path(self.pace)):
-            time.sleep(0.01)
+        take_time(self.pace)
         return [self[i] for i in indices]
 
     def _hang(self) -> None:
@@ -155,6 +169,27 @@ class StoredBlobs(Blobs):
         with self.file.open("rb") as f:
             f.seek(32 * i)
             return torch.frombuffer(bytearray(f.read(32)), dtype=torch.float32), self.y[i]
+
+
+class Paced(Blobs):
+    """What `graphft.arrays` makes of the tensors in a file, at a pace."""
+
+    def __init__(self, file: str, pace: str) -> None:
+        super().__init__(pace=pace)
+        self.columns: dict[str, Tensor] = torch.load(file)
+
+    def __len__(self) -> int:
+        return min(map(len, self.columns.values()))
+
+    def __getitem__(self, i: int) -> Any:
+        return {name: column[i] for name, column in self.columns.items()}
+
+
+def paced(pace: Path, chunk_size: int, **columns: Tensor) -> graphft.DataSpec:
+    file = pace.with_suffix(".tensors")
+    torch.save(columns, file)
+    arguments = {"file": str(file), "pace": str(pace)}
+    return graphft.dataset(f"{__file__}:Paced", arguments, columns=list(columns), chunk_size=chunk_size)
 
 
 def network(plain: bool = False) -> nn.Module:
