@@ -241,9 +241,8 @@ class Supervisor:
         self.stop(grace=2.0)
 
     def _look_at(self, process: Process) -> None:
-        """Stops a process of this machine that is about to be ended, and notes what it has started so far."""
+        """Notes what a process of this machine, which is about to be ended, has started so far."""
         if process.identity.visible:
-            process.send_signal(signal.SIGSTOP)
             self._offspring.look([process.identity])
 
     # -- one child ----------------------------------------------------------------------------------------------
