@@ -55,20 +55,23 @@ FULL_HELP = (
 
 class _Service:
     """A service's methods, of whatever channel is in use when one is called: a call that is made again after a move
-    goes to the members that are asked by then, and never to a channel that was closed."""
+    goes to the members that are asked by then, and never to a channel that was closed. `check` raises when the client
+    is closed, which another thread may do at any moment."""
 
-    def __init__(self, stub: Any) -> None:
-        self.stub = stub
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.stub: Any = None
+        self._check = check
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            stub = self.stub
-            try:
-                return getattr(stub, name)(*arguments, **options)
-            except ValueError:  # that channel is closed
-                if stub is self.stub:
-                    raise
-                return getattr(self.stub, name)(*arguments, **options)
+            while True:
+                stub = self.stub
+                try:
+                    return getattr(stub, name)(*arguments, **options)
+                except ValueError:  # that channel is closed
+                    self._check()
+                    if stub is self.stub:
+                        raise
 
         setattr(self, name, call)  # from now on it is the same one
         return call
@@ -130,7 +133,7 @@ class Calls:
         self._files = (ca_cert, cert_key, cert_cert)
         self._follow, self._next_look = follow, 0.0
         self._move_lock = threading.Lock()
-        self._services = {name: _Service(None) for name in STUBS}
+        self._services = {name: _Service(self.check_usable) for name in STUBS}
         self.kv, self.lease, self.watch = (self._services[name] for name in ("kv", "lease", "watch"))
         self.cluster, self.maintenance = self._services["cluster"], self._services["maintenance"]
         self._auth = self._services["auth"]
@@ -241,7 +244,7 @@ class Calls:
     def _look_for_members(self) -> None:
         """Asks those that the cluster has now: a member that was lost is replaced by one at another address."""
         self._next_look = time.monotonic() + FOLLOW_SECONDS
-        with contextlib.suppress(grpc.RpcError):
+        with contextlib.suppress(grpc.RpcError, EtcdError):  # closed since, say: what was asked before has its answer
             answer = self.cluster.MemberList(etcdrpc.MemberListRequest(), timeout=LIST_SECONDS)
             able = [m for m in answer.members if m.name and m.clientURLs and not m.isLearner]
             urls = [str(parse_endpoint(m.clientURLs[0])) for m in able]

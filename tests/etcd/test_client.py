@@ -282,6 +282,61 @@ def test_a_closed_client_says_so(etcd_server: EmbeddedEtcd) -> None:
         client.get("/a")
 
 
+def test_a_client_that_another_thread_closes_at_that_moment_says_so_too(etcd_server: EmbeddedEtcd) -> None:
+    """Between the look whether it is closed and the call: an error that those who ask expect, and not gRPC's."""
+    client = Etcd(etcd_server.endpoints, deadline=60)
+    calls = client._calls
+    calls._login_token = lambda timeout: calls.close()  # type: ignore[assignment, method-assign]
+    with pytest.raises(EtcdError, match="closed"):
+        client.get("/a")
+
+
+def test_a_watch_that_begins_as_its_client_is_closed_says_so(etcd_server: EmbeddedEtcd) -> None:
+    client = Etcd(etcd_server.endpoints, deadline=60)
+    calls = client._calls
+    calls._login_token = lambda timeout: calls.close()  # type: ignore[assignment, method-assign]
+    with pytest.raises(EtcdError, match="closed"):
+        client.watch("/a", 1)
+
+
+def test_an_answer_counts_though_the_client_is_closed_since(etcd_server: EmbeddedEtcd) -> None:
+    """It follows the cluster: after an answer it asks who the members are."""
+    client = Etcd(etcd_server.endpoints, deadline=60, follow=True)
+    calls = client._calls
+
+    def answered(request: object, **options: object) -> str:
+        calls.close()
+        return "answer"
+
+    assert calls.once(answered, None, 60) == "answer"
+
+
+def test_readers_of_a_client_that_is_closed_get_its_errors(etcd_server: EmbeddedEtcd) -> None:
+    others: list[BaseException] = []
+
+    def read(client: Etcd, begun: threading.Barrier) -> None:
+        begun.wait(60)
+        try:
+            while True:
+                client.range("/", deadline=60)
+        except EtcdError:
+            pass
+        except BaseException as error:
+            others.append(error)
+
+    for _ in range(20):
+        client, begun = Etcd(etcd_server.endpoints, deadline=60), threading.Barrier(5)
+        readers = [threading.Thread(target=read, args=(client, begun)) for _ in range(4)]
+        for reader in readers:
+            reader.start()
+        begun.wait(60)
+        time.sleep(0.002)
+        client.close()
+        for reader in readers:
+            reader.join(60)
+    assert not others
+
+
 def test_login(tmp_path: Path) -> None:
     with EmbeddedEtcd(tmp_path) as server:
         enable_login(server)
