@@ -68,13 +68,14 @@ class StorageClaim:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="storage claim", daemon=True)
 
-    def take(self, wait: Callable[[str], None] | None) -> None:
+    def take(self, wait: Callable[[str], None] | None, look: Callable[[], None] = lambda: None) -> None:
         """Returns when the storage is this process's. While it is another's: raises UsageError[job-running]; or, given
-        `wait`, calls that with who it is, and waits for its end."""
+        `wait`, calls that with who it is, and waits for its end. `look` is called again and again meanwhile: what it
+        raises ends the waiting."""
         told = False
         while True:
             found = newest_claim(self.fs, self.root)
-            alive = None if found is None else self._is_at_work(found)
+            alive = None if found is None else self._is_at_work(found, look)
             if alive is None and self._follow(found):
                 return
             if alive and wait is None:
@@ -87,7 +88,7 @@ class StorageClaim:
                 wait(str(found))
                 told = True
 
-    def _is_at_work(self, claim: Claim) -> bool | None:
+    def _is_at_work(self, claim: Claim, look: Callable[[], None]) -> bool | None:
         """Waits for a sign of life. False: it has ended meanwhile, or another has followed; None: it is over."""
         if claim.process.dead:
             return None
@@ -97,6 +98,7 @@ class StorageClaim:
                 return False
             if self._beat_of(claim.number) != first:
                 return True
+            look()
             time.sleep(LOOK)
         return None
 
@@ -196,16 +198,18 @@ def is_away(fs: FS, root: str) -> bool:
 
 
 @contextlib.contextmanager
-def claimed(job_dir: Path, wait: Callable[[str], None] | None) -> Iterator[StorageClaim | None]:
-    """Holds the storage of the job in this folder, if it has one. Raises UsageError[job-running],
-    GraphftError[storage]."""
+def claimed(
+    job_dir: Path, wait: Callable[[str], None] | None, look: Callable[[], None] = lambda: None
+) -> Iterator[StorageClaim | None]:
+    """Holds the storage of the job in this folder, if it has one; `wait`, `look`: as `take` has them. Raises
+    UsageError[job-running], GraphftError[storage]."""
     url = storage_of(job_dir)
     if not url:
         yield None
         return
     claim = StorageClaim(job_dir, url)
     try:
-        claim.take(wait)
+        claim.take(wait, look)
     except OSError as error:
         raise GraphftError(
             f"{url} cannot be used: {error}", rule="storage", help="see whether it can be reached from here"

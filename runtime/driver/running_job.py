@@ -167,7 +167,7 @@ class RunningJob:
     def launch(self) -> None:
         """What its thread does."""
         try:
-            launch_directory(self.job, self.folder, self.options, self._look, driven=True)
+            launch_directory(self.job, self.folder, self.options, self._look, driver=self._end_if_asked)
         except _Ended:
             pass
         except BaseException as error:
@@ -179,6 +179,9 @@ class RunningJob:
         self.supervisor, self.status, self._events = supervisor, status, status.events
         supervisor.replaces_left = True
         self._ask()
+        self._end_if_asked()
+
+    def _end_if_asked(self) -> None:
         if self._asked:
             raise _Ended
 
@@ -282,7 +285,5 @@ class RunningJob:
         """Ends its processes in order, and etcd if that is the job's own. The job can be gone on with. Interrupted, it
         may be called again."""
         self._asked = True
-        if self.supervisor is not None:
-            self.supervisor.interrupt = _Ended()
         while self.alive:  # an Event's wait that a signal ends may leave its lock taken
             time.sleep(POLL_SECONDS)

@@ -453,13 +453,14 @@ class Trainer:
             self._teller.look(running.status)
 
     def _run(self, passes: int) -> None:
-        if self._running is None or not self._running.alive:
+        running = self._running
+        if running is None or not running.alive:
             folder = self._folder if not self._told else JobFolder(self._folder.path)
             self._told, self._trained = True, 0
             self._running = RunningJob(self.job, folder, self._options.with_passes(passes))
             self._retries = Retries(self._running)
         else:
-            self._running.want(passes)
+            running.want(passes)
 
     def _end_of(self, epochs: int) -> int:
         return self.job.config.plan.start_steps[epochs]

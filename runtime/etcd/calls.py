@@ -152,9 +152,10 @@ class Calls:
         with self._move_lock:
             if self._closed or set(map(str, parsed)) == set(self.endpoints):
                 return
+            channel = open_channel(parsed, *self._files)  # raises for a name that is not known yet: nothing is changed
             left, self._left = self._left, self._channel
             self.endpoints, self.urls = tuple(map(str, parsed)), tuple(endpoints)
-            self._use(open_channel(parsed, *self._files))
+            self._use(channel)
         if left is not None:
             left.close()
 

@@ -184,10 +184,11 @@ def launch_directory(
     options: LaunchOptions,
     on_status: Callable[[Supervisor, JobStatus], None] | None = None,
     *,
-    driven: bool = False,
+    driver: Callable[[], None] | None = None,
 ) -> Result:
     """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete. Where passes
-    are on demand, it returns when those that `options` ask for are done, unless it is `driven`: then more will be.
+    are on demand, it returns when those that `options` ask for are done, unless it has a `driver`: then more will be.
+    That is called again and again, while it waits and while it works: what it raises ends the launch.
 
     If another launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
     """
@@ -196,6 +197,7 @@ def launch_directory(
     begun_at, claim = time.monotonic(), None
     reached = Reached(folder.path, job.config)
     waited: list[str] = []
+    look = driver or (lambda: None)
 
     def wait(holder: str) -> None:
         tell(f"{folder.path} is being run by {holder}; waiting (--no-wait or wait=False: an error)")
@@ -205,10 +207,10 @@ def launch_directory(
         page = stack.enter_context(page_of(folder.path, options.page))  # its end comes last, and is shown
         publish(folder.path)
         if not (options.endpoints(job.config) and job.config.ft):  # files that only one launcher at a time may touch
-            stack.enter_context(locked(folder.path, wait if options.wait else None))
+            stack.enter_context(locked(folder.path, wait if options.wait else None, look=look))
             if not options.endpoints(job.config):
                 check_no_other_etcd(folder.path, job)
-            claim = stack.enter_context(claimed(folder.path, wait if options.wait else None))
+            claim = stack.enter_context(claimed(folder.path, wait if options.wait else None, look))
             if waited and is_complete(folder.path):
                 fetch_result(folder.path)
                 tell(f"{folder.path} was completed by {waited[0]}")
@@ -217,11 +219,11 @@ def launch_directory(
         else:
             forget_claim(folder.path)
         running = _joined(folder, job, options)
-        if running is None and not driven:
+        if running is None and driver is None:
             _check_not_lost(folder.path, job.config)
         tell(folder.describe(job.config) if running is None else f"joining {folder.path}, which is running, {running}")
-        asked = None if driven else AskedPasses.of(job.config, folder.path, options.passes)
-        return _launch(job, folder.path, options, on_status, reached, claim, asked, page, stack)
+        asked = None if driver is not None else AskedPasses.of(job.config, folder.path, options.passes)
+        return _launch(job, folder.path, options, on_status, reached, claim, asked, page, look, stack)
 
 
 def _joined(folder: JobFolder, job: Job | JobRecord, options: LaunchOptions) -> str | None:
@@ -251,6 +253,7 @@ def _launch(
     claim: StorageClaim | None,
     asked: AskedPasses | None,
     page: LaunchPage | None,
+    driver: Callable[[], None],
     stack: ExitStack,
 ) -> Result:
     """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
@@ -261,6 +264,7 @@ def _launch(
     except KeyboardInterrupt:  # a launch, too: its last words say that the run can be gone on with
         note_launch(job_dir)
         raise
+    supervisor.look = driver
     note_launch(job_dir)
     keeper = TimeKeeper(job_dir, supervisor.etcd, keys, job.run_id, since, begins)
     stack.callback(keeper.write)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import psutil
@@ -76,8 +76,8 @@ class Supervisor:
         self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
         self.engine, self.max_restarts, self.restart = engine, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
-        self.interrupt: BaseException | None = None
-        """Raised by the next step: who runs a launch in a thread of its own ends it so."""
+        self.look: Callable[[], None] = lambda: None
+        """Called by each step: who runs a launch in a thread of its own ends it by an exception."""
         self.replaces_left = False
         """Whether a trainer that was asked to leave (SIGTERM) is a preempted one: it is started again."""
         self.passes: WantedPasses | None = None
@@ -129,8 +129,7 @@ class Supervisor:
 
     def step(self, timeout: float) -> None:
         """Waits up to `timeout` seconds for something to happen, and deals with it."""
-        if self.interrupt is not None:
-            raise self.interrupt
+        self.look()
         now = time.monotonic()
         pending = [c.restart_at - now for c in self.children.values() if c.restart_at is not None]
         try:

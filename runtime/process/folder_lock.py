@@ -6,12 +6,14 @@ import contextlib
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from graphft.errors import GraphftError, UsageError
 
 _FILE = "launcher.lock"
+LOOK_SECONDS = 0.1
 _held: set[int] = set()
 """Descriptors of the locks that this process holds."""
 
@@ -26,19 +28,21 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
-def locked(job_dir: Path, wait: Callable[[str], None] | None = None, file: str = _FILE) -> Iterator[None]:
+def locked(
+    job_dir: Path, wait: Callable[[str], None] | None = None, file: str = _FILE, look: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Holds the folder, by a lock on this `file` in it. The kernel lets go when this process ends, however that
     happens.
 
     While another process holds it: raises GraphftError[job-running]; or, given `wait`, calls that with who it is, and
-    waits for its end.
+    waits for its end. `look` is called again and again meanwhile: what it raises ends the waiting.
     """
     while True:
         job_dir.mkdir(parents=True, exist_ok=True)
         descriptor = _open(job_dir / file)
         _held.add(descriptor)
         try:
-            _lock(descriptor, job_dir, wait)
+            _lock(descriptor, job_dir, wait, look)
             if _is_at(descriptor, job_dir / file):
                 break
         except BaseException:
@@ -54,19 +58,27 @@ def locked(job_dir: Path, wait: Callable[[str], None] | None = None, file: str =
         _close(descriptor)
 
 
-def _lock(descriptor: int, job_dir: Path, wait: Callable[[str], None] | None) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+def _lock(descriptor: int, job_dir: Path, wait: Callable[[str], None] | None, look: Callable[[], None]) -> None:
+    if not _try_lock(descriptor):
         holder = _text(descriptor)
         if wait is None:
             raise UsageError(
                 f"the job in {job_dir} is being run by {holder}",
                 rule="job-running",
                 help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",
-            ) from None
+            )
         wait(holder)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while not _try_lock(descriptor):
+            look()
+            time.sleep(LOOK_SECONDS)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -175,6 +175,20 @@ def test_a_call_in_progress_goes_on_with_the_members_that_are_asked_by_then(memb
         assert [getattr(kv, "value", kv) for kv in found] == [b"1"]
 
 
+def test_a_move_to_names_that_are_not_known_yet_changes_nothing(members: Members) -> None:
+    """It is made again later, and not taken for one that has been made."""
+    here = tuple(members.all[0].endpoints)
+    with Etcd(here, deadline=60) as client:
+        client.put("key", b"1")
+        for _ in range(2):
+            with pytest.raises(EtcdUnreachable):
+                client.move(["one.invalid:2379", "two.invalid:2379"])
+            assert client.endpoints == here
+        kv = client.get("key")
+        assert kv is not None
+        assert kv.value == b"1"
+
+
 def test_a_member_that_is_not_there_is_not_removed(members: Members) -> None:
     with pytest.raises(EtcdError, match="MemberRemoveRequest"):
         members.admin.member_remove(4711)

@@ -28,3 +28,17 @@ def test_a_lock_of_a_deleted_file_is_none(tmp_path: Path) -> None:
             pass
     with locked(folder):
         pass
+
+
+def test_who_waits_can_be_told_to_end(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def look() -> None:
+        raise KeyboardInterrupt
+
+    with locked(tmp_path):
+        with pytest.raises(KeyboardInterrupt), locked(tmp_path, told.append, look=look):
+            pass
+        assert len(told) == 1
+    with locked(tmp_path):
+        pass

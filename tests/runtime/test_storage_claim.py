@@ -123,6 +123,20 @@ def test_while_another_machine_runs_the_job_this_one_waits(place: Path) -> None:
     assert told == [str(claim.claim)]
 
 
+def test_who_waits_can_be_told_to_end(place: Path) -> None:
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    with claimed(machine(place, "one"), None):
+        with pytest.raises(KeyboardInterrupt), claimed(machine(place, "two"), lambda holder: None, look):
+            pass
+        assert len(names(place)) == 2, "it has claimed nothing"
+
+
 def test_a_launcher_that_stood_still_finds_who_followed_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pservers commit nothing from that moment on, also before it finds it."""
     monkeypatch.setattr(storage_claim, "SILENT", 1.0)

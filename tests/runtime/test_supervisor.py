@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -29,6 +30,7 @@ from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.child import Child
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
+from graphft.runtime.launcher.supervise import supervise as supervise_job
 from graphft.runtime.launcher.supervisor import Supervisor
 
 SLEEP = "import time; time.sleep(100)"
@@ -484,3 +486,11 @@ def test_a_folder_that_goes_is_told_and_comes_back(
     steps(supervisor, lambda: pid(child) != first)
     assert (child.failures, supervisor.failed) == (0, "")
     assert f"{tmp_path} is gone, or its file system is: what lives goes on" in "".join(texts(etcd, keys))
+
+
+def test_who_drives_it_ends_it_before_any_status(supervise: Any, keys: Keys) -> None:
+    supervisor = supervise()
+    supervisor.look = Mock(side_effect=[None, KeyboardInterrupt])
+    supervisor.add("pserver", 0)
+    with Etcd(["127.0.0.1:9"], timeout=0.1, deadline=0.1) as away, pytest.raises(KeyboardInterrupt):
+        supervise_job(supervisor, away, keys, lambda *_: None, None, True, 0)
