@@ -282,21 +282,16 @@ def test_a_closed_client_says_so(etcd_server: EmbeddedEtcd) -> None:
         client.get("/a")
 
 
-def test_a_client_that_another_thread_closes_at_that_moment_says_so_too(etcd_server: EmbeddedEtcd) -> None:
+@pytest.mark.parametrize("ask", [lambda client: client.get("/a"), lambda client: client.watch("/a", 1)])
+def test_a_client_that_another_thread_closes_at_that_moment_says_so_too(
+    ask: Callable[[Etcd], object], etcd_server: EmbeddedEtcd
+) -> None:
     """Between the look whether it is closed and the call: an error that those who ask expect, and not gRPC's."""
     client = Etcd(etcd_server.endpoints, deadline=60)
     calls = client._calls
     calls._login_token = lambda timeout: calls.close()  # type: ignore[assignment, method-assign]
     with pytest.raises(EtcdError, match="closed"):
-        client.get("/a")
-
-
-def test_a_watch_that_begins_as_its_client_is_closed_says_so(etcd_server: EmbeddedEtcd) -> None:
-    client = Etcd(etcd_server.endpoints, deadline=60)
-    calls = client._calls
-    calls._login_token = lambda timeout: calls.close()  # type: ignore[assignment, method-assign]
-    with pytest.raises(EtcdError, match="closed"):
-        client.watch("/a", 1)
+        ask(client)
 
 
 def test_an_answer_counts_though_the_client_is_closed_since(etcd_server: EmbeddedEtcd) -> None:
