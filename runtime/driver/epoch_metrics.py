@@ -33,8 +33,11 @@ def tell_idle_rates(job: Job, epoch: int, told: set[str]) -> None:
 def epoch_metrics(job: RunningJob, epoch: int) -> dict[str, float]:
     """The loss and each metric that `loss_fn` returned, means over the epoch's samples; how many `samples` these are,
     as the shards have summed them up; and how many of its records were `left_out`: they cannot be read, or their step
-    was not finite. A line tells of these, and if etcd does not have any of it."""
+    was not finite. A line tells of these, and if etcd does not have any of it. Raises what has ended the job, if it is
+    not told for that reason."""
     found = _told(job, epoch, TOLD_SECONDS)
+    if found is None:
+        job.check()  # what has ended it is the news; the next script tells of the epoch
     left_out = job.job.config.plan.samples - found.samples if found is not None else 0
     if left_out:
         tell(f"epoch {epoch + 1} LEFT OUT {left_out} records: `graphft status --job {job.folder.path}` tells which")

@@ -153,7 +153,11 @@ class RunningJob:
         self._known = -1
         """The generation as this launch began; -1 until what etcd knows is held against the folder."""
         self._thread = _Launcher(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C, say, when the thread has begun: nobody is there to end what it starts
+            self._asked = True
+            raise
 
     def give_way(self) -> None:
         """Ends it for another one of the same run. Who waits for this one gets an error."""

@@ -479,9 +479,10 @@ class Trainer:
     def _stop(self) -> None:
         with contextlib.suppress(GraphftError):
             self._newest.step(self._running)
-        if self._running is not None:
-            self._past = self._running.events()
-            self._running.stop()  # interrupted, it is not forgotten
+        running = self._running  # another thread's shutdown() may forget it meanwhile
+        if running is not None:
+            self._past = running.events()
+            running.stop()  # interrupted, it is not forgotten
             self._running, self._trained = None, 0
             if self._teller.begun:
                 with self._teller:

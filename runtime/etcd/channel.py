@@ -117,7 +117,7 @@ def _is_address(host: str) -> bool:
 def _addresses(endpoint: Endpoint) -> dict[int, str]:
     try:
         infos = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    except OSError as e:
+    except (OSError, UnicodeError) as e:  # the latter: a..b
         raise EtcdUnreachable(
             f"the name of the etcd endpoint {endpoint} does not resolve: {e}",
             rule="etcd-unreachable",

@@ -188,7 +188,8 @@ def launch_directory(
 ) -> Result:
     """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete. Where passes
     are on demand, it returns when those that `options` ask for are done, unless it has a `driver`: then more will be.
-    That is called again and again, while it waits and while it works: what it raises ends the launch.
+    That is called again and again, while it waits for another launcher and while it works (but not while etcd
+    starts): what it raises ends the launch.
 
     If another launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
     """
@@ -266,6 +267,7 @@ def _launch(
         raise
     supervisor.look = driver
     note_launch(job_dir)
+    driver()  # etcd may have taken long
     keeper = TimeKeeper(job_dir, supervisor.etcd, keys, job.run_id, since, begins)
     stack.callback(keeper.write)
     if page is not None:

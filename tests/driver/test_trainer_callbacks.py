@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -46,6 +47,36 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
     trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
     with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
         trainer.train(epochs=500)  # one may be done before its status is seen
+
+
+def test_an_epoch_whose_job_was_shut_down_is_not_told_without_its_metrics(tmp_path: Path) -> None:
+    """Its last step was done when a callback shut the job down: it was told with a loss of nan, and never again."""
+
+    class Stops:
+        told: ClassVar[list[float]] = []
+
+        def on_status(self, status: Any) -> None:
+            if (running := trainer._running) is not None:
+                until(lambda: running.status is not None and running.status.step >= epochs.PER_EPOCH)
+                trainer.shutdown()
+
+        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+            self.told.append(metrics["loss"])
+
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
+    with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
+        trainer.train(checkpoint=None)
+    assert not Stops.told
+    found: dict[int, float] = {}
+
+    class Hears:
+        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+            found[epoch] = metrics["loss"]
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Hears()]) as trainer:
+        trainer.train(epochs=2)
+    assert math.isfinite(found[1])
+    assert math.isfinite(found[2])
 
 
 def test_a_callback_finds_the_state_of_its_epoch(tmp_path: Path) -> None:

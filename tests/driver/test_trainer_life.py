@@ -131,6 +131,22 @@ def test_epochs_that_another_process_trained_meanwhile_count(tmp_path: Path, mon
         assert other.wait(120) == 0, (tmp_path / "told").read_text()
 
 
+def test_a_launch_that_is_interrupted_as_it_begins_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows of its thread then."""
+
+    def start(self: threading.Thread) -> None:
+        threading.Thread.start(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running_job._Launcher, "start", start)
+    with epochs.trainer(tmp_path / "job") as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        until(lambda: not [thread for thread in threading.enumerate() if thread.name == "launcher"])
+        monkeypatch.undo()
+        assert trainer.train()["epoch"] == 1
+
+
 def test_a_wait_for_another_machine_ends_when_it_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -411,8 +411,9 @@ def test_targets() -> None:
     assert target_of([Endpoint("etcd.example", 1)]) == "dns:///etcd.example:1"
     with pytest.raises(EtcdError, match="in common"):
         target_of([Endpoint("127.0.0.1", 1), Endpoint("::1", 1)])
-    with pytest.raises(EtcdUnreachable, match="does not resolve"):
-        target_of([Endpoint("127.0.0.1", 1), Endpoint("no-such-host.invalid", 1)])
+    for name in ("no-such-host.invalid", "a..b"):
+        with pytest.raises(EtcdUnreachable, match="does not resolve"):
+            target_of([Endpoint("127.0.0.1", 1), Endpoint(name, 1)])
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,8 @@ class Validator(ValidationPort, DataPort):
             if self._damaged >= TRIES:
                 self._abandon(error)
         except Exception as error:
+            if self.end.closing.is_set():
+                raise
             if self._may_pass(error):
                 self._wait_for(describe(error))
             else:
