@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import posixpath
+import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
@@ -16,6 +17,8 @@ from graphft.runtime.fs.local import LocalFS
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"})
 """Protocols that have no folders: what would make one makes a bucket of a name that was mistyped."""
 
+_MEMORY = threading.Lock()
+"""Of `memory://`, which looks whether a file is there, and makes it, in two steps."""
 
 PYARROWS = "fsspec.implementations.arrow"
 """Where fsspec has the file systems of pyarrow; importing it imports that."""
@@ -145,7 +148,7 @@ class FsspecFS(FS):
     def create(self, path: str, data: bytes) -> bool:
         self.mkdir(posixpath.dirname(path))
         try:
-            with _as_os_error():
+            with _as_os_error(), _MEMORY if self.fs.protocol == "memory" else contextlib.nullcontext():
                 self.fs.pipe_file(path, data, mode="create")
         except FileExistsError:
             return False

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from graphft.errors import GraphftError
 from graphft.runtime.fs import FS, FsspecFS, HDFSClient, LocalFS, file_system
@@ -114,6 +115,17 @@ def test_of_those_that_create_a_file_one_does(place: tuple[FS, str]) -> None:
     first = create_together(fs, f"{root}/a")
     assert read(fs, f"{root}/a") == bytes([first])
     assert fs.ls_dir(root) == ["a"], "nothing of the others is left"
+
+
+def test_so_does_one_in_memory_which_takes_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = MemoryFile.commit
+
+    def later(file: MemoryFile) -> None:
+        time.sleep(0.05)
+        commit(file)
+
+    monkeypatch.setattr(MemoryFile, "commit", later)
+    create_together(FsspecFS(fsspec.filesystem("memory")), f"/{uuid.uuid4().hex}/a")
 
 
 def test_a_file_is_created_once(place: tuple[FS, str]) -> None:

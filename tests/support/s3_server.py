@@ -1,4 +1,4 @@
-"""An S3 server of its own on loopback: moto's, which speaks the protocol, conditional writes included."""
+"""An S3 server of its own on loopback: moto's, which speaks the protocol; see s3_process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def s3_server(bucket: str) -> Iterator[dict[str, Any]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-m", "tests.support.s3_process", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     try:
         end = time.monotonic() + 240
