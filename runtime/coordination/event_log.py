@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -17,10 +20,13 @@ from graphft.runtime.etcd.model import Store
 KEEP = 500
 """About so many events stay in etcd; each process's log file has all of its own."""
 PRUNE_EVERY = 50
+LATE, AGAIN_SECONDS = 100, 2.0
+"""The newest that etcd has not taken; and how often it is asked again to."""
 
 
 class Events:
-    """Writes events. Losing one must never hurt the job: what etcd does not take goes to the log only.
+    """Writes events. Losing one must never hurt the job: what etcd does not take goes to the log, and to etcd later, if
+    this process lives until then. Any thread may use it.
 
     Texts may come from a user's exceptions: they are made plain, and cut to TEXT_LIMIT characters, fields as well.
     """
@@ -28,19 +34,40 @@ class Events:
     def __init__(self, etcd: Store, keys: Keys, who: str) -> None:
         self.etcd, self.keys, self.who, self._count = etcd, keys, who, 0
         self.log = logging.getLogger("graphft")
+        self._late = deque[tuple[str, bytes]](maxlen=LATE)
+        self._lock = threading.Lock()
+        """Guards `_late`; held while etcd is asked."""
+        self._again_at = 0.0
 
     def emit(self, kind: str, text: str, **fields: Any) -> None:
         text = plain_text(text)
         self.log.info("%s", text)
         event = Event(time.time(), self.who, kind, text, plain(fields))
         self._count += 1
-        try:
-            key = f"{self.keys.events}{time.time_ns():020d}-{self.who.replace(' ', '-')}-{self._count}"
-            self.etcd.put(key, msgspec.json.encode(event), deadline=1.0)
-            if self._count % PRUNE_EVERY == 1:  # and hence by processes, too, that die young and start again
+        key = f"{self.keys.events}{time.time_ns():020d}-{self.who.replace(' ', '-')}-{self._count}"
+        with self._lock:
+            self._late.append((key, msgspec.json.encode(event)))
+            self._put()
+        if self._count % PRUNE_EVERY == 1:  # and hence by processes, too, that die young and start again
+            with contextlib.suppress(EtcdError):
                 self._prune()
+
+    def again(self, at_once: bool = False) -> None:
+        """Now and then, or `at_once`: those that etcd has not taken so far. To be called all the while."""
+        if self._late and (at_once or time.monotonic() >= self._again_at):
+            with self._lock:
+                self._put()
+
+    def _put(self) -> None:
+        """One that etcd has taken, though its answer is lost, is put again under the same key."""
+        try:
+            while self._late:
+                key, value = self._late[0]
+                self.etcd.put(key, value, deadline=1.0)
+                self._late.popleft()
         except EtcdError as error:
-            self.log.warning("event not recorded in etcd: %s", error.message)
+            self._again_at = time.monotonic() + AGAIN_SECONDS
+            self.log.warning("%d events not recorded in etcd so far: %s", len(self._late), error.message)
 
     def _prune(self) -> None:
         kvs = self.etcd.range(self.keys.events, keys_only=True, deadline=1.0).kvs

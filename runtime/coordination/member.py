@@ -146,6 +146,7 @@ class Member:
         return view
 
     def close(self) -> None:
+        self.events.again(at_once=True)
         self.watcher.close()
         if self.session is not None:
             self.session.close()

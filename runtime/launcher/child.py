@@ -82,14 +82,14 @@ class Child:
     def _count_in_a_row(self, quick: float) -> None:
         self.in_a_row = self.in_a_row + 1 if time.monotonic() - self.started_at < quick else 1
 
-    def restart(self, at_once: bool) -> float:
-        """Returns after how many seconds. `at_once`: the first time in a row."""
-        delay = min(BACKOFF_SECONDS * 2 ** min(self.in_a_row - 1, 10), BACKOFF_LIMIT)
-        return self.restart_in(0.0 if at_once and self.in_a_row == 1 else delay)
+    def delay(self, at_once: bool) -> float:
+        """Seconds before it is started again. `at_once`: the first time in a row."""
+        if at_once and self.in_a_row == 1:
+            return 0.0
+        return min(BACKOFF_SECONDS * 2 ** min(self.in_a_row - 1, 10), BACKOFF_LIMIT)
 
-    def restart_in(self, seconds: float) -> float:
+    def restart_in(self, seconds: float) -> None:
         self.restart_at = time.monotonic() + seconds
-        return seconds
 
     def await_room(self) -> bool:
         """The engine has not taken the order: it is given again, later and later, and not by all children at once.

@@ -49,6 +49,7 @@ KEPT_SECONDS = 1.0
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
 COLLECT_SECONDS, POLL_SECONDS = 10.0, 0.02
+REVOKE_SECONDS, REVOKE_EVERY_SECONDS = 2.0, 0.2
 """For how long the end of what roles have left is waited for (milliseconds, where the machine is not busy), and how
 often it is looked for."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
@@ -141,6 +142,7 @@ class Supervisor:
             if child.restart_at is not None and time.monotonic() >= child.restart_at:
                 self._start(child)
         self._revoker.step()
+        self.events.again()
         self._places.tell(self._ordered())
         self._room.step(self.children.values())
         self._measure()
@@ -232,9 +234,11 @@ class Supervisor:
         while self._offspring.left and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
             self._offspring.look([])
+        end = time.monotonic() + REVOKE_SECONDS
         for child in children:
-            if not self._revoker.try_once(child.identity):
-                break
+            while not self._revoker.try_once(child.identity) and time.monotonic() < end:
+                time.sleep(REVOKE_EVERY_SECONDS)
+        self.events.again(at_once=True)
 
     def close(self) -> None:
         self.stop(grace=2.0)
@@ -342,7 +346,7 @@ class Supervisor:
             why += ": one batch after the other failed, and none in between was computed" * of_batch
             self._give_up(child, why)
         else:
-            delay = child.restart(at_once=preempted)
+            delay = child.delay(at_once=preempted)
             self.events.emit(
                 "died",
                 f"{child.name} died ({what}), starting it again" + f" in {delay:.0f} s" * (delay >= 1),
@@ -350,6 +354,7 @@ class Supervisor:
                 index=child.index,
                 status=status,
             )
+            child.restart_in(delay)  # from now on: to tell of it may take a second
 
     def etcd_restarted(self, why: str) -> None:
         """It was the launcher's own."""
