@@ -44,7 +44,9 @@ POLL_SECONDS = 0.1
 WATCHED_SECONDS = 3.0
 """Somebody looks at the page if it was asked for so shortly before ..."""
 LAST_LOOK_SECONDS = 2.5
-"""... and has so long to see the end."""
+"""... and has so long to ask for the end, ..."""
+LAST_ANSWER_SECONDS = 10.0
+"""... which is computed anew."""
 _FILES = {
     "page.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
@@ -176,9 +178,11 @@ class PageServer:
     def __init__(self, site: Site, port: int = 0) -> None:
         self.asked_at = float("-inf")
         """When somebody asked for `status.json` last (monotonic)."""
+        self.told_of = float("-inf")
+        """When somebody asked for it who has got the answer."""
         self.asked = threading.Condition()
         try:
-            self._server = _Server((LOOPBACK, port), _handler(site, self._note))
+            self._server = _Server((LOOPBACK, port), _handler(site, self._note, self._told))
         except (OSError, OverflowError) as error:
             raise UsageError(
                 f"the page cannot be served at {LOOPBACK}:{port}: {error}",
@@ -205,20 +209,29 @@ class PageServer:
                 self.asked_at = time.monotonic()
                 self.asked.notify_all()
 
+    def _told(self, path: str, asked_at: float) -> None:
+        if path.endswith("status.json"):
+            with self.asked:
+                self.told_of = max(self.told_of, asked_at)
+                self.asked.notify_all()
+
     def show_end(self) -> None:
-        """Whoever looks at the page now sees how the job ended: waits, a moment, until it was asked for once more."""
+        """Whoever looks at the page now sees how the job ended: waits, a moment, until it was asked for once more, and
+        answered."""
         now = time.monotonic()
         if now - self.asked_at < WATCHED_SECONDS:
             with self.asked:
-                self.asked.wait_for(lambda: self.asked_at > now, LAST_LOOK_SECONDS)
-            time.sleep(0.1)  # the answer goes out in another thread
+                if self.asked.wait_for(lambda: self.asked_at > now, LAST_LOOK_SECONDS):
+                    self.asked.wait_for(lambda: self.told_of > now, LAST_ANSWER_SECONDS)
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
 
-def _handler(site: Site, note: Callable[[str], None]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    site: Site, note: Callable[[str], None], told: Callable[[str, float], None]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
         server_version, sys_version = "graphft", ""
@@ -232,9 +245,11 @@ def _handler(site: Site, note: Callable[[str], None]) -> type[BaseHTTPRequestHan
             if not _names_this_machine(self.headers.get_all("Host") or []):
                 self._send(_plain(421, "this is served to its own machine alone: ask for 127.0.0.1 or localhost"))
                 return
+            asked_at = time.monotonic()
             note(path)
             try:
                 self._send(answer(site, path))
+                told(path, asked_at)
             except OSError:  # who asked has gone
                 raise
             except Exception as error:

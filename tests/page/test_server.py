@@ -235,8 +235,39 @@ def test_who_looks_sees_the_end(server: PageServer, job: Job, monkeypatch: pytes
 
     threading.Thread(target=end).start()
     assert not shown.wait(0.2)
+
+    def seen() -> bool:
+        told(server)
+        return shown.is_set()
+
+    until(seen)
+
+
+def test_the_answer_about_the_end_is_waited_for(server: PageServer, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher ended 0.1 s after it was asked: a browser was left with a job that runs."""
+    monkeypatch.setattr(server_module, "WATCHED_SECONDS", 120.0)
+    monkeypatch.setattr(server_module, "LAST_ANSWER_SECONDS", 120.0)
     told(server)
+    answer, asked, go_on, shown = server_module.answer, threading.Event(), threading.Event(), threading.Event()
+
+    def slow(site: Any, path: str) -> Any:
+        asked.set()
+        go_on.wait(120)
+        return answer(site, path)
+
+    monkeypatch.setattr(server_module, "LAST_LOOK_SECONDS", 120.0)
+    monkeypatch.setattr(server_module, "answer", slow)
+    end = threading.Thread(target=lambda: (server.show_end(), shown.set()))
+    end.start()
+    until(lambda: server.asked._waiters)
+    browser = threading.Thread(target=told, args=(server,))
+    browser.start()
+    assert asked.wait(120)
+    assert not shown.wait(0.5)
+    go_on.set()
     assert shown.wait(120)
+    browser.join()
+    end.join()
 
 
 def test_what_goes_wrong_is_told(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
