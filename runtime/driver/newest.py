@@ -8,6 +8,7 @@ from pathlib import Path
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.saved_step import read_saved_step
 from graphft.runtime.checkpoint.store import DamagedCheckpoint
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.interchange.job_state import LOOK_SECONDS, LOOKS, JobState, read_job
 from graphft.runtime.launcher.process_ends import note_saved, was_saved
@@ -26,7 +27,7 @@ class NewestCheckpoint:
         """As etcd tells while processes are `running`. Else it is what the folder holds: nobody would go back to an
         older one, and say so. Raises GraphftError if it held a newer one before, which an earlier script may have
         seen; StorageUnavailable if what is there cannot be read now."""
-        view = running.view() if running is not None and running.alive else None
+        view = self._view(running)
         if view is not None and view.committed is not None:
             self._seen = view.committed.step
             self._note()
@@ -42,6 +43,17 @@ class NewestCheckpoint:
         self._seen = found
         self._note()
         return found
+
+    def _view(self, running: RunningJob | None) -> JobView | None:
+        view = None
+        for _ in range(LOOKS):
+            if running is None or running.supervisor is None or not running.alive:
+                break
+            view = running.view()
+            if view is not None:
+                break
+            time.sleep(LOOK_SECONDS)  # etcd has not answered
+        return view
 
     def _lack(self, found: int) -> GraphftError | None:
         if found < self._seen:

@@ -289,5 +289,5 @@ class RunningJob:
         """Ends its processes in order, and etcd if that is the job's own. The job can be gone on with. Interrupted, it
         may be called again."""
         self._asked = True
-        while self.alive:  # an Event's wait that a signal ends may leave its lock taken
+        while self.alive or self._thread.is_alive():  # an Event's wait that a signal ends may leave its lock taken
             time.sleep(POLL_SECONDS)

@@ -14,6 +14,8 @@ from graphft.errors import GraphftError, UsageError
 
 _FILE = "launcher.lock"
 LOOK_SECONDS = 0.1
+PEEKS, PEEK_SECONDS = 10, 0.02
+"""Who only looks whether somebody holds it (`holder_of`) holds it for a moment."""
 _held: set[int] = set()
 """Descriptors of the locks that this process holds."""
 
@@ -59,6 +61,10 @@ def locked(
 
 
 def _lock(descriptor: int, job_dir: Path, wait: Callable[[str], None] | None, look: Callable[[], None]) -> None:
+    for _ in range(PEEKS):
+        if _try_lock(descriptor):
+            return
+        time.sleep(PEEK_SECONDS)
     if not _try_lock(descriptor):
         holder = _text(descriptor)
         if wait is None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from graphft.runtime.process.structs import prepare_structs
+
 T = TypeVar("T")
 R = TypeVar("R")
 AT_ONCE = 16
@@ -13,5 +15,6 @@ AT_ONCE = 16
 
 def side_by_side(look: Callable[[T], R], at: Iterable[T]) -> list[R]:
     """What `look` returns of each, in their order. Raises what the first of them raised."""
+    prepare_structs()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(look, at))

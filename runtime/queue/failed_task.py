@@ -59,11 +59,15 @@ def report_failed(
     end = time.monotonic() + deadline
     client = make_client("launcher", "launcher", LIMITS, login)
     message = FailTask(1, "", place[0], place[1], claim, place[2], plain_text(reason))
+    address = ""
     try:
         while (left := end - time.monotonic()) > 0:
             kv = etcd.get(keys.coordinator_addr, deadline=left)
             if kv is not None:
-                client.connect(0, msgspec.json.decode(kv.value, type=Registration).address)
+                found = msgspec.json.decode(kv.value, type=Registration).address
+                if found != address:  # else a late answer still counts: who is asked again says that it knew
+                    client.connect(0, found)
+                    address = found
                 client.send(0, message)
                 reply = client.receive(min(left, 1.0))
                 if reply is not None and isinstance(reply.message, TaskFailed):
