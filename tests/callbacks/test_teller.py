@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from graphft.errors import GraphftError
+from graphft.runtime.callbacks import teller as teller_module
 from graphft.runtime.callbacks.callbacks import Callbacks, Run
 from graphft.runtime.callbacks.epoch_sums import EpochSums
 from graphft.runtime.callbacks.teller import Teller
@@ -166,7 +167,9 @@ def test_one_script_tells(tmp_path: Path) -> None:
     assert "ITS callbacks are told" in lines[0]
 
 
-def test_a_callback_hears_of_the_run_first(tmp_path: Path) -> None:
+def test_a_callback_hears_of_the_run_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teller_module, "NOTE_SECONDS", 600.0)
+
     class Begins:
         def on_begin(self, run: Run) -> None:
             assert (run.name, run.id, run.folder) == ("rows", "0123456789abcdef", tmp_path)

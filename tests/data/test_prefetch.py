@@ -96,9 +96,10 @@ def test_close_waits_for_one_batch_and_drops_the_others(monkeypatch: pytest.Monk
     for b in range(40):
         prefetcher.schedule(BatchKey(0, 0, b, 10))
     assert begun.wait(120)
+    queued = list(prefetcher._batches.values())[1:]
     closing = threading.Thread(target=prefetcher.close)
     closing.start()
-    until(lambda: prefetcher._thread._shutdown)
+    until(lambda: all(batch.cancelled() for batch in queued))
     go_on.set()
     closing.join(120)
     assert len(read) == 1

@@ -21,6 +21,7 @@ from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
+from graphft.runtime.driver import running_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.interchange.job_state import read_job
 from graphft.runtime.launcher.folder_status import look_at
@@ -203,18 +204,18 @@ def written_without_an_answer(store: CheckpointStore, manifest: Manifest) -> Non
     raise OSError("no answer")
 
 
-def test_one_script_at_a_time_loads(
-    tmp_path: Path, etcd_server: EmbeddedEtcd, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_script_at_a_time_loads(tmp_path: Path, etcd_server: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an etcd that is not the run's own, launchers share its folder: two loads wrote one checkpoint's files."""
     options = {"name": f"loads{os.getpid()}", "etcd_endpoints": tuple(etcd_server.endpoints)}
     with epochs.trainer(tmp_path / "job", **options) as trainer:
         trainer.train()
         values = {key: torch.zeros_like(value) for key, value in trainer.state_dict()["model"].items()}
         with locked(tmp_path / "job", file="load.lock"):
+            told: list[str] = []
+            monkeypatch.setattr(running_job, "tell", told.append)
             load = threading.Thread(target=trainer.load_state_dict, args=(values,))
             load.start()
-            until(lambda: "loads a state into the run; waiting for its end" in capfd.readouterr().err)
+            until(lambda: any("loads a state into the run; waiting for its end" in line for line in told))
             assert load.is_alive()
             assert any(value.any() for value in read_job(tmp_path / "job").model.values())
         load.join(120)

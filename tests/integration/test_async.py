@@ -67,7 +67,7 @@ def test_without_fault_tolerance_each_trainer_has_its_share(program: ir.Program,
 
 def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace) -> None:
     played = play(
-        async_job(program, pace=pace.file),
+        async_job(program, pace=pace.file, lease_ttl=60),
         folder,
         [
             Act(lambda s: at(20)(s) and len(s.trainers) == 2, kill("trainer", 1)),
@@ -93,7 +93,7 @@ def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pac
 
     plan = async_job(program).config.plan
     played = play(
-        async_job(program, pace=pace.file, checkpoint_every=0),
+        async_job(program, pace=pace.file, checkpoint_every=0, lease_ttl=60),
         folder,
         [
             Act(lambda s: s.pass_index == 1 and s.step >= plan.start_steps[1] + 10, both),
@@ -112,7 +112,7 @@ def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pac
 
 def test_every_shard_dies_and_goes_on_from_its_own_checkpoint(program: ir.Program, folder: Path, pace: Pace) -> None:
     played = play(
-        async_job(program, pace=pace.file),
+        async_job(program, pace=pace.file, lease_ttl=60),
         folder,
         [
             Act(lambda s: at(30)(s) and (s.checkpoint or 0) >= 20, kill("pserver", 0, 1)),

@@ -27,7 +27,9 @@ def test_sync_checkpoints_go_by_age(program: ir.Program, folder: Path, pace: Pac
     Each is asked for about a second ahead: the job must take longer than a few of them.
     """
     pace.set(0.15)
-    job = training.job(program, pace=pace.file, checkpoint_every=0, checkpoint_seconds=0.5, recovery_timeout=120)
+    job = training.job(
+        program, pace=pace.file, checkpoint_every=0, checkpoint_seconds=0.5, recovery_timeout=120, lease_ttl=60
+    )
     before: list[int] = []
     newest: list[int] = []
 

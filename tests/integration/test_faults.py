@@ -118,7 +118,7 @@ def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
 def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
     """Before the first checkpoint, one, and both at once."""
     pace.set(0.2)  # what is waited for lasts for 20 steps
-    job = training.job(program, pace=pace.file, checkpoint_every=25, recovery_timeout=120)
+    job = training.job(program, pace=pace.file, checkpoint_every=25, recovery_timeout=120, lease_ttl=60)
     played = play(
         job,
         folder,
@@ -161,7 +161,7 @@ def test_with_the_policy_wait_a_dead_trainer_is_waited_for(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
     played = play(
-        training.job(program, pace=pace.file, on_trainer_loss="wait"),
+        training.job(program, pace=pace.file, on_trainer_loss="wait", lease_ttl=60),
         folder,
         [
             Act(lambda s: at(10)(s) and holders(s) == {0, 1, 2}, kill("trainer", 1)),

@@ -126,7 +126,9 @@ def test_a_job_waits_for_an_etcd_that_is_full(
             Act(lambda status: status.etcd_full, be_cured),
             Act(lambda status: not status.etcd_full, lambda _: pace.set(0)),
         ]
-        played = play(training.job(program, pace=pace.file), folder, acts, etcd=",".join(server.endpoints))
+        played = play(
+            training.job(program, pace=pace.file, lease_ttl=60), folder, acts, etcd=",".join(server.endpoints)
+        )
     assert_same_bits(played.state, undisturbed.state)
     assert played.result.failures == {}
     assert set(played.result.preemptions) == {"pserver 1"}

@@ -64,6 +64,7 @@ def locked_etcd(folder: Path) -> Iterator[EmbeddedEtcd]:
     """An etcd that wants a login."""
     with EmbeddedEtcd(folder / "locked") as server:
         with Etcd(server.endpoints) as client:
+            client.ping(deadline=60)  # what follows is not tried again
             auth = client._calls._auth
             auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
             auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))

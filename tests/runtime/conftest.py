@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,14 @@ import torch
 import graphft
 from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.engines import local
+from graphft.runtime.engines.base import Run
+from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.etcd import open as open_module
+from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
+from tests.runtime.stubs import Stubs
 from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 
@@ -71,3 +76,27 @@ def logging_restored() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     log.setLevel(own)
+
+
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubs]:
+    stubs = Stubs()
+    monkeypatch.setattr(local, "start_role", stubs)
+    yield stubs
+    for process in stubs.processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def supervise(etcd: Etcd, keys: Keys, tmp_path: Path, stubs: Stubs) -> Iterator[Callable[..., Supervisor]]:
+    made: list[Supervisor] = []
+
+    def make(max_restarts: int = 3, restart: bool = True, client: Etcd | None = None) -> Supervisor:
+        engine = LocalEngine(Run(tmp_path, str(tmp_path)), fork_server=False)
+        made.append(Supervisor(tmp_path, keys, client or etcd, "", engine, max_restarts, restart))
+        return made[-1]
+
+    yield make
+    for supervisor in made:
+        supervisor.close()

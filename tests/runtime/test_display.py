@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import io
@@ -217,23 +218,25 @@ def test_a_panel_survives_a_resize() -> None:
         [sys.executable, "-c", SHOWS], stdin=subprocess.PIPE, stdout=slave, stderr=slave, env=env
     )
     os.close(slave)
-    output = bytearray()
+    output = io.StringIO()
     Thread(target=read_all, args=(master, output), daemon=True).start()
     try:
         feed(process, 7)
-        until(lambda: b"step 7/12" in output)
-        wide = frame(output)
+        until(lambda: "step 7/12" in output.getvalue())
+        wide = frame(output.getvalue())
         assert max(map(len, wide)) > 60
         resize(master, 50)
         feed(process, 8)
-        until(lambda: b"step 8/12" in output)
-        narrow, cleared = frame(output.rpartition(b"\x1b[2J\x1b[H")[2]), len(output)
-        assert b"\x1b[2J\x1b[H" in output
+        until(lambda: "step 8/12" in output.getvalue())
+        drawn = output.getvalue()
+        assert "\x1b[2J\x1b[H" in drawn
+        narrow = frame(drawn.rpartition("\x1b[2J\x1b[H")[2])
         assert "graphft job tiny: running, generation 1" in narrow[0]
         assert max(map(len, narrow)) <= 50
         feed(process, 9)
-        until(lambda: b"step 9/12" in output)
-        assert b"\x1b[2J" not in output[cleared:], "it is drawn over, as long as the terminal stays as it is"
+        until(lambda: "step 9/12" in output.getvalue())
+        later = output.getvalue()[len(drawn) :]
+        assert "\x1b[2J" not in later, "it is drawn over, as long as the terminal stays as it is"
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(120) == 0
@@ -247,10 +250,11 @@ def resize(terminal: int, columns: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
 
 
-def read_all(terminal: int, output: bytearray) -> None:
+def read_all(terminal: int, output: io.StringIO) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")()  # a piece may end inside a character
     with contextlib.suppress(OSError):  # the other end is closed
         while piece := os.read(terminal, 4096):
-            output += piece
+            output.write(decoder.decode(piece))
 
 
 def feed(process: subprocess.Popen[bytes], step: int) -> None:
@@ -259,9 +263,9 @@ def feed(process: subprocess.Popen[bytes], step: int) -> None:
     process.stdin.flush()
 
 
-def frame(output: bytes | bytearray) -> list[str]:
+def frame(output: str) -> list[str]:
     """The lines of what was drawn, without colours and moves of the cursor."""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
     return [line.strip("\r") for line in text.split("\n")]
 
 

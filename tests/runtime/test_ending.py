@@ -117,7 +117,8 @@ def test_errors_of_the_script_keep_their_traceback() -> None:
     assert done.stderr.endswith("ValueError: mine\n")
 
 
-def test_the_last_words(job: Job, saved: Path) -> None:
+def test_the_last_words(job: Job, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "WORDS_SECONDS", 120.0)
     reached = Reached(saved, job.config)
     assert reached.describe() == f"interrupted; run again to resume {saved}"
     (saved / "checkpoints").mkdir()

@@ -57,6 +57,6 @@ def test_a_process_that_forgets_to_close_anything_ends(
         if found == ("through\n", 0):
             break
     assert found == ("through\n", 0)
-    with Session(etcd, 60) as session:
+    with Session(etcd, 60).run_thread() as session:
         assert Lock(session, prefix + "lock").acquire(timeout=120)
     until(lambda: not etcd.count(mine.pservers) + etcd.count(mine.trainers))

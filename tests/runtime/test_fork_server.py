@@ -133,8 +133,9 @@ def test_a_fork_server_that_dies_is_passed_over_and_replaced(
 
 
 def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
-    saved: Path, etcd: Etcd, keys: Keys, tmp_path: Path
+    saved: Path, etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fork_server_module, "IDLE_SECONDS", 120.0)
     edited = Path(shutil.copytree(saved, tmp_path / "edited"))
     program = edited / "programs" / "trainer" / "program.gft"
     program.write_text(program.read_text().replace("slots = 2", "slots = 3", 1))
@@ -164,7 +165,8 @@ def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_
     supervisor = Supervisor(saved, keys, etcd, SILENT, engine)
     try:
         children = [supervisor.add("trainer", 0)]
-        until(lambda: children[0].process is not None and children[0].process.pid)
+        until(lambda: children[0].process is not None and children[0].identity.pid)
+        until(lambda: os.getpgid(children[0].identity.pid) == os.getpgid(0))  # the launcher's, from then on
         first.process.send_signal(signal.SIGSTOP)
         children += [supervisor.add("trainer", 1), supervisor.add("trainer", 2)]
         end = time.monotonic() + 120

@@ -127,8 +127,7 @@ def test_a_pserver_is_ready_when_it_serves(etcd_server: EmbeddedEtcd, keys: Keys
             assert health.answer(READY) == (503, "its shard has no state so far")
             serving = threading.Thread(target=role.blocks.run, args=("serve",))
             serving.start()
-            until(lambda: health.answer(READY)[0] == 200)
-            assert health.answer(READY) == (200, "pserver 0 at step 0: serving")
+            until(lambda: health.answer(READY) == (200, "pserver 0 at step 0: serving"))
             role.server.leaving = True  # type: ignore[attr-defined]
             serving.join()
             role.server.saver.close()  # type: ignore[attr-defined]
@@ -151,33 +150,21 @@ def test_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stays_until_it_is_asked_to_go(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     code = (
-        "import sys; from pathlib import Path; from graphft.runtime.roles.attendance import Attendance;"
-        "a = Attendance(sys.argv[1], True, 143); sys.exit(a.end(0, Path(sys.argv[2])))"
+        "import sys; from pathlib import Path; from graphft.runtime.roles import attendance as module;"
+        "serve = module.serve_health; module.serve_health = lambda *a: print(serve(*a), flush=True);"
+        "a = module.Attendance('127.0.0.1:0', True, 143); sys.exit(a.end(0, Path(sys.argv[1])))"
     )
-    port = _free_port()
-    process = subprocess.Popen([sys.executable, "-c", code, f"127.0.0.1:{port}", str(tmp_path)])
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
-        until(lambda: _answers(port))
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
         until(lambda: ask(port, READY) == (200, "the job is over\n"))
         assert process.poll() is None
         process.terminate()
         assert process.wait(120) == 0
     finally:
         process.kill()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _answers(port: int) -> bool:
-    try:
-        return ask(port, LIVE)[0] == 200
-    except OSError:
-        return False
+        process.communicate()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root")

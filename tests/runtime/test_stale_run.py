@@ -42,7 +42,7 @@ def ended() -> Identity:
 
 def register(etcd: Etcd, key: str, process: Identity) -> None:
     record = Registration(key, "", process.pid, socket.gethostname(), process=process)
-    etcd.put(key, msgspec.json.encode(record), etcd.lease_grant(60)[0])
+    etcd.put(key, msgspec.json.encode(record), etcd.lease_grant(600)[0])
 
 
 CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -68,7 +68,7 @@ etcd, keys = Etcd([{etcd.endpoints[0]!r}], timeout=20, deadline=60), Keys({keys.
 revoke_dead(etcd, keys)
 register(etcd, keys.trainer("inside"), identify())
 """
-    subprocess.run([*CONTAINER, sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([*CONTAINER, sys.executable, "-c", script], check=True, timeout=300)
     revoke_dead(etcd, keys)
     assert {kv.key for kv in etcd.range(keys.control).kvs} == {keys.trainer("outside"), keys.trainer("inside")}
 

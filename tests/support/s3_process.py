@@ -1,4 +1,4 @@
-"""moto's S3 server, with writes that are atomic: `-m tests.support.s3_process -H HOST -p PORT`.
+"""moto's S3 server, with writes that are atomic, on a socket that listens: `-m tests.support.s3_process DESCRIPTOR`.
 
 moto looks whether an object is there, and puts it, in two steps: two conditional puts at once may both succeed. S3
 promises that one does, and a commit is just that.
@@ -7,10 +7,12 @@ promises that one does, and a commit is just that.
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from typing import Any
 
 from moto import server
+from werkzeug.serving import make_server
 
 
 class Atomic:
@@ -28,7 +30,11 @@ class Atomic:
             return self._app(environ, start_response)
 
 
+def serve(host: str, port: int, app: Any, **options: Any) -> None:
+    options = {name: options[name] for name in ("threaded", "request_handler") if name in options}
+    make_server(host, port, Atomic(app), fd=int(sys.argv[1]), **options).serve_forever()
+
+
 if __name__ == "__main__":
-    serve: Any = server.run_simple
-    server.run_simple = lambda host, port, app, **options: serve(host, port, Atomic(app), **options)
-    server.main()
+    server.run_simple = serve
+    server.main(["-H", "127.0.0.1", "-p", "0"])

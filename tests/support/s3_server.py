@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -20,12 +19,15 @@ def s3_server(bucket: str) -> Iterator[dict[str, Any]]:
     """Yields the `storage_options` with which s3fs reaches it. The bucket is made."""
     import s3fs
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "tests.support.s3_process", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        number = listening.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.s3_process", str(number)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[number],
+        )
     try:
         end = time.monotonic() + 240
         while True:

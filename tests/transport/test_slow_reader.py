@@ -64,7 +64,7 @@ def test_buffers_are_reused_only_when_they_are_free(path: tuple[ZmqServer, Relay
     relay.paused.clear()
     for step in range(2, 5):
         gradient.fill_(step)
-        buffers.pin(client.send(0, push(step), buffers.pack([gradient], timeout_s=10)))
+        buffers.pin(client.send(0, push(step), buffers.pack([gradient], timeout_s=120)))
     for step, got in enumerate(collect(server, 5)):
         assert got.message == push(step)
         assert got.frame is not None
