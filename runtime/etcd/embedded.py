@@ -6,8 +6,10 @@ import contextlib
 import shutil
 import signal
 import socket
+import sys
 import time
 import uuid
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from random import SystemRandom
@@ -44,20 +46,36 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
     draw = SystemRandom()
     while len(found) < count:
         port = draw.randint(FIRST_PORT, LAST_PORT)
-        if port_free(port, host):
+        if port_free(port, host, reuse=False):
             found.add(port)
     return list(found)
 
 
-def port_free(port: int, host: str = HOST) -> bool:
-    """Whether a server could listen on this port of one of this machine's addresses now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+def port_free(port: int, host: str = HOST, reuse: bool = True) -> bool:
+    """Whether a server could listen on this port of one of this machine's addresses now; without `reuse`: and nobody
+    holds it for a server that is to come back (`_bind`)."""
+    try:
+        _bind(port, host, reuse).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bind(port: int, host: str, reuse: bool = True) -> socket.socket:
+    """A socket that is bound and does not listen leaves room, on Linux, for one that does."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _close_all(sockets: list[socket.socket]) -> None:
+    while sockets:
+        sockets.pop().close()
 
 
 class EmbeddedEtcd:
@@ -93,6 +111,9 @@ class EmbeddedEtcd:
         self._port, self._ports, self._cluster, self._state = port, ports, cluster, state
         self._timing = (f"--heartbeat-interval={heartbeat}", f"--election-timeout={election}")
         self._child: Child | None = None
+        self._held: list[socket.socket] = []
+        """Its ports, so that no other etcd takes one before this one is started again."""
+        weakref.finalize(self, _close_all, self._held)
 
     def __enter__(self) -> EmbeddedEtcd:
         return self.start()
@@ -135,6 +156,7 @@ class EmbeddedEtcd:
                 if not (picked and left and e.rule == "port-busy" and not self._port):
                     raise
                 self._ports = None
+                _close_all(self._held)
         raise AssertionError("the last try raises")
 
     def launch(self) -> None:
@@ -146,6 +168,10 @@ class EmbeddedEtcd:
             client, peer = free_ports(2, self.host)
             self._ports = (self._port or client, peer)
         self._check_ports()
+        if not self._held and sys.platform == "linux":
+            with contextlib.suppress(OSError):  # another program was faster: etcd tells
+                for host, port in zip((self.host, self._peer_host), self._ports, strict=True):
+                    self._held.append(_bind(port, host))
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._child = Child([str(self._binary.path), *self._arguments(self._ports[1]), *self._binary.options], self.log)
 

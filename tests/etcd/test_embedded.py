@@ -52,6 +52,20 @@ def test_a_port_lost_between_choice_and_start_is_replaced(tmp_path: Path, monkey
             client.ping(deadline=60)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can hold a port so")
+def test_its_ports_are_held_while_it_is_down(tmp_path: Path) -> None:
+    """Another etcd took one, and this one never came back."""
+    with EmbeddedEtcd(tmp_path) as etcd:
+        assert etcd._ports is not None
+        etcd.kill()
+        assert not any(embedded.port_free(port, reuse=False) for port in etcd._ports)
+        assert all(embedded.port_free(port) for port in etcd._ports)
+        etcd.start()
+        held = etcd._held
+    del etcd
+    assert not held
+
+
 def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a directory")
     with pytest.raises(EtcdError, match="ended while it was starting") as caught:

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from graphft.runtime.etcd import free_ports
 from graphft.runtime.protocol.messages import Message, decode
 from graphft.runtime.transport.faults import Faults, FaultyClient, FaultyServer
 from graphft.runtime.transport.port import ClientTransport, Limits, Received, ServerTransport
@@ -145,9 +146,11 @@ while True:
 
 
 class ServerProcess:
-    """A shard in a process of its own: answers Push with its frame, everything else with Welcome."""
+    """A shard in a process of its own: answers Push with its frame, everything else with Welcome. Its port is none that
+    the kernel gives to others: it may come back."""
 
     def __init__(self, port: int = 0, incarnation: str = "first", heartbeat: float = 2.0) -> None:
+        port = port or free_ports(1)[0]
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(port), str(heartbeat), incarnation], stdout=subprocess.PIPE, text=True
         )
