@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from graphft.errors import plain, plain_text
+from graphft.errors import GraphftError, plain, plain_text
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event
-from graphft.runtime.etcd import EtcdError, delete_op
+from graphft.runtime.etcd import EtcdError, TransientEtcdError, delete_op
 from graphft.runtime.etcd.model import Store
 
 KEEP = 500
@@ -60,14 +60,20 @@ class Events:
 
     def _put(self) -> None:
         """One that etcd has taken, though its answer is lost, is put again under the same key."""
-        try:
-            while self._late:
-                key, value = self._late[0]
+        while self._late:
+            key, value = self._late[0]
+            try:
                 self.etcd.put(key, value, deadline=1.0)
-                self._late.popleft()
-        except EtcdError as error:
-            self._again_at = time.monotonic() + AGAIN_SECONDS
-            self.log.warning("%d events not recorded in etcd so far: %s", len(self._late), error.message)
+            except TransientEtcdError as error:
+                self._again_at = time.monotonic() + AGAIN_SECONDS
+                self.log.warning("%d events not recorded in etcd so far: %s", len(self._late), error.message)
+                return
+            except EtcdError as error:  # nor will it take it later
+                self.log.warning("event not recorded in etcd: %s", error.message)
+            except GraphftError:  # another run has this name now
+                self._late.clear()
+                raise
+            self._late.popleft()
 
     def _prune(self) -> None:
         kvs = self.etcd.range(self.keys.events, keys_only=True, deadline=1.0).kvs

@@ -236,8 +236,10 @@ class Supervisor:
             self._offspring.look([])
         end = time.monotonic() + REVOKE_SECONDS
         for child in children:
-            while not self._revoker.try_once(child.identity) and time.monotonic() < end:
+            while not (done := self._revoker.try_once(child.identity)) and time.monotonic() < end:
                 time.sleep(REVOKE_EVERY_SECONDS)
+            if not done:
+                break
         self.events.again(at_once=True)
 
     def close(self) -> None:

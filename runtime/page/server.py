@@ -249,12 +249,13 @@ def _handler(
             note(path)
             try:
                 self._send(answer(site, path))
-                told(path, asked_at)
             except OSError:  # who asked has gone
                 raise
             except Exception as error:
                 log.warning("%s of the page cannot be answered", path, exc_info=True)
                 self._send(_plain(500, f"{path} cannot be answered: {describe(error)}"))
+            finally:
+                told(path, asked_at)
 
         def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
             """Of requests that are none, and of methods other than GET."""

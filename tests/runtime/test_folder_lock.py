@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from graphft.errors import GraphftError
+from graphft.runtime.process import folder_lock
 from graphft.runtime.process.folder_lock import locked
 
 
@@ -42,3 +45,15 @@ def test_who_waits_can_be_told_to_end(tmp_path: Path) -> None:
         assert len(told) == 1
     with locked(tmp_path):
         pass
+
+
+def test_who_only_looks_does_not_refuse_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the lock for a moment."""
+    with locked(tmp_path):
+        pass
+    with (tmp_path / "launcher.lock").open() as looks:
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        monkeypatch.setattr(folder_lock, "PEEKS", 1_000_000)
+        threading.Timer(0.1, lambda: fcntl.flock(looks, fcntl.LOCK_UN)).start()
+        with locked(tmp_path):
+            pass

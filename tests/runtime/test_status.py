@@ -30,7 +30,7 @@ from graphft.runtime.coordination.records import (
 )
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, list_jobs, read_status
-from graphft.runtime.etcd import Etcd, EtcdUnreachable
+from graphft.runtime.etcd import Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.launcher.display import format_line, render
 from graphft.runtime.protocol.task_groups import TaskCounts
 from graphft.transpiler import Job
@@ -312,6 +312,22 @@ def test_an_event_that_etcd_has_not_taken_is_recorded_later(
     events.again(at_once=True)
     events.emit("died", "third")
     assert [event.text for _, event in read_events(etcd, keys)] == ["first", "second", "third"]
+
+
+def test_an_event_that_etcd_refuses_keeps_no_later_one(
+    etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = Events(etcd, keys, "trainer 0")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise EtcdError("request is too large", rule="etcd-refused", help="")
+
+    monkeypatch.setattr(etcd, "put", refuse)
+    events.emit("died", "first")
+    monkeypatch.undo()
+    events.emit("died", "second")
+    assert [event.text for _, event in read_events(etcd, keys)] == ["second"]
+    assert "event not recorded in etcd: request is too large" in caplog.text
 
 
 def test_where_processes_are_and_what_they_wait_for(etcd: Etcd, keys: Keys, job: Job) -> None:

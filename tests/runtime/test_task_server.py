@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -23,10 +25,11 @@ from graphft.runtime.protocol.messages import (
     GetTasks,
     RequestSaveModel,
     SaveModelAnswer,
+    TaskFailed,
     Tasks,
     TasksSettled,
 )
-from graphft.runtime.queue import failed_batch
+from graphft.runtime.queue import failed_batch, failed_task
 from graphft.runtime.queue.failed_task import report_failed
 from graphft.runtime.queue.task_client import CallRefused
 from graphft.transpiler import Job
@@ -418,6 +421,17 @@ def test_a_launcher_reports_the_batch_that_killed_its_trainer(scene: Scene) -> N
     one.die()
     one.await_end()
     assert report(attempt, 0.3) is None, "nobody has answered"
+
+
+def test_a_launcher_takes_a_late_answer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It connected anew for each try: the answer was lost, and the next one says only that it was counted before."""
+    member = scene.coordinator().start().member
+    client = Mock()
+    client.receive.side_effect = [None, SimpleNamespace(message=TaskFailed(1, "left-out", "it was killed"))]
+    monkeypatch.setattr(failed_task, "make_client", lambda *_: client)
+    change = report_failed(scene.etcd, scene.keys, member.login, (0, 0, 0), 1, "it was killed", 60.0)
+    assert change is not None
+    assert (client.connect.call_count, client.send.call_count) == (1, 2)
 
 
 # -- the one that saves the model -------------------------------------------------------------------------------------
