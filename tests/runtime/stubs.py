@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.child import Child
 from graphft.runtime.launcher.supervisor import Supervisor
 
@@ -45,3 +48,7 @@ def steps(supervisor: Supervisor, condition: Callable[[], object], seconds: floa
 def pid(child: Child) -> int:
     assert child.process is not None
     return child.process.pid
+
+
+def texts(etcd: Etcd, keys: Keys) -> list[str]:
+    return [event.text for _, event in read_events(etcd, keys)]

@@ -18,7 +18,10 @@ def test_it_runs_when_the_lease_is_to_be_renewed_however_long_its_interval_is(et
         session._due -= 18.0  # in 2 s
         begun = session.page.renewed
         member: Any = SimpleNamespace(
-            session=session, changed=threading.Event(), progress=SimpleNamespace(left=lambda: 600.0)
+            session=session,
+            changed=threading.Event(),
+            progress=SimpleNamespace(left=lambda: 600.0),
+            events=SimpleNamespace(again=lambda: None),
         )
         block = SimpleNamespace(attrs={"interval": 600.0})
         blocks: Any = SimpleNamespace(

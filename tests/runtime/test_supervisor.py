@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from graphft.runtime.coordination import revoker
-from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
-from tests.runtime.stubs import SLEEP, Stubs, pid, steps
+from tests.runtime.stubs import SLEEP, Stubs, pid, steps, texts
 
 REGISTER = """
 import os, socket, sys, time
@@ -46,10 +45,6 @@ from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record
 WorkRecord(record_path(Path(sys.argv[1]), 0)).begin(Phase.PROVING, Place(0, 0, 0))
 os.kill(os.getpid(), 9)
 """
-
-
-def texts(etcd: Etcd, keys: Keys) -> list[str]:
-    return [event.text for _, event in read_events(etcd, keys)]
 
 
 # -- restarts ---------------------------------------------------------------------------------------------------------

@@ -14,19 +14,14 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.child import Child
 from graphft.runtime.launcher.supervise import supervise as supervise_job
-from tests.runtime.stubs import SLEEP, Stubs, pid, steps
+from tests.runtime.stubs import SLEEP, Stubs, pid, steps, texts
 from tests.support.waiting import until
-
-
-def texts(etcd: Etcd, keys: Keys) -> list[str]:
-    return [event.text for _, event in read_events(etcd, keys)]
 
 
 def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any, stubs: Stubs, tmp_path: Path) -> None:
