@@ -20,6 +20,8 @@ from graphft.runtime.etcd.model import Store
 KEEP = 500
 """About so many events stay in etcd; each process's log file has all of its own."""
 PRUNE_EVERY = 50
+PUT_SECONDS = 1.0
+"""For how long etcd may keep who writes events."""
 LATE, AGAIN_SECONDS = 100, 2.0
 """The newest that etcd has not taken; and how often it is asked again to."""
 
@@ -54,16 +56,20 @@ class Events:
 
     def again(self, at_once: bool = False) -> None:
         """Now and then, or `at_once`: those that etcd has not taken so far. To be called all the while."""
-        if self._late and (at_once or time.monotonic() >= self._again_at):
-            with self._lock:
+        if self._late and (at_once or time.monotonic() >= self._again_at) and self._lock.acquire(at_once):
+            try:
                 self._put()
+            finally:
+                self._lock.release()
 
     def _put(self) -> None:
-        """One that etcd has taken, though its answer is lost, is put again under the same key."""
-        while self._late:
+        """One that etcd has taken, though its answer is lost, is put again under the same key. Many take more than one
+        call where etcd is slow: who makes it has leases and children to look after."""
+        end = time.monotonic() + PUT_SECONDS
+        while self._late and time.monotonic() < end:
             key, value = self._late[0]
             try:
-                self.etcd.put(key, value, deadline=1.0)
+                self.etcd.put(key, value, deadline=PUT_SECONDS)
             except TransientEtcdError as error:
                 self._again_at = time.monotonic() + AGAIN_SECONDS
                 self.log.warning("%d events not recorded in etcd so far: %s", len(self._late), error.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -146,7 +147,8 @@ class Member:
         return view
 
     def close(self) -> None:
-        self.events.again(at_once=True)
+        with contextlib.suppress(GraphftError):  # another run has the name now
+            self.events.again(at_once=True)
         self.watcher.close()
         if self.session is not None:
             self.session.close()

@@ -246,7 +246,8 @@ class Trainer:
         self._teller.steps_until(self._end_of(epoch))
         self._trained, self._counted_from = epoch, time.monotonic()
         tell_idle_rates(self.job, epoch, self._idle_rates)
-        metrics: dict[str, float] = {"epoch": epoch, **epoch_metrics(running, epoch - 1)}
+        with self._explained():
+            metrics: dict[str, float] = {"epoch": epoch, **epoch_metrics(running, epoch - 1)}
         metrics |= {"steps": self._end_of(epoch) - first, "seconds": self._counted_from - begun}
         metrics |= {"failures": self._retries.count, "preemptions": self._retries.preempted}
         self._teller.epoch(epoch, metrics)
@@ -435,18 +436,24 @@ class Trainer:
         if running is None:
             raise shut_down()
         while not running.reached(self._end_of(epoch), saved):
-            try:
+            with self._explained():
                 running.check()
-            except GraphftError as error:
-                if error.rule == "job-failed" and self._retries.count:
-                    raise self._retries.explained(error.message) from error
-                raise
             self._retries.check()
             self._look_at(running)
             time.sleep(LOOK_SECONDS)
         self._look_at(running)
         self._teller.hear(running.events())
         return running
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What ends the job, with the traceback of the worker that did."""
+        try:
+            yield
+        except GraphftError as error:
+            if error.rule == "job-failed" and self._retries.count:
+                raise self._retries.explained(error.message) from error
+            raise
 
     def _look_at(self, running: RunningJob) -> None:
         if running.status is not None:

@@ -49,9 +49,10 @@ KEPT_SECONDS = 1.0
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
 COLLECT_SECONDS, POLL_SECONDS = 10.0, 0.02
-REVOKE_SECONDS, REVOKE_EVERY_SECONDS = 2.0, 0.2
 """For how long the end of what roles have left is waited for (milliseconds, where the machine is not busy), and how
 often it is looked for."""
+REVOKE_SECONDS, REVOKE_EVERY_SECONDS = 2.0, 0.2
+"""For how long an end tries to revoke leases where etcd does not answer, and how often."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
 """From the end of its lease until a stopped child is replaced; one that runs gets time to end by itself."""
 
@@ -240,7 +241,8 @@ class Supervisor:
                 time.sleep(REVOKE_EVERY_SECONDS)
             if not done:
                 break
-        self.events.again(at_once=True)
+        with contextlib.suppress(GraphftError):  # another run has the name now
+            self.events.again(at_once=True)
 
     def close(self) -> None:
         self.stop(grace=2.0)

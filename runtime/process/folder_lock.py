@@ -65,18 +65,17 @@ def _lock(descriptor: int, job_dir: Path, wait: Callable[[str], None] | None, lo
         if _try_lock(descriptor):
             return
         time.sleep(PEEK_SECONDS)
-    if not _try_lock(descriptor):
-        holder = _text(descriptor)
-        if wait is None:
-            raise UsageError(
-                f"the job in {job_dir} is being run by {holder}",
-                rule="job-running",
-                help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",
-            )
-        wait(holder)
-        while not _try_lock(descriptor):
-            look()
-            time.sleep(LOOK_SECONDS)
+    holder = _text(descriptor)
+    if wait is None:
+        raise UsageError(
+            f"the job in {job_dir} is being run by {holder}",
+            rule="job-running",
+            help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",
+        )
+    wait(holder)
+    while not _try_lock(descriptor):
+        look()
+        time.sleep(LOOK_SECONDS)
 
 
 def _try_lock(descriptor: int) -> bool:
