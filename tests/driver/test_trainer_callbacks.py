@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 import graphft
+from graphft.runtime.driver import trainer as trainer_module
 from tests.driver import epochs
 from tests.support.waiting import until
 
@@ -171,3 +172,19 @@ def test_epochs_of_one_call_are_told_one_by_one(tmp_path: Path) -> None:
     assert [row[:4] for row in told] == [(n, n, 96, epochs.PER_EPOCH) for n in (1, 2, 3)]
     assert len({row[4] for row in told}) == 3
     assert last["loss"] == told[-1][4]
+
+
+def test_a_job_that_fails_while_an_epoch_is_told_is_explained_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad batch of the next epoch, say: the error had no traceback of the worker's."""
+
+    def failed_meanwhile(running: Any, _: int) -> Any:
+        (tmp_path / "broken").touch()
+        until(running.check)  # raises
+
+    monkeypatch.setattr(trainer_module, "epoch_metrics", failed_meanwhile)
+    spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
+    with epochs.trainer(tmp_path / "job", chunks=spec) as trainer, pytest.raises(graphft.WorkerFailed) as caught:
+        trainer.train(max_retries=-1, epochs=500)
+    assert "ZeroDivisionError: as the test wants it" in caught.value.traceback

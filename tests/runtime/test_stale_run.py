@@ -8,18 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from graphft.errors import GraphftError
+from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Registration, RunRecord
 from graphft.runtime.coordination.run_record import check_job, fenced, put_job, read_secret
 from graphft.runtime.coordination.stale_run import begin_anew, forget_dead, make_way, revoke_dead
-from graphft.runtime.etcd import Etcd, LeaseLost, absent, put_op
+from graphft.runtime.etcd import Etcd, EtcdUnreachable, LeaseLost, Session, absent, put_op
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
+from graphft.runtime.process.progress import Progress
 from graphft.transpiler import Job
 
 
@@ -233,6 +237,27 @@ def test_a_process_of_the_run_before_changes_nothing(etcd: Etcd, keys: Keys, job
             attempt()
         assert refused.value.rule == "foreign-job"
     assert etcd.range(keys.control).kvs == records
+
+
+def test_a_member_of_the_run_before_with_an_event_to_put_closes_its_session(
+    etcd: Etcd, keys: Keys, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run_of(job, keys)
+    put_job(etcd, keys, before)
+    own = Etcd(etcd.endpoints, timeout=20, deadline=60)
+    member = Member("trainer", 0, own, before, Progress(), Session(own, 60))
+    assert member.session is not None
+    closed = Mock(wraps=member.session.close)
+    monkeypatch.setattr(member.session, "close", closed)
+    with monkeypatch.context() as away:
+        away.setattr(member.events.etcd, "put", Mock(side_effect=EtcdUnreachable("", rule="etcd-unreachable", help="")))
+        member.events.emit("died", "an event")
+    etcd.put(keys.state, b"complete")
+    make_way(etcd, keys, after := run_of(job, keys))
+    put_job(etcd, keys, after)
+    member.close()
+    assert closed.called
+    assert "an event" not in [event.text for _, event in read_events(etcd, keys)]
 
 
 def test_each_run_has_a_secret_of_its_own(etcd: Etcd, keys: Keys, job: Job) -> None:

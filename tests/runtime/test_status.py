@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -376,3 +378,32 @@ def test_what_a_launcher_tells_of_places_ends_with_it_and_comes_back_with_anothe
     assert msgspec.json.decode(kv.value, type=list[Ordered]) == found
     places.tell([])
     assert [msgspec.json.decode(kv.value) for kv in etcd.range(keys.places).kvs] == [[]]
+
+
+def test_a_backlog_keeps_nobody_for_long_where_etcd_is_slow(
+    etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who calls has leases and children to look after: all of a hundred events were put in one call."""
+    events, put, now = Events(etcd, keys, "trainer 0"), etcd.put, 0.0
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise EtcdUnreachable("no answer", rule="etcd-unreachable", help="")
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        nonlocal now
+        now += events_module.PUT_SECONDS * 0.4
+        put(*arguments, **options)
+
+    clock = SimpleNamespace(monotonic=lambda: now, time=time.time, time_ns=time.time_ns)
+    monkeypatch.setattr(events_module, "time", clock)
+    monkeypatch.setattr(etcd, "put", away)
+    for n in range(5):
+        events.emit("died", str(n))
+    monkeypatch.setattr(etcd, "put", slow)
+    events.again(at_once=True)
+    assert [event.text for _, event in read_events(etcd, keys)] == ["0", "1", "2"]
+    now += events_module.AGAIN_SECONDS
+    with events._lock:  # as while another thread's put is under way
+        events.again()
+    events.again()
+    assert [event.text for _, event in read_events(etcd, keys)] == ["0", "1", "2", "3", "4"]

@@ -14,8 +14,9 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
+from graphft.errors import UsageError
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.child import Child
@@ -86,6 +87,21 @@ def test_a_lease_is_revoked_though_etcd_is_late_once(supervise: Any, monkeypatch
     monkeypatch.setattr(supervisor._revoker, "try_once", lambda _: tried.pop(0))
     supervisor.stop()
     assert not tried
+
+
+def test_an_end_goes_on_though_the_name_is_another_runs(
+    supervise: Any, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it had events to put, what came after its stop was skipped."""
+    supervisor = supervise()
+    refused = Mock(side_effect=EtcdUnreachable("no answer", rule="etcd-unreachable", help=""))
+    monkeypatch.setattr(supervisor.events.etcd, "put", refused)
+    supervisor.add("trainer", 0)
+    supervisor.events.emit("died", "an event")
+    refused.side_effect = UsageError("the job is another run now", rule="foreign-job", help="")
+    supervisor.stop()
+    assert refused.call_count > 1
+    supervisor.events.again(at_once=True)  # has none left
 
 
 def test_nothing_is_started_after_stop(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
