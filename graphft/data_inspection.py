@@ -31,7 +31,7 @@ UNREADABLE = "unreadable"
 
 class Inspected(NamedTuple):
     """What is known of a dataset. `types`: of a batch, by column; `draws`: reading items draws random numbers;
-    `digests`: of some records' contents, by their numbers; none of a dataset that draws."""
+    `digests`: of some records' contents, by their numbers, read with the same seeds if it draws."""
 
     records: int
     types: dict[str, Type]
@@ -39,8 +39,8 @@ class Inspected(NamedTuple):
     digests: dict[int, str]
 
 
-def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool | None = None) -> Inspected:
-    """Reads some of the dataset's items; `random`: what its user says of it.
+def inspect_dataset(reference: Reference, columns: Sequence[str]) -> Inspected:
+    """Reads some of the dataset's items.
 
     Up to five are read twice with the same seeds: whether the dataset draws is told by these alone. Up to eleven more
     are read once, for their digests. Raises GraphftError if none of the five can be read, or if one differs then.
@@ -67,9 +67,6 @@ def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool |
         digests[index] = _digest(one)
         others |= _another_shape(reference, index, types, one)
     _check_shapes(reference, others)
-    if draws or random:
-        _tell_unreadable(reference, records, digests)
-        return Inspected(records, types, draws, {})
     spaced = [index for index in _spaced(records) if index not in _chosen(records)]
     digests |= _read_digests(made, spaced, columns, own)
     _tell_unreadable(reference, records, digests)
@@ -111,21 +108,20 @@ def _tell_unreadable(reference: Reference, records: int, digests: Mapping[int, s
 
 
 def _read_digests(made: Any, indices: Sequence[int], columns: Sequence[str], own: Sequence[Any]) -> dict[int, str]:
-    """Digests of the records that can be read in time, and draw nothing."""
+    """Digests of the records that can be read in time."""
     digests: dict[int, str] = {}
     end = time.monotonic() + DIGEST_SECONDS
     for index in indices:
         if time.monotonic() > end:
             break
         try:
-            batch, drew = _read(made, index, columns, own)
+            batch, _ = _read(made, index, columns, own)
         except KeyboardInterrupt:
             raise
         except BaseException as e:
             digests |= _damaged(index, e)
             continue
-        if not drew:
-            digests[index] = _digest(batch)
+        digests[index] = _digest(batch)
     return digests
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from graphft.errors import GraphftError
 from graphft.ir import Arg
+from graphft.refused_scheduler import refused_scheduler
 from graphft.schedule import Rate
 
 _Optimizer = TypeVar("_Optimizer", bound="Optimizer")
@@ -42,6 +43,8 @@ class Optimizer:
                     help=f"write graphft.{cls.__name__}(lr=...): its parameters are those of the program that "
                     f"minimize() gets; torch.optim.{cls.torch_class.__name__}(model.parameters(), ...) is taken, too",
                 )
+            if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+                raise refused_scheduler(type(value).__name__, "is no learning rate")
             if value is None or isinstance(value, np.ndarray):
                 raise GraphftError(
                     f"graphft.{cls.__name__}: lr is {value!r}, expected a number or a schedule",

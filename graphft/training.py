@@ -24,7 +24,8 @@ from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad
 from graphft.literals import dtype_of
 from graphft.mode import listed
 from graphft.optim import SCALAR_STATE, Clip, ClipByValue, Group, Optimizer
-from graphft.torch_optim import groups_of, refused_scheduler
+from graphft.refused_scheduler import refused_scheduler
+from graphft.torch_optim import groups_of
 from graphft.weights import require_unchanged
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import graphft
 from graphft.errors import GraphftError, UsageError
+from graphft.never_run import used
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.engines.kubernetes.command import add_parser as add_kubernetes
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
@@ -228,6 +229,7 @@ def _launch(options: argparse.Namespace) -> int:
     os.environ.pop(CALLED, None)
     runpy.run_path(options.script, run_name="__main__")
     if CALLED not in os.environ:
+        used()  # this error says it
         raise UsageError(
             f"{options.script} ended and never called job.run(): nothing was run",
             rule="nothing-run",

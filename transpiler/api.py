@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
+from graphft.never_run import made
 from graphft.nonfinite_values import tell_nonfinite
 from graphft.option_names import is_whole, unknown_option
 from graphft.reducers import columns_of
@@ -139,6 +141,7 @@ def transpile(
     job.verify()
     if not config.passes_on_demand:  # nobody knows how many there will be
         tell_zero_rate(program, config.total_steps)
+    made(config.name, sys._getframe(1))
     return job
 
 

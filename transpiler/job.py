@@ -25,6 +25,7 @@ from graphft.diagnostics import VerificationError
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.fileio import scratch_folder
 from graphft.ir import Program
+from graphft.never_run import used
 from graphft.printer import format_block
 from graphft.storage import load_program, save_program
 from graphft.transpiler import rules
@@ -207,6 +208,7 @@ class Job:
         these are. Of a run in a folder of its own (`job_dir=`): `graphft.predict(folder, data)`."""
         import graphft
 
+        used()
         predicted: dict[str, Tensor] = graphft.predict(self, data, **options)
         return predicted
 
@@ -236,6 +238,7 @@ class Job:
         `prepare` is called with the folder before it has its name: for what is to be there besides. Raises GraphftError
         when the folder holds anything else, or cannot be written.
         """
+        used()
         target = Path(path).resolve()  # no folder replaces a link
         if _holds(target, self):
             return

@@ -26,6 +26,7 @@ from graphft.runtime.coordination.storage_claim import claimed
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.launcher.child import Child
+from graphft.runtime.launcher.ending import heed
 from graphft.runtime.launcher.job_folder import JobFolder
 from graphft.runtime.launcher.launch import launch_directory
 from graphft.runtime.launcher.options import LaunchOptions
@@ -70,6 +71,7 @@ def take_over(path: Path, alone: bool) -> bool:
         if holder != told:
             tell(f"{path} is being run by {holder}; waiting for its end")
         told = holder
+        heed()
         time.sleep(LOOK_SECONDS)
     return bool(told)
 

@@ -36,7 +36,7 @@ from graphft.runtime.driver.running_job import RunningJob, at_rest, shut_down, t
 from graphft.runtime.driver.validation import validate_here
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.job_state import JobState
-from graphft.runtime.launcher.ending import interruptible, without_traceback
+from graphft.runtime.launcher.ending import heed, interruptible, without_traceback
 from graphft.runtime.launcher.job_folder import JobFolder
 from graphft.runtime.launcher.launch import prepare
 from graphft.runtime.launcher.process_ends import note_failed
@@ -436,6 +436,7 @@ class Trainer:
         if running is None:
             raise shut_down()
         while not running.reached(self._end_of(epoch), saved):
+            heed()
             with self._explained():
                 running.check()
             self._retries.check()
@@ -478,6 +479,7 @@ class Trainer:
         if running is None or not self._trained:
             return
         while running.alive and not running.reached(self._end_of(self._trained), True):
+            heed()
             if time.monotonic() > end:
                 tell(f"epoch {self._trained} has no checkpoint so far: the run goes on from the newest one")
                 return

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
@@ -36,6 +36,17 @@ class Interrupted(KeyboardInterrupt, SystemExit):
     def __init__(self, signum: int) -> None:
         super().__init__(f"{signal.Signals(signum).name} has ended the launch")
         self.signum, self.code = signum, 128 + signum
+
+
+class _Block:
+    """Of the main thread: how many `interruptible` blocks it is in, and the signal that has come since; 0: none."""
+
+    depth = signum = 0
+
+
+_block = _Block()
+_TAKEN = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+"""Whose handlers a block replaces, if they are these; that of SIGTERM always."""
 
 
 @dataclass(slots=True)
@@ -70,7 +81,11 @@ class Reached:
 
 @contextlib.contextmanager
 def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does: children and etcd stop in order, then one line is told."""
+    """SIGTERM and SIGHUP end the block as Ctrl-C does: children and etcd stop in order, then one line is told.
+
+    A signal that comes within a finalizer (`__del__` of a user's object, or a library's) raises there, and Python
+    ignores it: `heed()` raises it again, and so does the block's end.
+    """
     try:
         with _raised_by_signals():
             yield
@@ -87,16 +102,35 @@ def _raised_by_signals() -> Iterator[None]:
         return
 
     def interrupt(signum: int, frame: object) -> None:
+        _block.signum = signum
         raise Interrupted(signum)
 
-    # Under nohup SIGHUP is ignored, and stays so.
-    taken = [s for s in (signal.SIGTERM, signal.SIGHUP) if s == signal.SIGTERM or signal.getsignal(s) == signal.SIG_DFL]
-    before = {s: signal.signal(s, Handler(interrupt)) for s in taken}
+    if not _block.depth:
+        _block.signum = 0
+    _block.depth += 1
+    before: dict[int, Any] = {}
     try:
+        for taken in filter(_is_to_be_taken, (*_TAKEN, signal.SIGTERM)):
+            before[taken] = signal.getsignal(taken)
+            signal.signal(taken, Handler(interrupt))
         yield
+        heed()
     finally:
+        _block.depth -= 1
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def _is_to_be_taken(signum: signal.Signals) -> bool:
+    """Under nohup SIGHUP is ignored, and stays so; somebody else's handler of SIGINT stays, too."""
+    return signum not in _TAKEN or signal.getsignal(signum) == _TAKEN[signum]
+
+
+def heed() -> None:
+    """To be called again and again by what waits or works in an `interruptible` block: raises Interrupted if a signal
+    has come, and what it raised was ignored. Not to be called by what cleans up behind it."""
+    if _block.depth and _block.signum and threading.current_thread() is threading.main_thread():
+        raise Interrupted(_block.signum)
 
 
 def without_traceback(error: BaseException) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
+from graphft.never_run import used
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import WAIT_SECONDS, connect, is_complete, write_endpoints
@@ -35,7 +36,7 @@ from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.launcher.act_as_role import act_as_role
 from graphft.runtime.launcher.asked_passes import AskedPasses, PassesDone
-from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
+from graphft.runtime.launcher.ending import Reached, heed, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder
 from graphft.runtime.launcher.launch_page import LaunchPage, page_of
@@ -78,7 +79,7 @@ def run_job(
     `graphft.runtime.callbacks.callbacks.Callbacks`; an epoch is a pass. Raises GraphftError if the job fails, and
     Interrupted (a KeyboardInterrupt) on Ctrl-C and SIGTERM.
     """
-    os.environ[CALLED] = "1"
+    _note_called()
     try:
         _check_not_imported()
         act_as_role(job, overrides)
@@ -96,7 +97,7 @@ def run_job(
 def prepare(job: Job, options: LaunchOptions) -> tuple[Job, JobFolder, LaunchOptions]:
     """For who launches the job itself, with `launch_directory`: the job as its folder has it, its folder, and the
     options with what the command line says. A process that is a role of it ends here."""
-    os.environ[CALLED] = "1"
+    _note_called()
     try:
         _check_not_imported()
         act_as_role(job, {})
@@ -106,6 +107,11 @@ def prepare(job: Job, options: LaunchOptions) -> tuple[Job, JobFolder, LaunchOpt
     except GraphftError as error:
         without_traceback(error)
         raise
+
+
+def _note_called() -> None:
+    os.environ[CALLED] = "1"
+    used()
 
 
 def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, JobFolder]:
@@ -198,7 +204,7 @@ def launch_directory(
     begun_at, claim = time.monotonic(), None
     reached = Reached(folder.path, job.config)
     waited: list[str] = []
-    look = driver or (lambda: None)
+    look = driver or heed
 
     def wait(holder: str) -> None:
         tell(f"{folder.path} is being run by {holder}; waiting (--no-wait or wait=False: an error)")

@@ -12,6 +12,7 @@ import pytest
 
 import graphft
 from graphft.runtime.driver import trainer as trainer_module
+from graphft.runtime.launcher.ending import Interrupted
 from tests.driver import epochs
 from tests.support.waiting import until
 
@@ -48,6 +49,30 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
     trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
     with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
         trainer.train(epochs=500)  # one may be done before its status is seen
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_within_a_finalizer_ends_the_call(tmp_path: Path, number: signal.Signals) -> None:
+    """Of a callback's plot, say. It was ignored, and all epochs were trained."""
+
+    class Figure:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    class Plots:
+        plotted = False
+
+        def on_status(self, status: Any) -> None:
+            if not self.plotted:
+                self.plotted = True
+                Figure()
+
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[Plots()])
+    with pytest.raises(Interrupted) as caught:
+        trainer.train(epochs=500)
+    assert caught.value.signum == number
+    assert not trainer.workers()
 
 
 def test_an_epoch_whose_job_was_shut_down_is_not_told_without_its_metrics(tmp_path: Path) -> None:

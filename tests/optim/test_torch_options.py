@@ -210,6 +210,9 @@ def test_the_remedy_is_the_schedule_of_the_same_curve(name: str, remedy: str) ->
     with pytest.raises(GraphftError) as caught:
         graphft.minimize(captured().clone(), scheduler)
     assert remedy in caught.value.help
+    with pytest.raises(GraphftError, match="is no learning rate") as caught:
+        graphft.AdamW(lr=scheduler)
+    assert remedy in caught.value.help
 
 
 def test_a_plateau_scheduler_is_told_that_there_is_no_validation_loss() -> None:

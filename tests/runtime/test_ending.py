@@ -19,16 +19,17 @@ from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher import ending, launch
-from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
+from graphft.runtime.launcher.ending import Interrupted, Reached, heed, interruptible
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
+from tests.support.programs_by_hand import linear
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A script that uses graphft, and what it says."""
+def run(script: str, *option: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A script that uses graphft, and what it says. `option`: that of Python which says what `script` is."""
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *filter(None, option or ("-c",)), script],
         capture_output=True,
         text=True,
         timeout=120,
@@ -51,6 +52,43 @@ def test_a_signal_ends_in_order_with_one_line_and_its_status(name: str, status: 
         "        print('etcd has ended')\n"
     )
     assert (done.returncode, done.stdout, done.stderr) == (status, "etcd has ended\n", "interrupted at step 3\n")
+
+
+FINALIZER = """
+import signal, time
+from graphft.runtime.launcher.ending import heed, interruptible
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+class Figure:
+    def __del__(self):
+        signal.raise_signal({number})
+with interruptible(lambda: 'interrupted at step 3'):
+    try:
+        Figure()
+        print('it goes on')
+        {then}
+    finally:
+        print('etcd has ended')
+    print('at its end')
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize(("then", "more"), [("while True: heed(); time.sleep(0.01)", ""), ("pass", "at its end\n")])
+def test_a_signal_that_comes_within_a_finalizer_is_heeded(name: str, status: int, then: str, more: str) -> None:
+    """Python ignores what is raised in `__del__`: the job trained on to its end, and the exit status was 0."""
+    done = run(FINALIZER.format(number=f"signal.{name}", then=then))
+    assert (done.returncode, done.stdout) == (status, f"it goes on\netcd has ended\n{more}")
+    assert done.stderr.endswith("\ninterrupted at step 3\n")
+
+
+def test_what_came_in_one_block_does_not_end_the_next(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Interrupted), interruptible(lambda: "interrupted"):
+        signal.raise_signal(signal.SIGTERM)
+    heed()
+    with interruptible(lambda: "interrupted again"):
+        heed()
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
@@ -174,6 +212,27 @@ def test_a_script_that_runs_its_job_when_it_is_imported_is_told_of_the_guard(
     assert "if __name__ == '__main__':" in caught.value.help
 
 
+MADE = """
+import os, graphft, torch
+from tests.support.programs_by_hand import linear
+os.chdir(os.path.dirname(__file__))
+data = graphft.arrays(x=torch.zeros(8, 200), y=torch.zeros(8, 1), chunk_size=4)
+job = graphft.transpile(linear(), data=data, batch_size=4, name="lines")
+"""
+NOT_RUN = "job lines was made and NOT run, nothing was trained: call job.run()\n"
+
+
+@pytest.mark.parametrize(
+    ("then", "ends"), [("", NOT_RUN), ("job.save('jobs/lines')", ""), ("job.epochs", "has no attribute 'epochs'\n")]
+)
+def test_a_script_that_never_runs_its_job_is_told_when_it_ends(then: str, ends: str, tmp_path: Path) -> None:
+    """Nothing was printed, and the exit status was 0."""
+    (tmp_path / "train.py").write_text(MADE + then)
+    done = run(str(tmp_path / "train.py"), "")
+    assert done.stderr.endswith(ends)
+    assert (NOT_RUN in done.stderr) == (ends == NOT_RUN)
+
+
 def test_a_dataset_of_a_notebook_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells are functions of a module without a file."""
 
@@ -215,6 +274,20 @@ def test_a_launcher_that_waits_for_another_can_be_interrupted(tmp_path: Path) ->
             "    print('it has the folder')\n"
         )
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "interrupted\n")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_launch_heeds_a_signal_that_came_within_a_finalizer(tmp_path: Path) -> None:
+    class Figure:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    figures = [Figure()]
+    data = graphft.arrays(x=torch.zeros(400, 200), y=torch.zeros(400, 1), chunk_size=40)
+    job = graphft.transpile(linear(), data=data, batch_size=4, epochs=1000, ft=True)
+    with pytest.raises(Interrupted):
+        job.run(job_dir=str(tmp_path / "run"), quiet=True, on_status=lambda *_: figures.clear())
+    assert not figures
 
 
 def test_a_launch_that_is_interrupted_while_it_starts_counts(

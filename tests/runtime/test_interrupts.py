@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def fail_within(number: int) -> None:
 def test_what_a_handler_raises_comes_at_the_end(raises: tuple[int, type[BaseException]]) -> None:
     number, expected = raises
     reached: list[str] = []
-    with interruptible(lambda: ""):
+    with suppress(Interrupted), interruptible(lambda: ""):  # whose end raises again what was caught in it
         before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
         with pytest.raises(expected):
             come_within(number, reached)
@@ -71,7 +72,7 @@ def test_what_a_handler_raises_comes_at_the_end(raises: tuple[int, type[BaseExce
 
 def test_an_error_of_the_block_is_not_lost(raises: tuple[int, type[BaseException]]) -> None:
     number, expected = raises
-    with interruptible(lambda: ""), pytest.raises(expected) as caught:
+    with suppress(Interrupted), interruptible(lambda: ""), pytest.raises(expected) as caught:
         fail_within(number)
     assert isinstance(caught.value.__context__, ValueError)
 
@@ -122,7 +123,7 @@ def test_other_threads_hold_nothing_back(raises: tuple[int, type[BaseException]]
     thread = threading.Thread(target=hold)
     thread.start()
     within.wait()
-    with interruptible(lambda: ""), pytest.raises(expected):
+    with suppress(Interrupted), interruptible(lambda: ""), pytest.raises(expected):
         signal.raise_signal(number)
     over.set()
     thread.join()
@@ -141,7 +142,7 @@ def test_a_call_to_etcd_ends_before_a_signal_raises(
         return ended[0]
 
     monkeypatch.setattr(etcd._calls.kv, "Range", during)
-    with interruptible(lambda: ""), pytest.raises(expected):
+    with suppress(Interrupted), interruptible(lambda: ""), pytest.raises(expected):
         etcd.get("key")
     assert ended, "the signal's exception came within the call"
 

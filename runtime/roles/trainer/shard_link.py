@@ -176,8 +176,9 @@ class ShardLink:
             raise NonFinite(
                 f"{what}: {check.describe()}",
                 rule=RULE,
-                help="see which values cause it; correct the data or the model, take a lower learning rate or clip "
-                'the gradients; the option on_nonfinite="skip" leaves such steps out and counts them',
+                help="see which values cause it (`graphft replay --job FOLDER --step N` computes a step of a sync job "
+                "again); correct the data or the model, take a lower learning rate or clip the gradients; the option "
+                'on_nonfinite="skip" leaves such steps out and counts them',
             )
         self.state.counters["nonfinite"] += 1
         if check.worth_telling():
