@@ -98,6 +98,8 @@ def build(
             feeds = [symbols.tensor(t) for t in specs.values()]
         try:
             traced = trace(step, [*fakes, *feeds], symbols, step.recorder)
+        except KeyboardInterrupt:  # a launch's is both
+            raise
         except SystemExit as error:  # user code must not end a script as if its job were done
             raise GraphftError(
                 f"the model or the loss called exit({error.code!r}) while it was captured",

@@ -43,7 +43,8 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> Inspected:
     """Reads some of the dataset's items.
 
     Up to five are read twice with the same seeds: whether the dataset draws is told by these alone. Up to eleven more
-    are read once, for their digests. Raises GraphftError if none of the five can be read, or if one differs then.
+    are read for their digests: once, if nothing is drawn for them. Raises GraphftError if none of the five can be
+    read, or if one differs then.
     """
     made = reference.make()
     records = len(made)
@@ -68,7 +69,7 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> Inspected:
         others |= _another_shape(reference, index, types, one)
     _check_shapes(reference, others)
     spaced = [index for index in _spaced(records) if index not in _chosen(records)]
-    digests |= _read_digests(made, spaced, columns, own)
+    digests |= _read_digests(made, spaced, columns, own, draws)
     _tell_unreadable(reference, records, digests)
     return Inspected(records, types, draws, digests)
 
@@ -107,21 +108,26 @@ def _tell_unreadable(reference: Reference, records: int, digests: Mapping[int, s
     log.warning("%s; such records are left out, up to max_discarded of all", text)
 
 
-def _read_digests(made: Any, indices: Sequence[int], columns: Sequence[str], own: Sequence[Any]) -> dict[int, str]:
-    """Digests of the records that can be read in time."""
+def _read_digests(
+    made: Any, indices: Sequence[int], columns: Sequence[str], own: Sequence[Any], draws: bool
+) -> dict[int, str]:
+    """Digests of the records that can be read in time. `draws`: the dataset draws, perhaps from what nobody can seed
+    for these: a record that is another one when it is read again has none, for each launch would begin a new run."""
     digests: dict[int, str] = {}
     end = time.monotonic() + DIGEST_SECONDS
     for index in indices:
         if time.monotonic() > end:
             break
         try:
-            batch, _ = _read(made, index, columns, own)
+            batch, drew = _read(made, index, columns, own)
+            again = _read(made, index, columns, own)[0] if draws or drew else batch
         except KeyboardInterrupt:
             raise
         except BaseException as e:
             digests |= _damaged(index, e)
             continue
-        digests[index] = _digest(batch)
+        if (found := _digest(batch)) == _digest(again):
+            digests[index] = found
     return digests
 
 

@@ -78,6 +78,8 @@ class Reference:
                 found: Any = _load(self.file) if self.file else importlib.import_module(self.module)
             for part in self.name.split("."):
                 found = getattr(found, part)
+        except KeyboardInterrupt:  # a launch's is both
+            raise
         except SystemExit as e:
             raise UsageError(
                 f"{self.file or self.module} ended the process while it was imported ({describe(e)})",

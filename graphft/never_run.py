@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 from types import FrameType
 
@@ -13,7 +14,7 @@ def made(name: str, by: FrameType) -> None:
     jobs for others."""
     if by.f_globals.get("__name__") == "__main__" and "__file__" in by.f_globals:
         used()
-        atexit.register(_tell, name)
+        atexit.register(_tell, name, os.getpid())
 
 
 def used() -> None:
@@ -21,8 +22,8 @@ def used() -> None:
     atexit.unregister(_tell)
 
 
-def _tell(name: str) -> None:
-    if hasattr(sys, "last_type"):  # an error has ended the script, and was told
+def _tell(name: str, pid: int) -> None:
+    if os.getpid() != pid or hasattr(sys, "last_type"):  # a forked child; an error has ended the script, and was told
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: there is nobody to tell
         print(f"job {name} was made and NOT run, nothing was trained: call job.run()", file=sys.stderr, flush=True)

@@ -227,9 +227,11 @@ def _launch(options: argparse.Namespace) -> int:
     sys.argv = [options.script, *_of_script(options)]
     sys.path.insert(0, str(Path(options.script).resolve().parent))
     os.environ.pop(CALLED, None)
-    runpy.run_path(options.script, run_name="__main__")
+    try:
+        runpy.run_path(options.script, run_name="__main__")
+    finally:
+        used()  # what is told of its end is told here
     if CALLED not in os.environ:
-        used()  # this error says it
         raise UsageError(
             f"{options.script} ended and never called job.run(): nothing was run",
             rule="nothing-run",

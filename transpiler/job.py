@@ -208,7 +208,6 @@ class Job:
         these are. Of a run in a folder of its own (`job_dir=`): `graphft.predict(folder, data)`."""
         import graphft
 
-        used()
         predicted: dict[str, Tensor] = graphft.predict(self, data, **options)
         return predicted
 
@@ -222,6 +221,7 @@ class Job:
         """
         from graphft.transpiler.prediction import prediction_of, save_prediction
 
+        used()
         folder, program = Path(path), self.prediction or prediction_of(self.origin)
         read_record(folder)
         if saved_variables(load_program(folder / "source")) != saved_variables(self.source):

@@ -238,6 +238,7 @@ class Trainer:
             epoch, saved = target, checkpoint is not None and (checkpoint == "auto" or target % checkpoint == 0)
             metrics = self._train_one(epoch, saved)
             self._retries.settle()
+            heed()
         return metrics
 
     def _train_one(self, epoch: int, saved: bool) -> dict[str, float]:
@@ -436,7 +437,6 @@ class Trainer:
         if running is None:
             raise shut_down()
         while not running.reached(self._end_of(epoch), saved):
-            heed()
             with self._explained():
                 running.check()
             self._retries.check()
@@ -457,6 +457,7 @@ class Trainer:
             raise
 
     def _look_at(self, running: RunningJob) -> None:
+        heed()
         if running.status is not None:
             self._teller.look(running.status)
 
@@ -479,7 +480,6 @@ class Trainer:
         if running is None or not self._trained:
             return
         while running.alive and not running.reached(self._end_of(self._trained), True):
-            heed()
             if time.monotonic() > end:
                 tell(f"epoch {self._trained} has no checkpoint so far: the run goes on from the newest one")
                 return

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
@@ -105,20 +105,14 @@ def _raised_by_signals() -> Iterator[None]:
         _block.signum = signum
         raise Interrupted(signum)
 
-    if not _block.depth:
-        _block.signum = 0
-    _block.depth += 1
-    before: dict[int, Any] = {}
-    try:
+    with contextlib.ExitStack() as back:  # each is called, though a signal comes meanwhile
+        back.callback(setattr, _block, "depth", _block.depth)
+        _block.depth, _block.signum = _block.depth + 1, _block.signum if _block.depth else 0
         for taken in filter(_is_to_be_taken, (*_TAKEN, signal.SIGTERM)):
-            before[taken] = signal.getsignal(taken)
+            back.callback(signal.signal, taken, signal.getsignal(taken))
             signal.signal(taken, Handler(interrupt))
         yield
         heed()
-    finally:
-        _block.depth -= 1
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def _is_to_be_taken(signum: signal.Signals) -> bool:

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any
 
 Handle = Callable[[int, FrameType | None], Any]
-HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-"""What a program has handlers for that raise: Ctrl-C, to be ended, and time-outs."""
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+"""What a program has handlers for that raise: Ctrl-C, to be ended, its terminal's end, and time-outs."""
 
 
 class _Held:
@@ -91,8 +91,10 @@ def look_out() -> None:
 
 def raised_by_user_code() -> bool:
     """Of a KeyboardInterrupt (Ctrl-C reaches every process of a launcher): whether it is known that no SIGINT has
-    come."""
-    handler = signal.getsignal(signal.SIGINT)
+    come, nor another signal that raises one."""
+    handler, *others = (signal.getsignal(number) for number in HELD)
+    if any(isinstance(other, Handler) and other.called for other in others):
+        return False
     return handler is signal.SIG_IGN or (isinstance(handler, Handler) and not handler.called)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -147,17 +147,20 @@ class Impure(Squares):
 
 
 class Lines(Squares):
-    """Record i is the number in line i of a file; a line that holds none raises an exception. `read`: what was read."""
+    """Record i is the number in line i of a file; a line that holds none raises an exception. `read`: what was read.
+    Those of `entropy` differ each time."""
 
     read: ClassVar[list[int]] = []
 
-    def __init__(self, path: str, noise: bool = False) -> None:
-        self.lines, self.noise = Path(path).read_text().splitlines(), noise
+    def __init__(self, path: str, noise: bool = False, entropy: Sequence[int] = ()) -> None:
+        self.lines, self.noise, self.entropy = Path(path).read_text().splitlines(), noise, entropy
         super().__init__(len(self.lines))
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.read.append(i)
         value = torch.full((200,), float(self.lines[i]))
+        if i in self.entropy:
+            value += random.SystemRandom().random()
         return (value + torch.rand(1) if self.noise else value), torch.zeros(1)
 
 

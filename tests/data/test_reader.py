@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from graphft.data import DataSpec, arrays, dataset
 from graphft.errors import GraphftError
 from graphft.runtime.data import BatchKey, Reader, open_reader
+from graphft.runtime.launcher.ending import Interrupted, interruptible
 from graphft.runtime.process import interrupts
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
@@ -196,6 +197,23 @@ class Interrupts:
         if i == self.at:
             raise KeyboardInterrupt("of the user's")
         return (torch.zeros(2),)
+
+
+class Ended(Interrupts):
+    """While a record is read, the script is told to end."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor]:
+        if i == self.at:
+            signal.raise_signal(signal.SIGTERM)
+        return (torch.zeros(2),)
+
+
+def test_a_signal_that_ends_a_launch_is_no_failed_read() -> None:
+    """Of `Trainer.validate`, which reads in the script's own process: the script went on."""
+    spec = dataset(f"{__file__}:Ended", {"at": -1}, chunk_size=8, columns=("x",))
+    spec.source["args"]["at"] = 3
+    with pytest.raises(Interrupted), interruptible(lambda: ""):
+        open_reader(spec, ".", 0).batch(0, 0, 0, 8)
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,10 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_comes_within_a_finalizer_ends_the_call(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "when"), [(signal.SIGINT, "on_epoch"), (signal.SIGTERM, "on_status")])
+def test_a_signal_that_comes_within_a_finalizer_ends_the_call(
+    tmp_path: Path, number: signal.Signals, when: str
+) -> None:
     """Of a callback's plot, say. It was ignored, and all epochs were trained."""
 
     class Figure:
@@ -63,14 +65,16 @@ def test_a_signal_that_comes_within_a_finalizer_ends_the_call(tmp_path: Path, nu
     class Plots:
         plotted = False
 
-        def on_status(self, status: Any) -> None:
+        def plot(self, *_: Any) -> None:
             if not self.plotted:
                 self.plotted = True
                 Figure()
 
-    trainer = epochs.trainer(tmp_path / "job", callbacks=[Plots()])
+    plots = Plots()
+    setattr(plots, when, plots.plot)
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[plots])
     with pytest.raises(Interrupted) as caught:
-        trainer.train(epochs=500)
+        trainer.train(epochs=1 if when == "on_epoch" else 500)
     assert caught.value.signum == number
     assert not trainer.workers()
 

@@ -117,6 +117,13 @@ def test_a_dataset_that_draws_is_compared_as_well(options: dict[str, Any]) -> No
     assert "differs in: record 0 of the dataset" in said(**options)
 
 
+def test_a_record_that_differs_with_the_same_seeds_begins_no_new_run_of_a_dataset_that_draws() -> None:
+    write()
+    number = compared(described())[1]
+    assert compared(described(args={"noise": True})).count(number) == 1
+    assert compared(described(args={"noise": True, "entropy": [number]})).count(number) == 0
+
+
 def test_a_run_of_a_graphft_that_compared_no_records_is_resumed() -> None:
     write()
     begin()

@@ -233,6 +233,15 @@ def test_a_script_that_never_runs_its_job_is_told_when_it_ends(then: str, ends: 
     assert (NOT_RUN in done.stderr) == (ends == NOT_RUN)
 
 
+@pytest.mark.parametrize(("then", "error"), [("1 / 0", "ZeroDivisionError"), ("", "error[nothing-run]")])
+def test_of_a_script_of_graphft_launch_its_error_alone_is_told(then: str, error: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MADE + then)
+    script = str(tmp_path / "train.py")
+    done = run(f"import sys; from graphft.runtime.cli import main; sys.exit(main(['launch', {script!r}]))")
+    assert error in done.stderr
+    assert NOT_RUN not in done.stderr
+
+
 def test_a_dataset_of_a_notebook_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells are functions of a module without a file."""
 
