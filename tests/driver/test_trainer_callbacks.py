@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,6 +52,15 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
         trainer.train(epochs=500)  # one may be done before its status is seen
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT may be ignored where tests run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("number", "when"), [(signal.SIGINT, "on_epoch"), (signal.SIGTERM, "on_status")])
 def test_a_signal_that_comes_within_a_finalizer_ends_the_call(
