@@ -287,7 +287,7 @@ def dataset(
 
     reference = Reference.of(make, {} if args is None else args)
     names = check_columns(columns)
-    records, types, draws, digests = inspect_dataset(reference, names)
+    records, types, draws, digests = inspect_dataset(reference, names, bool(random))
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
     made_of = dataset_fingerprint(reference.file, reference.module, reference.args, records)
     return DataSpec(

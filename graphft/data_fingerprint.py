@@ -13,7 +13,8 @@ import numpy as np
 
 DIGITS = 16
 """Hexadecimal digits of a digest: enough to tell what was changed, not to withstand an attack."""
-_RECORD = "record "
+HELD_OUT = "validation: "
+"""Before the names of entries that are of the data which is validated with."""
 
 
 def digest(*parts: Any) -> str:
@@ -44,12 +45,13 @@ def dataset_fingerprint(file: str, module: str, args: Mapping[str, Any], records
 
 def record_fingerprint(digests: Mapping[int, str]) -> dict[str, str]:
     """Entries of a fingerprint for the digests of some records, by their numbers."""
-    return {f"{_RECORD}{number}": made for number, made in digests.items()}
+    return {f"record {number}": made for number, made in digests.items()}
 
 
 def is_record(name: str) -> bool:
-    """Whether an entry of a fingerprint is of one record."""
-    return name.startswith(_RECORD)
+    """Whether an entry of a fingerprint is of one record, of held-out data perhaps."""
+    before, _, number = name.removeprefix(HELD_OUT).rpartition(" ")
+    return before == "record" and number.isdecimal()
 
 
 def same_entries(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

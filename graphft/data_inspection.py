@@ -39,12 +39,12 @@ class Inspected(NamedTuple):
     digests: dict[int, str]
 
 
-def inspect_dataset(reference: Reference, columns: Sequence[str]) -> Inspected:
+def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool = False) -> Inspected:
     """Reads some of the dataset's items.
 
     Up to five are read twice with the same seeds: whether the dataset draws is told by these alone. Up to eleven more
-    are read for their digests: once, if nothing is drawn for them. Raises GraphftError if none of the five can be
-    read, or if one differs then.
+    are read for their digests: once, if nothing is drawn for them and the dataset is not said to be `random`. Raises
+    GraphftError if none of the five can be read, or if one differs then.
     """
     made = reference.make()
     records = len(made)
@@ -61,7 +61,7 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> Inspected:
         except KeyboardInterrupt:
             raise
         except BaseException as e:
-            digests |= _damaged(index, e)
+            digests |= _damaged(made, index, columns, own, e)
             continue  # a damaged record is its chunk's matter, when it is read
         draws |= drew
         _compare(reference, index, one, other)
@@ -69,7 +69,7 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> Inspected:
         others |= _another_shape(reference, index, types, one)
     _check_shapes(reference, others)
     spaced = [index for index in _spaced(records) if index not in _chosen(records)]
-    digests |= _read_digests(made, spaced, columns, own, draws)
+    digests |= _read_digests(reference, made, spaced, columns, own, draws or random)
     _tell_unreadable(reference, records, digests)
     return Inspected(records, types, draws, digests)
 
@@ -109,11 +109,13 @@ def _tell_unreadable(reference: Reference, records: int, digests: Mapping[int, s
 
 
 def _read_digests(
-    made: Any, indices: Sequence[int], columns: Sequence[str], own: Sequence[Any], draws: bool
+    reference: Reference, made: Any, indices: Sequence[int], columns: Sequence[str], own: Sequence[Any], draws: bool
 ) -> dict[int, str]:
     """Digests of the records that can be read in time. `draws`: the dataset draws, perhaps from what nobody can seed
-    for these: a record that is another one when it is read again has none, for each launch would begin a new run."""
+    for these: a record that is another one when it is read again is told, and has none, for each launch would begin a
+    new run."""
     digests: dict[int, str] = {}
+    others: list[int] = []
     end = time.monotonic() + DIGEST_SECONDS
     for index in indices:
         if time.monotonic() > end:
@@ -124,16 +126,34 @@ def _read_digests(
         except KeyboardInterrupt:
             raise
         except BaseException as e:
-            digests |= _damaged(index, e)
+            digests |= _damaged(made, index, columns, own, e)
             continue
         if (found := _digest(batch)) == _digest(again):
             digests[index] = found
+        else:
+            others.append(index)
+    if others:
+        log.warning(
+            "record %s of the dataset of %s is another one when it is read again, with the same seeds: it depends on "
+            "the time, or on a generator in no attribute of the dataset; no restart gives the same bits then",
+            ", ".join(map(str, others)),
+            reference,
+        )
     return digests
 
 
-def _damaged(index: int, error: BaseException) -> dict[int, str]:
-    """What stands for the digest of a record that cannot be read; nothing if the storage may have been away."""
-    return {} if isinstance(error, OSError) else {index: UNREADABLE}
+def _damaged(made: Any, index: int, columns: Sequence[str], own: Sequence[Any], error: BaseException) -> dict[int, str]:
+    """What stands for the digest of a record that cannot be read; nothing if its storage may have been away: not all
+    that reads from one raises an OSError then, so it is read again."""
+    if isinstance(error, OSError):
+        return {}
+    try:
+        _read(made, index, columns, own)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        return {} if isinstance(e, OSError) else {index: UNREADABLE}
+    return {}
 
 
 def _digest(batch: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft.data_fingerprint import is_record, same_entries
+from graphft.data_fingerprint import HELD_OUT, is_record, same_entries
 from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.storage import load_program
@@ -69,9 +69,15 @@ def data_differences(saved: JobRecord, job: Job) -> list[str]:
     old, new = same_entries(saved.fingerprint.data, job.fingerprint.data)
     names = _differing(old, new)
     if names and all(map(is_record, names)):
-        numbers = sorted(int(name.split()[1]) for name in names)
-        return [f"record{'s' * (len(names) > 1)} {_listed(list(map(str, numbers)))} of the dataset"]
+        held_out = [name for name in names if name.startswith(HELD_OUT)]
+        trained = [name for name in names if name not in held_out]
+        return _records(trained, "the dataset") + _records(held_out, "the dataset that it is validated with")
     return _named(_DATA.get(job.config.data.kind, "data"), [name for name in names if not is_record(name)])
+
+
+def _records(names: Sequence[str], of: str) -> list[str]:
+    numbers = sorted(int(name.rpartition(" ")[2]) for name in names)
+    return _named(f"record{'s' * (len(names) > 1)}", list(map(str, numbers)), f" of {of}")
 
 
 def needs_older_data(saved: JobRecord, job: Job) -> bool:
@@ -149,8 +155,8 @@ def _differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     return [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
 
 
-def _named(kind: str, names: Sequence[str]) -> list[str]:
-    return [f"{kind} {_listed(names)}"] if names else []
+def _named(kind: str, names: Sequence[str], of: str = "") -> list[str]:
+    return [f"{kind} {_listed(names)}{of}"] if names else []
 
 
 def _listed(names: Sequence[str]) -> str:

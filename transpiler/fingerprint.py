@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from graphft.data_fingerprint import HELD_OUT
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from graphft.ir import Program
 
 DIGEST_BYTES = 8
-HELD_OUT = "validation: "
 
 
 def new_run() -> str:

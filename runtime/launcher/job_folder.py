@@ -37,6 +37,7 @@ from graphft.runtime.process.folder_lock import locked
 from graphft.sealed_json import parse_json
 
 if TYPE_CHECKING:
+    from graphft.data import DataSpec
     from graphft.transpiler import Job, JobConfig
 
 CONTINUED = "continued.json"
@@ -85,13 +86,13 @@ class JobFolder:
     """A run's folder. `made`: for this launch. `passed`: folders that hold other runs, the nearest one first, each with
     what it holds.
 
-    `job`: the script's job was compared with the folder's, and is the same.
+    `job`: that of the script, which was compared with the folder's, and is the same.
     """
 
     path: Path
     made: bool = False
     passed: tuple[str, ...] = ()
-    job: bool = False
+    job: JobConfig | None = None
     carried: str = ""
     """What it goes on with: of the nearest folder's run, which has other pservers, or fewer passes."""
     entries: frozenset[str] = frozenset()
@@ -121,7 +122,7 @@ class JobFolder:
             return f"going on {self.carried} in {self.path}"
         if not begun(self.path):
             return f"new run in {self.path}" + (f", storage {url}" if (url := storage_of(self.path)) else "")
-        same = f" (job unchanged{self._as_far(config)})" if self.job else ""
+        same = f" (job unchanged{self._as_far(self.job)})" if self.job is not None else ""
         if not config.ft:
             return f"beginning {self.path} anew{same}: without fault tolerance (ft=False) no run can be resumed"
         return f"resuming {self.path} {where(self.path, config)}{same}"
@@ -130,15 +131,19 @@ class JobFolder:
         """How far it is known that the data is the same: of a dataset, some records were compared."""
         from graphft.transpiler import read_record
 
-        if config.data.kind != "dataset":
-            return ""
-        found, _ = same_entries(read_record(self.path).config.data.fingerprint(), config.data.fingerprint())
-        compared = sum(map(is_record, found))
-        if compared == config.data.records:
+        old, new = (_described(of) for of in (read_record(self.path).config, config))
+        both = [(one, other) for one, other in zip(old, new, strict=False) if other.kind == "dataset"]
+        compared = sum(sum(map(is_record, same_entries(*(s.fingerprint() for s in pair))[0])) for pair in both)
+        if compared == sum(other.records for _, other in both):
             return ""
         if not compared:
             return ", as far as is known: no records of its Dataset were compared"
         return f", as far as {compared} of its Dataset's records tell"
+
+
+def _described(config: JobConfig) -> list[DataSpec]:
+    """What is trained on, and what is validated with."""
+    return [config.data, *([config.validate.data] if config.validate is not None else [])]
 
 
 def begun(path: Path) -> bool:
@@ -168,7 +173,7 @@ def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool
                 chosen.save_prediction(path)
             publish(path)
             entries = frozenset(os.listdir(path)) if made else frozenset()
-            return JobFolder(path, made, passed, True, start.carried, entries)
+            return JobFolder(path, made, passed, job.config, start.carried, entries)
         except GraphftError as error:
             if wanted or not made or error.rule != "job-directory":
                 raise

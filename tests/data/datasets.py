@@ -148,16 +148,22 @@ class Impure(Squares):
 
 class Lines(Squares):
     """Record i is the number in line i of a file; a line that holds none raises an exception. `read`: what was read.
-    Those of `entropy` differ each time."""
+    Those of `entropy` differ each time, those of `throttled` cannot be read at first."""
 
     read: ClassVar[list[int]] = []
 
-    def __init__(self, path: str, noise: bool = False, entropy: Sequence[int] = ()) -> None:
+    def __init__(
+        self, path: str, noise: bool = False, entropy: Sequence[int] = (), throttled: Sequence[int] = ()
+    ) -> None:
         self.lines, self.noise, self.entropy = Path(path).read_text().splitlines(), noise, entropy
+        self.throttled = list(throttled)
         super().__init__(len(self.lines))
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.read.append(i)
+        if i in self.throttled:
+            self.throttled.remove(i)
+            raise RuntimeError("too many requests")
         value = torch.full((200,), float(self.lines[i]))
         if i in self.entropy:
             value += random.SystemRandom().random()

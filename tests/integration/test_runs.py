@@ -129,7 +129,7 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     assert (folder / "jobs" / "blobs-2" / "job.json").exists()
     again = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
     assert again.wait() == 0, again.output
-    same = r"\(job unchanged, as far as 1\d of its Dataset's records tell\)"
+    same = r"\(job unchanged, as far as \d+ of its Dataset's records tell\)"
     assert re.match(rf"resuming jobs/blobs at step [1-5]0 of \d+ {same}\n", again.output), again.output
     assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
     ends = read_ends(folder / "jobs" / "blobs")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import graphft
 from graphft import data_inspection
@@ -29,6 +30,7 @@ FIRST = Path("jobs/lines")
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data_inspection, "DIGEST_SECONDS", 300.0)  # a loaded machine reads few records in two
 
 
 def write(**changed: str) -> None:
@@ -49,8 +51,13 @@ def job(**options: Any) -> Job:
 
 
 def said(**options: Any) -> str:
-    made = job(**options)
-    return open_folder(made).describe(made.config)
+    return line(job(**options))
+
+
+def line(made: Job) -> str:
+    """As a launcher has it, which goes on with the job that it finds in the folder."""
+    folder = open_folder(made)
+    return folder.describe(Job.load(folder.path).config)
 
 
 def compared(spec: DataSpec) -> list[int]:
@@ -117,11 +124,54 @@ def test_a_dataset_that_draws_is_compared_as_well(options: dict[str, Any]) -> No
     assert "differs in: record 0 of the dataset" in said(**options)
 
 
-def test_a_record_that_differs_with_the_same_seeds_begins_no_new_run_of_a_dataset_that_draws() -> None:
+@pytest.mark.parametrize("options", [{"args": {"noise": True}}, {"random": True}])
+def test_a_record_that_differs_with_the_same_seeds_begins_no_new_run_of_a_dataset_that_draws(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     write()
     number = compared(described())[1]
-    assert compared(described(args={"noise": True})).count(number) == 1
-    assert compared(described(args={"noise": True, "entropy": [number]})).count(number) == 0
+    assert compared(described(**options)).count(number) == 1
+    assert not caplog.records
+    options = {**options, "args": {**options.get("args", {}), "entropy": [number]}}
+    assert compared(described(**options)).count(number) == 0
+    assert f"record {number} of the dataset of " in caplog.text, "and no word of it was said"
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_record_that_cannot_be_read_for_a_moment_is_not_damaged(noise: bool) -> None:
+    """Not all that reads from a storage raises an OSError when that is away: a new run was begun."""
+    write()
+    _, other, *_, five = compared(described(args={"noise": noise}))  # read for its digest only; twice
+    found = described(args={"noise": noise, "throttled": [five, other]}).fingerprint()
+    assert "unreadable" not in found.values()
+    assert "unreadable" in described(args={"noise": noise, "throttled": [other] * 2}).fingerprint().values()
+
+
+def validated() -> Job:
+    """Trained on arrays, and validated with the Dataset."""
+    model = torch.nn.Linear(200, 1)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    inputs = {"x": (None, 200), "y": (None, 1)}
+    made = graphft.build(model, lambda model, x, y: (model(x) - y).square().mean(), inputs=inputs)
+    graphft.minimize(made, graphft.SGD(lr=0.1))
+    trained = graphft.arrays(x=torch.zeros(8, 200), y=torch.zeros(8, 1), chunk_size=4)
+    held_out = graphft.Validation(data=described())
+    return graphft.transpile(made, data=trained, batch_size=4, validate=held_out, ft=True, name="lines")
+
+
+def test_records_of_a_dataset_that_is_validated_with_are_compared_as_far_as_they_were_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How many are read in time is another number each time: an unchanged job began a new run."""
+    write()
+    assert line(validated()) == "new run in jobs/lines"
+    (FIRST / "checkpoints").mkdir()
+    monkeypatch.setattr(data_inspection, "DIGEST_SECONDS", -1.0)
+    assert "(job unchanged, as far as 5 of its Dataset's records tell)" in line(validated())
+    _check_same(read_record(FIRST), validated(), FIRST)
+    write(line_0="-1")
+    assert "differs in: record 0 of the dataset that it is validated with" in line(validated())
 
 
 def test_a_run_of_a_graphft_that_compared_no_records_is_resumed() -> None:
