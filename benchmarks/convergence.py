@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ class Subject:
             **{"trainers": TRAINERS, "pservers": PSERVERS, **options},
         )
         every = job.config.total_steps // self.passes
-        return Job.make(job.source, job.config.replace(checkpoint_every=every))
+        return replace(Job.make(job.source, job.config.replace(checkpoint_every=every)), run_id=job.run_id)
 
     def look(self, state: Mapping[str, Tensor]) -> tuple[float, float, float]:
         """Held-out loss, held-out score, and training loss of a model."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import graphft
 from graphft.errors import GraphftError, UsageError
-from graphft.never_run import used
+from graphft.never_run import forget
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.engines.kubernetes.command import add_parser as add_kubernetes
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
@@ -230,7 +230,7 @@ def _launch(options: argparse.Namespace) -> int:
     try:
         runpy.run_path(options.script, run_name="__main__")
     finally:
-        used()  # what is told of its end is told here
+        forget()  # what is told of its end is told here
     if CALLED not in os.environ:
         raise UsageError(
             f"{options.script} ended and never called job.run(): nothing was run",

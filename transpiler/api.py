@@ -141,7 +141,7 @@ def transpile(
     job.verify()
     if not config.passes_on_demand:  # nobody knows how many there will be
         tell_zero_rate(program, config.total_steps)
-    made(config.name, sys._getframe(1))
+    made(job.run_id, config.name, sys._getframe(1))
     return job
 
 

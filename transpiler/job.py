@@ -221,7 +221,7 @@ class Job:
         """
         from graphft.transpiler.prediction import prediction_of, save_prediction
 
-        used()
+        used(self.run_id)
         folder, program = Path(path), self.prediction or prediction_of(self.origin)
         read_record(folder)
         if saved_variables(load_program(folder / "source")) != saved_variables(self.source):
@@ -238,7 +238,7 @@ class Job:
         `prepare` is called with the folder before it has its name: for what is to be there besides. Raises GraphftError
         when the folder holds anything else, or cannot be written.
         """
-        used()
+        used(self.run_id)
         target = Path(path).resolve()  # no folder replaces a link
         if _holds(target, self):
             return

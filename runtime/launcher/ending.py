@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
+from graphft.never_run import forget
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.status import JobStatus
@@ -90,6 +91,7 @@ def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
         with _raised_by_signals():
             yield
     except KeyboardInterrupt as error:
+        forget()  # a script that ends with it has not come to its other jobs
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C again
             tell(last_words())
         raise Interrupted(error.signum if isinstance(error, Interrupted) else signal.SIGINT) from None
@@ -101,16 +103,13 @@ def _raised_by_signals() -> Iterator[None]:
         yield
         return
 
-    def interrupt(signum: int, frame: object) -> None:
-        _block.signum = signum
-        raise Interrupted(signum)
-
     with contextlib.ExitStack() as back:  # each is called, though a signal comes meanwhile
         back.callback(setattr, _block, "depth", _block.depth)
         _block.depth, _block.signum = _block.depth + 1, _block.signum if _block.depth else 0
         for taken in filter(_is_to_be_taken, (*_TAKEN, signal.SIGTERM)):
-            back.callback(signal.signal, taken, signal.getsignal(taken))
-            signal.signal(taken, Handler(interrupt))
+            ours = _Taken(taken)
+            back.callback(ours.give_back)
+            signal.signal(taken, ours.handler)
         yield
         heed()
 
@@ -118,6 +117,30 @@ def _raised_by_signals() -> Iterator[None]:
 def _is_to_be_taken(signum: signal.Signals) -> bool:
     """Under nohup SIGHUP is ignored, and stays so; somebody else's handler of SIGINT stays, too."""
     return signum not in _TAKEN or signal.getsignal(signum) == _TAKEN[signum]
+
+
+class _Taken:
+    """A signal whose handler a block replaces, and gives back. One that the user's code has set within the block, in a
+    callback, stays; and whoever keeps the block's, to set it again later, has the one from before the block then."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number, self.before, self.over = number, signal.getsignal(number), False
+        self.handler = Handler(self._interrupt)
+
+    def give_back(self) -> None:
+        self.over = True
+        if signal.getsignal(self.number) is self.handler:
+            signal.signal(self.number, self.before)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not self.over:
+            _block.signum = number
+            raise Interrupted(number)
+        if callable(self.before):
+            self.before(number, frame)
+        else:
+            signal.signal(number, self.before)
+            signal.raise_signal(number)
 
 
 def heed() -> None:

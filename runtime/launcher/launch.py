@@ -82,6 +82,7 @@ def run_job(
     _note_called()
     try:
         _check_not_imported()
+        used(job.run_id)
         act_as_role(job, overrides)
         told = Callbacks(callbacks, NAMES if job.config.validate is not None else OF_A_LAUNCH)
         if told:
@@ -100,6 +101,7 @@ def prepare(job: Job, options: LaunchOptions) -> tuple[Job, JobFolder, LaunchOpt
     _note_called()
     try:
         _check_not_imported()
+        used(job.run_id)
         act_as_role(job, {})
         chosen = choose_options(None, options.given())
         job, folder = _open(job, chosen)
@@ -111,7 +113,6 @@ def prepare(job: Job, options: LaunchOptions) -> tuple[Job, JobFolder, LaunchOpt
 
 def _note_called() -> None:
     os.environ[CALLED] = "1"
-    used()
 
 
 def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, JobFolder]:
@@ -148,7 +149,8 @@ def _run_here(
             return launch_directory(job, folder, chosen, on_status)
         with ToldLaunch(callbacks, job, folder.path, on_status) as told:
             result = launch_directory(job, folder, chosen, told.look)
-            told.finish(result.steps)
+            with interruptible(Reached(folder.path, job.config).describe):  # the last callbacks may take their time
+                told.finish(result.steps)
         return result
     except GraphftError as error:
         if folder.made and error.rule == "foreign-job":  # nothing was begun: no later script is to find a run here

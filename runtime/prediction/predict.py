@@ -71,7 +71,8 @@ def predict(
 
     Raises GraphftError for data that does not fit, and for a job that has no weights or nothing to predict with.
     """
-    used()
+    if isinstance(job, Job):
+        used(job.run_id)
     request = Request.of(job, data, columns, batch_size, step, best, device, weights)
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         work = request.compute(Path(scratch), workers)

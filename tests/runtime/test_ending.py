@@ -91,6 +91,41 @@ def test_what_came_in_one_block_does_not_end_the_next(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_a_handler_that_a_callback_sets_stays() -> None:
+    """Whoever stops after the epoch at the first Ctrl-C sets it in `on_begin`: it was taken away with the block."""
+    done = run(
+        "import signal\n"
+        "from graphft.runtime.launcher.ending import interruptible\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "for n in range(2):\n"
+        "    with interruptible(lambda: 'interrupted'):\n"
+        "        if n == 0:\n"
+        "            signal.signal(signal.SIGINT, lambda *_: print('after this epoch'))\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+        "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, 3 * "after this epoch\n" + "True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "ends"),
+    [("lambda *_: print('as before')", (0, "as before\n")), ("signal.SIG_DFL", (-signal.SIGTERM, ""))],
+)
+def test_a_blocks_handler_that_is_set_again_later_is_the_one_before_it(before: str, ends: tuple[int, str]) -> None:
+    """A callback sets its own in `on_begin`, keeps the one that was there, and gives it back in `on_end`."""
+    done = run(
+        "import signal\n"
+        "from graphft.runtime.launcher.ending import interruptible\n"
+        f"signal.signal(signal.SIGTERM, {before})\n"
+        "with interruptible(lambda: 'interrupted'):\n"
+        "    kept = signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, kept)\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (*ends, "")
+
+
 def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
     done = run(
         "import runpy, sys\n"
@@ -219,14 +254,45 @@ os.chdir(os.path.dirname(__file__))
 data = graphft.arrays(x=torch.zeros(8, 200), y=torch.zeros(8, 1), chunk_size=4)
 job = graphft.transpile(linear(), data=data, batch_size=4, name="lines")
 """
-NOT_RUN = "job lines was made and NOT run, nothing was trained: call job.run()\n"
+AGAIN = """
+other = graphft.transpile(linear(), data=data, batch_size=4, name="others")
+other.save("jobs/others")
+try:
+    graphft.predict("jobs/others", {"x": torch.zeros(8, 200)})
+except graphft.GraphftError as error:
+    print(error)
+"""
+TRAINER = """
+job.save("jobs/lines")
+graphft.Trainer(graphft.transpile(linear(), data=data, batch_size=4, name="lines", ft=True))
+"""
+ENDED = """
+from graphft.runtime.launcher.ending import interruptible
+with interruptible(lambda: "interrupted"):
+    raise KeyboardInterrupt
+"""
+ROLE = """
+os.environ["GRAPHFT_ROLE"] = "nobody"
+graphft.transpile(linear(), data=data, batch_size=4, name="others").run()
+"""
+NOT_RUN = "job lines was made and NOT run by this process: job.run() trains it\n"
 
 
 @pytest.mark.parametrize(
-    ("then", "ends"), [("", NOT_RUN), ("job.save('jobs/lines')", ""), ("job.epochs", "has no attribute 'epochs'\n")]
+    ("then", "ends"),
+    [
+        ("", NOT_RUN),
+        (AGAIN, NOT_RUN),
+        ("job.save('jobs/lines')", ""),
+        ("job.epochs", "has no attribute 'epochs'\n"),
+        (TRAINER, ""),
+        (ENDED, "interrupted\n"),
+        (ROLE, ""),
+    ],
 )
 def test_a_script_that_never_runs_its_job_is_told_when_it_ends(then: str, ends: str, tmp_path: Path) -> None:
-    """Nothing was printed, and the exit status was 0."""
+    """Nothing was printed, and the exit status was 0. Another job that is run, or another run that is predicted with,
+    makes no difference."""
     (tmp_path / "train.py").write_text(MADE + then)
     done = run(str(tmp_path / "train.py"), "")
     assert done.stderr.endswith(ends)
@@ -312,3 +378,24 @@ def test_a_launch_that_is_interrupted_while_it_starts_counts(
         with pytest.raises(Interrupted):
             launch.run_job(job, job_dir=str(tmp_path / "run"))
         assert read_ends(tmp_path / "run").launches == count
+
+
+def test_a_signal_that_comes_while_the_last_callbacks_are_told_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launch is over by then: SIGTERM ended the script without a word, Ctrl-C with a traceback."""
+
+    class Slow:
+        def on_end(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    data = graphft.arrays(x=torch.zeros(8, 200), y=torch.zeros(8, 1), chunk_size=4)
+    job = graphft.transpile(linear(), data=data, batch_size=4, ft=True)
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody heard of it"))
+    try:
+        with pytest.raises(Interrupted):
+            job.run(job_dir=str(tmp_path / "run"), quiet=True, callbacks=[Slow()])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err.endswith(f"interrupted; {tmp_path / 'run'} is complete\n")
