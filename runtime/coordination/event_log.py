@@ -80,6 +80,9 @@ class Events:
                 self._late.clear()
                 raise
             self._late.popleft()
+        if self._late:
+            self._again_at = time.monotonic() + AGAIN_SECONDS
+            self.log.warning("%d events not recorded in etcd so far: it is slow", len(self._late))
 
     def _prune(self) -> None:
         kvs = self.etcd.range(self.keys.events, keys_only=True, deadline=1.0).kvs

@@ -316,6 +316,18 @@ def test_an_event_that_etcd_has_not_taken_is_recorded_later(
     assert [event.text for _, event in read_events(etcd, keys)] == ["first", "second", "third"]
 
 
+def test_events_that_a_slow_etcd_has_not_taken_are_told(
+    etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = Events(etcd, keys, "trainer 0")
+    monkeypatch.setattr(events_module, "PUT_SECONDS", -1.0)
+    events.emit("died", "first")
+    assert "1 events not recorded in etcd so far: it is slow" in caplog.text
+    monkeypatch.undo()
+    events.again(at_once=True)
+    assert [event.text for _, event in read_events(etcd, keys)] == ["first"]
+
+
 def test_an_event_that_etcd_refuses_keeps_no_later_one(
     etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
