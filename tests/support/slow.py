@@ -75,6 +75,7 @@ SLOW = {
     ],
     "tests/examples/test_from_pytorch.py": ["test_the_loop_and_the_job"],
     "tests/examples/test_notebook.py": ["test_notebook"],
+    "tests/examples/test_readme.py": ["test_its_script_ends_with_the_same_accuracy_each_time"],
     "tests/examples/test_skypilot.py": ["test_what_it_runs"],
     "tests/integration/test_async.py": [
         "test_a_record_that_cannot_be_read_is_left_out",

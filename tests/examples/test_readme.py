@@ -1,0 +1,32 @@
+"""README.md: its script runs as it stands there, ends with the same accuracy each time, and finds its run again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "README.md"
+SCRIPT = PAGE.read_text().split("```python\n")[1].split("```")[0]
+
+
+def run(folder: Path) -> tuple[str, str]:
+    """The first line, which says what is run, and the last, which says how good it has become."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[0], done.stdout.splitlines()[-1]
+
+
+@pytest.mark.timeout(600)
+def test_its_script_ends_with_the_same_accuracy_each_time(tmp_path: Path) -> None:
+    said, good = run(tmp_path / "one")
+    assert said == "new run in jobs/cancer"
+    assert good.startswith("accuracy 0.9")
+    assert run(tmp_path / "other") == (said, good)
+    said, again = run(tmp_path / "one")
+    assert said.startswith("jobs/cancer is complete; new run in jobs/cancer-2"), said
+    assert again == good
