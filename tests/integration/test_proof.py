@@ -34,7 +34,7 @@ def test_a_trainer_that_would_give_other_bits_is_refused(folder: Path, etcd_serv
     folder.mkdir(exist_ok=True)
     pace = Pace(folder / "pace")
     pace.set(30)  # until the other has been refused
-    options = {"trainers": 1, "pservers": 1, "passes": 1, "name": "proof", "lease_ttl": 60}
+    options = {"trainers": 1, "pservers": 1, "passes": 1, "name": "proof", "lease_ttl": 60, "chunk_timeout": 200}
     job = training.job(training.program(plain=True), pace=pace.file, **options)
     job.save(folder / "job")
     where = ("--job", folder / "job", "--etcd", etcd_server.endpoints[0])

@@ -19,7 +19,8 @@ from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, kill_first, play
 
 pytestmark = pytest.mark.timeout(600)
-OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
+OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1, "chunk_timeout": 200}
+"""A batch takes half a minute in some of these tests; a trainer that has no CPU for the other half is not to end."""
 
 
 def model(folder: Path) -> str:
