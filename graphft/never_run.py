@@ -9,17 +9,26 @@ import sys
 from types import FrameType
 
 _unused: dict[str, str] = {}
-"""Names of jobs that were made and not used so far, by run."""
+"""Jobs that were made and not used so far, by run: their names, and where they were made."""
 
 
 def made(run_id: str, name: str, by: FrameType) -> None:
-    """To be called for each job, by whom it was made. Scripts alone are told: a module, a notebook or a test makes
-    jobs for others."""
-    if by.f_globals.get("__name__") == "__main__" and "__file__" in by.f_globals:
+    """To be called for each job, by whom it was made. Scripts are told, of what their modules make as well: a notebook
+    or a test, a role that imports a script, and graphft itself make jobs for others."""
+    if _is_of_script(str(by.f_globals.get("__name__"))):
         if not _unused:
             atexit.unregister(_tell)
             atexit.register(_tell, os.getpid())
-        _unused[run_id] = name
+        _unused[run_id] = f"{name} (made at {os.path.basename(by.f_code.co_filename)}:{by.f_lineno})"
+
+
+def _is_of_script(module: str) -> bool:
+    """`python train.py`, and any module of it; of `python -m package` its main module alone, as much is run by `-m`."""
+    main = sys.modules.get("__main__")
+    if getattr(main, "__file__", None) is None:
+        return False
+    others = getattr(main, "__spec__", None) is None and "pytest" not in sys.modules
+    return module == "__main__" or (others and not module.startswith("graphft."))
 
 
 def used(run_id: str) -> None:
@@ -36,5 +45,5 @@ def _tell(pid: int) -> None:
     if os.getpid() != pid or hasattr(sys, "last_type"):  # a forked child; an error has ended the script, and was told
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: there is nobody to tell
-        for name in _unused.values():
-            print(f"job {name} was made and NOT run by this process: job.run() trains it", file=sys.stderr, flush=True)
+        for job in _unused.values():
+            print(f"job {job} was NOT run by this process: job.run() trains it", file=sys.stderr, flush=True)

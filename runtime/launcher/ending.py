@@ -58,21 +58,22 @@ class Reached:
     config: JobConfig
     status: JobStatus | None = None
     """The last one seen."""
+    how: str = "interrupted"
 
     def describe(self) -> str:
         """Without what the job's storage would tell, if it does not answer soon."""
         step = f" at step {self.status.step}{self.config.of_steps}" if self.status is not None else ""
-        brief = f"interrupted{step}; run again to resume {self.job_dir}" if self.config.ft else f"interrupted{step}"
+        brief = f"{self.how}{step}" + f"; run again to resume {self.job_dir}" * self.config.ft
         return within(WORDS_SECONDS, self._describe, brief)
 
     def _describe(self) -> str:
         step = f" at step {self._step()}{self.config.of_steps}" if self.status is not None else ""
         if is_complete(self.job_dir):
-            return f"interrupted{step}; {self.job_dir} is complete"
+            return f"{self.how}{step}; {self.job_dir} is complete"
         if not self.config.ft:
-            return f"interrupted{step}; without fault tolerance (ft=False) the next run begins anew"
+            return f"{self.how}{step}; without fault tolerance (ft=False) the next run begins anew"
         at = f" {where(self.job_dir, self.config)}" if begun(self.job_dir) else ""
-        return f"interrupted{step}; run again to resume {self.job_dir}{at}"
+        return f"{self.how}{step}; run again to resume {self.job_dir}{at}"
 
     def _step(self) -> int:
         """A checkpoint may be newer than the last look at the job."""

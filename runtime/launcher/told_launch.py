@@ -9,12 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from graphft.errors import GraphftError
 from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.epoch_sums import EpochSums
 from graphft.runtime.callbacks.step_rows import PATIENCE_SECONDS
 from graphft.runtime.callbacks.teller import Teller
+from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher.ending import Reached
 from graphft.runtime.launcher.past_epoch import past_epoch
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.validations import read_validations
@@ -43,6 +46,10 @@ class ToldLaunch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, at)
+        if kind is not None and not isinstance(error, GraphftError | KeyboardInterrupt):  # of which a line is told
+            tell(Reached(self._job_dir, self.job.config, how=f"{kind.__name__} has ended the launch").describe())
+        if kind is not None and is_complete(self._job_dir):
+            tell("callbacks were NOT told of all of it: an epoch, a validation, or on_end")
 
     def look(self, supervisor: Supervisor, status: JobStatus) -> None:
         if self._on_status is not None:

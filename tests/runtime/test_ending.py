@@ -275,7 +275,7 @@ ROLE = """
 os.environ["GRAPHFT_ROLE"] = "nobody"
 graphft.transpile(linear(), data=data, batch_size=4, name="others").run()
 """
-NOT_RUN = "job lines was made and NOT run by this process: job.run() trains it\n"
+NOT_RUN = "job lines (made at train.py:6) was NOT run by this process: job.run() trains it\n"
 
 
 @pytest.mark.parametrize(
@@ -297,6 +297,13 @@ def test_a_script_that_never_runs_its_job_is_told_when_it_ends(then: str, ends: 
     done = run(str(tmp_path / "train.py"), "")
     assert done.stderr.endswith(ends)
     assert (NOT_RUN in done.stderr) == (ends == NOT_RUN)
+
+
+def test_a_job_that_a_module_of_the_script_makes_is_told_as_well(tmp_path: Path) -> None:
+    (tmp_path / "making.py").write_text(MADE)
+    (tmp_path / "train.py").write_text("import making\n")
+    assert run(str(tmp_path / "train.py"), "").stderr.endswith(NOT_RUN.replace("train.py", "making.py"))
+    assert "NOT run" not in run("import making", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path])).stderr
 
 
 @pytest.mark.parametrize(("then", "error"), [("1 / 0", "ZeroDivisionError"), ("", "error[nothing-run]")])
@@ -398,4 +405,30 @@ def test_a_signal_that_comes_while_the_last_callbacks_are_told_is_one_line(
             job.run(job_dir=str(tmp_path / "run"), quiet=True, callbacks=[Slow()])
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert capsys.readouterr().err.endswith(f"interrupted; {tmp_path / 'run'} is complete\n")
+    assert capsys.readouterr().err.endswith(f"interrupted; {tmp_path / 'run'} is complete\n{NOT_TOLD}")
+
+
+NOT_TOLD = "callbacks were NOT told of all of it: an epoch, a validation, or on_end\n"
+
+
+@pytest.mark.parametrize(
+    ("when", "state"), [("on_status", "run again to resume {0}"), ("on_end", "{0} is complete\n" + NOT_TOLD)]
+)
+def test_where_a_job_is_that_a_callback_has_ended_with_its_exception(
+    tmp_path: Path, when: str, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C said so, a ValueError did not; and of a job that was complete meanwhile nobody knew."""
+
+    class Broken: ...
+
+    def fail(*_: object) -> None:
+        raise ValueError("no such figure")
+
+    setattr(Broken, when, fail)
+    data = graphft.arrays(x=torch.zeros(400, 200), y=torch.zeros(400, 1), chunk_size=40)
+    job = graphft.transpile(linear(), data=data, batch_size=4, epochs=1 if when == "on_end" else 1000, ft=True)
+    with pytest.raises(ValueError, match="no such figure"):
+        job.run(job_dir=str(tmp_path / "run"), quiet=True, callbacks=[Broken()])
+    said = capsys.readouterr().err
+    assert f"ValueError has ended the launch; {state.format(tmp_path / 'run')}" in said
+    assert (NOT_TOLD in said) == (when == "on_end")
