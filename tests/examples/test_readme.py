@@ -18,14 +18,14 @@ def run(folder: Path) -> tuple[str, str]:
     (folder / "train.py").write_text(SCRIPT)
     done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()[0], done.stdout.splitlines()[-1]
+    return done.stderr.splitlines()[0], done.stdout.splitlines()[-1]
 
 
 @pytest.mark.timeout(600)
 def test_its_script_ends_with_the_same_accuracy_each_time(tmp_path: Path) -> None:
     said, good = run(tmp_path / "one")
     assert said == "new run in jobs/cancer"
-    assert good.startswith("accuracy 0.9")
+    assert float(good.removeprefix("accuracy ")) > 0.95
     assert run(tmp_path / "other") == (said, good)
     said, again = run(tmp_path / "one")
     assert said.startswith("jobs/cancer is complete; new run in jobs/cancer-2"), said
