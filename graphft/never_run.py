@@ -8,6 +8,8 @@ import os
 import sys
 from types import FrameType
 
+from graphft.data_reference import being_imported
+
 _unused: dict[str, str] = {}
 """Jobs that were made and not used so far, by run: their names, and where they were made."""
 
@@ -24,10 +26,10 @@ def made(run_id: str, name: str, by: FrameType) -> None:
 
 def _is_of_script(module: str) -> bool:
     """`python train.py`, and any module of it; of `python -m package` its main module alone, as much is run by `-m`."""
-    main = sys.modules.get("__main__")
-    if getattr(main, "__file__", None) is None:
+    main = vars(sys.modules["__main__"])
+    if main.get("__file__") is None or main["__name__"] != "__main__" or being_imported():  # "__mp_main__": a child
         return False
-    others = getattr(main, "__spec__", None) is None and "pytest" not in sys.modules
+    others = main.get("__spec__") is None and "pytest" not in sys.modules
     return module == "__main__" or (others and not module.startswith("graphft."))
 
 

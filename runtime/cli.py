@@ -79,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `graphft show ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    finally:
+        if command is not _launch:  # a role may import a script that makes jobs
+            forget()
 
 
 def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -229,9 +232,11 @@ def _launch(options: argparse.Namespace) -> int:
     os.environ.pop(CALLED, None)
     try:
         runpy.run_path(options.script, run_name="__main__")
-    finally:
-        forget()  # what is told of its end is told here
+    except BaseException:
+        forget()  # its end is told
+        raise
     if CALLED not in os.environ:
+        forget()
         raise UsageError(
             f"{options.script} ended and never called job.run(): nothing was run",
             rule="nothing-run",

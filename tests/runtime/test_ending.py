@@ -306,6 +306,39 @@ def test_a_job_that_a_module_of_the_script_makes_is_told_as_well(tmp_path: Path)
     assert "NOT run" not in run("import making", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path])).stderr
 
 
+CHILD = """
+if __name__ == "__main__":
+    from multiprocessing import get_context
+    job.save("jobs/lines")
+    child = get_context("spawn").Process(target=print, args=("in the child",))
+    child.start()
+    child.join()
+"""
+DATASET = """
+if __name__ == "__main__":
+    job.save("jobs/lines")
+    graphft.dataset(os.path.abspath("making.py") + ":make")
+"""
+
+
+@pytest.mark.parametrize("then", [CHILD, DATASET])
+def test_a_job_that_a_script_makes_for_its_import_alone_is_not_told(then: str, tmp_path: Path) -> None:
+    """As trainers, and children of data loaders, import the script that README shows."""
+    (tmp_path / "train.py").write_text(MADE + then)
+    (tmp_path / "making.py").write_text(MADE + "def make():\n    return [(torch.zeros(2), torch.zeros(1))] * 8\n")
+    done = run(str(tmp_path / "train.py"), "")
+    assert (done.returncode, "NOT run" in done.stderr) == (0, False), done.stderr
+
+
+def test_a_job_that_is_forgotten_beside_another_is_told_by_the_command_as_well(tmp_path: Path) -> None:
+    """It was told of a script that runs none."""
+    (tmp_path / "train.py").write_text(MADE + "os.environ['GRAPHFT_CALLED'] = '1'\n")
+    done = run(
+        f"import sys; from graphft.runtime.cli import main; sys.exit(main(['launch', {str(tmp_path / 'train.py')!r}]))"
+    )
+    assert (done.returncode, done.stderr) == (0, NOT_RUN)
+
+
 @pytest.mark.parametrize(("then", "error"), [("1 / 0", "ZeroDivisionError"), ("", "error[nothing-run]")])
 def test_of_a_script_of_graphft_launch_its_error_alone_is_told(then: str, error: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MADE + then)
