@@ -19,8 +19,9 @@ from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, kill_first, play
 
 pytestmark = pytest.mark.timeout(600)
-OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1, "chunk_timeout": 200}
-"""A batch takes half a minute in some of these tests; a trainer that has no CPU for the other half is not to end."""
+OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
+PATIENT = {**OPTIONS, "chunk_timeout": 200}
+"""Where a batch takes half a minute: a trainer that has no CPU for the other half is not to end."""
 
 
 def model(folder: Path) -> str:
@@ -37,20 +38,20 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
     with EmbeddedEtcd(folder / "etcd") as server:
         etcd = server.endpoints[0]
         launch = {"GRAPHFT_LAUNCH": launch_with(etcd)}
-        one = Program(folder / "one", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
+        one = Program(folder / "one", SCRIPT, pace.file, json.dumps(PATIENT), **launch)
         one.until(folder / "one" / "jobs" / "blobs", lambda s: bool(s.trainers), etcd=etcd)
-        other = Program(folder / "other", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
+        other = Program(folder / "other", SCRIPT, pace.file, json.dumps(PATIENT), **launch)
         assert other.wait() == 1
         assert "etcd has another run named blobs" in other.output
         assert not (folder / "other" / "jobs" / "blobs").exists(), "no unfinished run is left that never began"
         assert f"in {folder / 'one' / 'jobs' / 'blobs'} on {socket.gethostname()}" in other.output
-        stranger = training.job(program, pace=pace.file, **{**OPTIONS, "seed": 5})
+        stranger = training.job(program, pace=pace.file, **{**PATIENT, "seed": 5})
         stranger.save(folder / "stranger")
         start = ("-m", "graphft", "start", "--job", folder / "stranger", "--etcd", etcd)
         for by_hand in [Program(folder, *start, role) for role in ("trainer", "pserver", "coordinator")]:
             assert (by_hand.wait(), "error[foreign-job]" in by_hand.output) == (EXIT_USAGE, True), by_hand.output
         joined = Program(
-            folder / "one", SCRIPT, pace.file, json.dumps(OPTIONS), GRAPHFT_LAUNCH=launch_with(etcd, pservers=0)
+            folder / "one", SCRIPT, pace.file, json.dumps(PATIENT), GRAPHFT_LAUNCH=launch_with(etcd, pservers=0)
         )
         joined.says("joining jobs/blobs, which is running, at step")
         pace.set(0)
@@ -65,7 +66,7 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
             assert state is not None
             assert state.value == b"complete"
         # The run that is over makes way.
-        after = play(training.job(program, pace=pace.file, **OPTIONS), folder / "after", etcd=etcd)
+        after = play(training.job(program, pace=pace.file, **PATIENT), folder / "after", etcd=etcd)
     assert model(folder / "one" / "jobs" / "blobs") == model(after.folder), "the bits of an undisturbed run"
 
 
