@@ -8,8 +8,6 @@ import os
 import sys
 from types import FrameType
 
-from graphft.data_reference import being_imported
-
 _unused: dict[str, str] = {}
 """Jobs that were made and not used so far, by run: their names, and where they were made."""
 
@@ -17,19 +15,21 @@ _unused: dict[str, str] = {}
 def made(run_id: str, name: str, by: FrameType) -> None:
     """To be called for each job, by whom it was made. Scripts are told, of what their modules make as well: a notebook
     or a test, a role that imports a script, and graphft itself make jobs for others."""
-    if _is_of_script(str(by.f_globals.get("__name__"))):
+    if _is_of_script(by):
         if not _unused:
             atexit.unregister(_tell)
             atexit.register(_tell, os.getpid())
         _unused[run_id] = f"{name} (made at {os.path.basename(by.f_code.co_filename)}:{by.f_lineno})"
 
 
-def _is_of_script(module: str) -> bool:
-    """`python train.py`, and any module of it; of `python -m package` its main module alone, as much is run by `-m`."""
-    main = vars(sys.modules["__main__"])
-    if main.get("__file__") is None or main["__name__"] != "__main__" or being_imported():  # "__mp_main__": a child
+def _is_of_script(by: FrameType) -> bool:
+    """`python train.py`, and any function of its modules; of `python -m package` its main module alone, as much is run
+    by `-m`. What a module makes at its top level is for its own run: it may be imported for something else in it."""
+    main = getattr(sys.modules.get("__main__"), "__dict__", {})
+    if main.get("__file__") is None or main.get("__name__") != "__main__":  # "__mp_main__": a child
         return False
-    others = main.get("__spec__") is None and "pytest" not in sys.modules
+    module = str(by.f_globals.get("__name__"))
+    others = main.get("__spec__") is None and "pytest" not in sys.modules and by.f_code.co_name != "<module>"
     return module == "__main__" or (others and not module.startswith("graphft."))
 
 

@@ -232,9 +232,10 @@ def _launch(options: argparse.Namespace) -> int:
     os.environ.pop(CALLED, None)
     try:
         runpy.run_path(options.script, run_name="__main__")
-    except BaseException:
-        forget()  # its end is told
-        raise
+    except BaseException as end:
+        if not (isinstance(end, SystemExit) and not end.code):  # sys.exit(main()) is a good end
+            forget()  # this one is told
+            raise
     if CALLED not in os.environ:
         forget()
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,9 +18,10 @@ from graphft.runtime.callbacks.teller import Teller
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher.ending import Reached
+from graphft.runtime.launcher.ending import WORDS_SECONDS, Reached
 from graphft.runtime.launcher.past_epoch import past_epoch
 from graphft.runtime.launcher.tell import tell
+from graphft.runtime.process.bounded import within
 from graphft.runtime.process.validations import read_validations
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class ToldLaunch:
     def __init__(self, callbacks: Callbacks, job: Job, job_dir: Path, on_status: OnStatus | None) -> None:
         self.job, self._job_dir, self._on_status = job, job_dir, on_status
         self.teller = Teller(callbacks, job, job_dir, tell)
-        self._stack, self._begun = ExitStack(), False
+        self._stack, self._begun, self._finished = ExitStack(), False, False
         self._validated: Validated | None = None
         self._over = [(0.0, 0)]
         """When it was seen that passes up to which step are over: the last look that is `PATIENCE_SECONDS` old, and
@@ -46,9 +48,15 @@ class ToldLaunch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, at)
-        if kind is not None and not isinstance(error, GraphftError | KeyboardInterrupt):  # of which a line is told
+        if kind is not None and not self._finished:
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C again
+                self._tell_where(kind)
+
+    def _tell_where(self, kind: type[BaseException]) -> None:
+        """The job is, where no other line says so; and that callbacks lack what nobody will tell them later."""
+        if not issubclass(kind, GraphftError | KeyboardInterrupt):
             tell(Reached(self._job_dir, self.job.config, how=f"{kind.__name__} has ended the launch").describe())
-        if kind is not None and is_complete(self._job_dir):
+        if within(WORDS_SECONDS, lambda: is_complete(self._job_dir), False):
             tell("callbacks were NOT told of all of it: an epoch, a validation, or on_end")
 
     def look(self, supervisor: Supervisor, status: JobStatus) -> None:
@@ -67,6 +75,7 @@ class ToldLaunch:
         self.teller.tell_lacking()
         self.teller.validations(read_validations(self._job_dir).values())
         self.teller.end()
+        self._finished = True
 
     def _begin(self) -> None:
         """At the first look: the folder is this launcher's then."""

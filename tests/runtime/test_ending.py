@@ -300,10 +300,13 @@ def test_a_script_that_never_runs_its_job_is_told_when_it_ends(then: str, ends: 
 
 
 def test_a_job_that_a_module_of_the_script_makes_is_told_as_well(tmp_path: Path) -> None:
-    (tmp_path / "making.py").write_text(MADE)
-    (tmp_path / "train.py").write_text("import making\n")
+    (tmp_path / "making.py").write_text("def make():" + MADE.replace("\n", "\n    "))
+    (tmp_path / "train.py").write_text("import making\nmaking.make()\n")
     assert run(str(tmp_path / "train.py"), "").stderr.endswith(NOT_RUN.replace("train.py", "making.py"))
-    assert "NOT run" not in run("import making", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path])).stderr
+    assert (
+        "NOT run"
+        not in run("import making; making.make()", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path])).stderr
+    )
 
 
 CHILD = """
@@ -321,7 +324,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("then", [CHILD, DATASET])
+@pytest.mark.parametrize("then", [CHILD, DATASET, "import making\njob.save('jobs/lines')\n"])
 def test_a_job_that_a_script_makes_for_its_import_alone_is_not_told(then: str, tmp_path: Path) -> None:
     """As trainers, and children of data loaders, import the script that README shows."""
     (tmp_path / "train.py").write_text(MADE + then)
@@ -332,14 +335,17 @@ def test_a_job_that_a_script_makes_for_its_import_alone_is_not_told(then: str, t
 
 def test_a_job_that_is_forgotten_beside_another_is_told_by_the_command_as_well(tmp_path: Path) -> None:
     """It was told of a script that runs none."""
-    (tmp_path / "train.py").write_text(MADE + "os.environ['GRAPHFT_CALLED'] = '1'\n")
+    (tmp_path / "train.py").write_text(MADE + "os.environ['GRAPHFT_CALLED'] = '1'\nraise SystemExit\n")
     done = run(
         f"import sys; from graphft.runtime.cli import main; sys.exit(main(['launch', {str(tmp_path / 'train.py')!r}]))"
     )
     assert (done.returncode, done.stderr) == (0, NOT_RUN)
 
 
-@pytest.mark.parametrize(("then", "error"), [("1 / 0", "ZeroDivisionError"), ("", "error[nothing-run]")])
+@pytest.mark.parametrize(
+    ("then", "error"),
+    [("1 / 0", "ZeroDivisionError"), ("", "error[nothing-run]"), ("raise SystemExit(0)", "error[nothing-run]")],
+)
 def test_of_a_script_of_graphft_launch_its_error_alone_is_told(then: str, error: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MADE + then)
     script = str(tmp_path / "train.py")
