@@ -233,9 +233,9 @@ def _launch(options: argparse.Namespace) -> int:
     try:
         runpy.run_path(options.script, run_name="__main__")
     except BaseException as end:
-        if not (isinstance(end, SystemExit) and not end.code):  # sys.exit(main()) is a good end
+        if not (isinstance(end, SystemExit) and not end.code):  # which is a good end, of --help as well
             forget()  # this one is told
-            raise
+        raise
     if CALLED not in os.environ:
         forget()
         raise UsageError(
