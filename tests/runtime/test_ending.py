@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -24,17 +23,7 @@ from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
 from tests.support.programs_by_hand import linear
-
-
-def run(script: str, *option: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A script that uses graphft, and what it says. `option`: that of Python which says what `script` is."""
-    return subprocess.run(
-        [sys.executable, *filter(None, option or ("-c",)), script],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-    )
+from tests.support.scripts import run
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
@@ -245,111 +234,6 @@ def test_a_script_that_runs_its_job_when_it_is_imported_is_told_of_the_guard(
         graphft.dataset(f"{script}:make")
     assert caught.value.rule == "main-guard"
     assert "if __name__ == '__main__':" in caught.value.help
-
-
-MADE = """
-import os, graphft, torch
-from tests.support.programs_by_hand import linear
-os.chdir(os.path.dirname(__file__))
-data = graphft.arrays(x=torch.zeros(8, 200), y=torch.zeros(8, 1), chunk_size=4)
-job = graphft.transpile(linear(), data=data, batch_size=4, name="lines")
-"""
-AGAIN = """
-other = graphft.transpile(linear(), data=data, batch_size=4, name="others")
-other.save("jobs/others")
-try:
-    graphft.predict("jobs/others", {"x": torch.zeros(8, 200)})
-except graphft.GraphftError as error:
-    print(error)
-"""
-TRAINER = """
-job.save("jobs/lines")
-graphft.Trainer(graphft.transpile(linear(), data=data, batch_size=4, name="lines", ft=True))
-"""
-ENDED = """
-from graphft.runtime.launcher.ending import interruptible
-with interruptible(lambda: "interrupted"):
-    raise KeyboardInterrupt
-"""
-ROLE = """
-os.environ["GRAPHFT_ROLE"] = "nobody"
-graphft.transpile(linear(), data=data, batch_size=4, name="others").run()
-"""
-NOT_RUN = "job lines (made at train.py:6) was NOT run by this process: job.run() trains it\n"
-
-
-@pytest.mark.parametrize(
-    ("then", "ends"),
-    [
-        ("", NOT_RUN),
-        (AGAIN, NOT_RUN),
-        ("job.save('jobs/lines')", ""),
-        ("job.epochs", "has no attribute 'epochs'\n"),
-        (TRAINER, ""),
-        (ENDED, "interrupted\n"),
-        (ROLE, ""),
-    ],
-)
-def test_a_script_that_never_runs_its_job_is_told_when_it_ends(then: str, ends: str, tmp_path: Path) -> None:
-    """Nothing was printed, and the exit status was 0. Another job that is run, or another run that is predicted with,
-    makes no difference."""
-    (tmp_path / "train.py").write_text(MADE + then)
-    done = run(str(tmp_path / "train.py"), "")
-    assert done.stderr.endswith(ends)
-    assert (NOT_RUN in done.stderr) == (ends == NOT_RUN)
-
-
-def test_a_job_that_a_module_of_the_script_makes_is_told_as_well(tmp_path: Path) -> None:
-    (tmp_path / "making.py").write_text("def make():" + MADE.replace("\n", "\n    "))
-    (tmp_path / "train.py").write_text("import making\nmaking.make()\n")
-    assert run(str(tmp_path / "train.py"), "").stderr.endswith(NOT_RUN.replace("train.py", "making.py"))
-    assert (
-        "NOT run"
-        not in run("import making; making.make()", PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path])).stderr
-    )
-
-
-CHILD = """
-if __name__ == "__main__":
-    from multiprocessing import get_context
-    job.save("jobs/lines")
-    child = get_context("spawn").Process(target=print, args=("in the child",))
-    child.start()
-    child.join()
-"""
-DATASET = """
-if __name__ == "__main__":
-    job.save("jobs/lines")
-    graphft.dataset(os.path.abspath("making.py") + ":make")
-"""
-
-
-@pytest.mark.parametrize("then", [CHILD, DATASET, "import making\njob.save('jobs/lines')\n"])
-def test_a_job_that_a_script_makes_for_its_import_alone_is_not_told(then: str, tmp_path: Path) -> None:
-    """As trainers, and children of data loaders, import the script that README shows."""
-    (tmp_path / "train.py").write_text(MADE + then)
-    (tmp_path / "making.py").write_text(MADE + "def make():\n    return [(torch.zeros(2), torch.zeros(1))] * 8\n")
-    done = run(str(tmp_path / "train.py"), "")
-    assert (done.returncode, "NOT run" in done.stderr) == (0, False), done.stderr
-
-
-@pytest.mark.parametrize("then", ["os.environ['GRAPHFT_CALLED'] = '1'", "raise SystemExit"])
-def test_a_job_that_is_forgotten_beside_another_is_told_by_the_command_as_well(then: str, tmp_path: Path) -> None:
-    """It was told of a script that runs none, and does not end by itself."""
-    (tmp_path / "train.py").write_text(MADE + then)
-    done = run(
-        f"import sys; from graphft.runtime.cli import main; sys.exit(main(['launch', {str(tmp_path / 'train.py')!r}]))"
-    )
-    assert (done.returncode, done.stderr) == (0, NOT_RUN)
-
-
-@pytest.mark.parametrize(("then", "error"), [("1 / 0", "ZeroDivisionError"), ("", "error[nothing-run]")])
-def test_of_a_script_of_graphft_launch_its_error_alone_is_told(then: str, error: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(MADE + then)
-    script = str(tmp_path / "train.py")
-    done = run(f"import sys; from graphft.runtime.cli import main; sys.exit(main(['launch', {script!r}]))")
-    assert error in done.stderr
-    assert NOT_RUN not in done.stderr
 
 
 def test_a_dataset_of_a_notebook_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
