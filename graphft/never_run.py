@@ -23,14 +23,26 @@ def made(run_id: str, name: str, by: FrameType) -> None:
 
 
 def _is_of_script(by: FrameType) -> bool:
-    """`python train.py`, and any function of its modules; of `python -m package` its main module alone, as much is run
-    by `-m`. What a module makes at its top level is for its own run: it may be imported for something else in it."""
+    """`python train.py`, and any function that it calls; of `python -m package` its main module alone, as much is run
+    by `-m`. What a module makes while it is imported is for its own run: it may be imported for something else in it,
+    as a script is once more for its Dataset."""
     main = getattr(sys.modules.get("__main__"), "__dict__", {})
     if main.get("__file__") is None or main.get("__name__") != "__main__":  # "__mp_main__": a child
         return False
-    module = str(by.f_globals.get("__name__"))
-    others = main.get("__spec__") is None and "pytest" not in sys.modules and by.f_code.co_name != "<module>"
-    return module == "__main__" or (others and not module.startswith("graphft."))
+    module = _name(by)
+    others = main.get("__spec__") is None and "pytest" not in sys.modules
+    return (module == "__main__" or (others and not module.startswith("graphft."))) and _imports(by) == "__main__"
+
+
+def _imports(frame: FrameType | None) -> str:
+    """The module whose top level, which runs, has called this; of a thread the script."""
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return _name(frame) if frame is not None else "__main__"
+
+
+def _name(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 def used(run_id: str) -> None:

@@ -212,7 +212,7 @@ def _folder_of(job: str) -> Path:
 
 def _launch(options: argparse.Namespace) -> int:
     from graphft.runtime.launcher.launch_saved import launch_saved
-    from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
+    from graphft.runtime.launcher.options import COMMAND_LINE, LaunchOptions
 
     _take_hosts(options)
     options.page = port_of(options.page) if options.page is not None else None
@@ -229,21 +229,33 @@ def _launch(options: argparse.Namespace) -> int:
     os.environ[COMMAND_LINE] = json.dumps(given)
     sys.argv = [options.script, *_of_script(options)]
     sys.path.insert(0, str(Path(options.script).resolve().parent))
+    _run_script(options.script)
+    return EXIT_OK
+
+
+def _run_script(script: str) -> None:
+    """Raises UsageError if it runs nothing. One that ends with sys.exit(0), as --help does, ends so."""
+    from graphft.runtime.launcher.options import CALLED
+    from graphft.runtime.launcher.tell import tell
+
     os.environ.pop(CALLED, None)
+    nothing = f"{script} ended and never called job.run(): nothing was run"
     try:
-        runpy.run_path(options.script, run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
     except BaseException as end:
-        if not (isinstance(end, SystemExit) and not end.code):  # which is a good end, of --help as well
+        if not (isinstance(end, SystemExit) and end.code in (None, 0)):
             forget()  # this one is told
+        elif CALLED not in os.environ:
+            forget()
+            tell(nothing)
         raise
     if CALLED not in os.environ:
         forget()
         raise UsageError(
-            f"{options.script} ended and never called job.run(): nothing was run",
+            nothing,
             rule="nothing-run",
             help="call run() on what graphft.transpile returns, below `if __name__ == '__main__':`",
         )
-    return EXIT_OK
 
 
 def _of_script(options: argparse.Namespace) -> Sequence[str]:

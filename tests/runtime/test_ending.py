@@ -14,12 +14,14 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
+from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher import ending, launch
+from graphft.runtime.launcher import ending, launch, told_launch
 from graphft.runtime.launcher.ending import Interrupted, Reached, heed, interruptible
 from graphft.runtime.launcher.process_ends import read_ends
+from graphft.runtime.launcher.told_launch import ToldLaunch
 from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
 from tests.support.programs_by_hand import linear
@@ -211,6 +213,31 @@ def test_the_last_words_do_not_wait_for_a_storage_that_hangs(
         raise KeyboardInterrupt
     answers.set()
     assert capsys.readouterr().err == f"interrupted at step 3 of 4; run again to resume {saved}\n"
+
+
+@pytest.mark.parametrize("answers", [threading.Event(), None])
+def test_a_storage_that_does_not_answer_hides_no_error_of_a_callback(
+    answers: threading.Event | None,
+    job: Job,
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The callback's error ended with that of the storage, after minutes."""
+
+    def asks(*arguments: object) -> bool:
+        if answers is None:
+            raise OSError("no route to host")
+        return not answers.wait(120)
+
+    for module in (ending, told_launch):
+        monkeypatch.setattr(module, "is_complete", asks)
+        monkeypatch.setattr(module, "WORDS_SECONDS", 0.1)
+    with pytest.raises(ValueError, match="no such figure"), ToldLaunch(Callbacks(()), job, saved, None):
+        raise ValueError("no such figure")
+    if answers is not None:
+        answers.set()
+    assert capsys.readouterr().err == f"ValueError has ended the launch; run again to resume {saved}\n"
 
 
 def test_a_second_signal_while_the_last_words_are_looked_for() -> None:
