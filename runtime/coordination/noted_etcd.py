@@ -56,8 +56,8 @@ class EtcdNote(msgspec.Struct, frozen=True):
     @property
     def ended(self) -> bool:
         """Whether it is known that nothing of it is left: this machine was started again since."""
-        booted, _, _ = network_identity().partition(" ")
-        return self.elsewhere and self.host == socket.gethostname() and not self.network.startswith(booted)
+        booted, now = (network.partition(" ")[0] for network in (self.network, network_identity()))
+        return self.elsewhere and self.host == socket.gethostname() and booted != now
 
 
 def read_note(job_dir: Path) -> EtcdNote:

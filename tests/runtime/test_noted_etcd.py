@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from graphft.errors import UsageError
+from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination import noted_etcd as noted_module
 from graphft.runtime.coordination.connect import NOTE, read_endpoints, write_endpoints
 from graphft.runtime.coordination.keys import Keys
@@ -194,11 +195,14 @@ def test_one_that_was_started_with_the_job_is_gone_with_its_launcher(folder: Pat
     assert look_at(folder).state == "stopped"
 
 
+@pytest.mark.parametrize("later", ["a-later-boot net:[1]", "0 net:[1]"])
 def test_an_etcd_on_this_machine_before_it_was_started_again_is_gone(
-    folder: Path, mine: Job, monkeypatch: pytest.MonkeyPatch
+    later: str, folder: Path, mine: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the ids of both boots begin alike."""
+    monkeypatch.setattr(connect_module, "network_identity", lambda: "0123-4567 net:[1]")
     write_endpoints(folder, NOBODY)
-    monkeypatch.setattr(noted_module, "network_identity", lambda: "a later boot")
+    monkeypatch.setattr(noted_module, "network_identity", lambda: later)
     assert not check_no_other_etcd(folder, mine)
     assert look_at(folder).state == "stopped"
 
