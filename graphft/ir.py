@@ -221,6 +221,8 @@ class Program:
         self.values: dict[str, torch.Tensor] = {}
         self.origin: Any = None
         """What `build` captured it from (`capture.Origin`); one that was read from a file has none."""
+        self.taken_over: Any = None
+        """The torch.optim instance that `minimize` was given (`changed_since.TakenOver`), if it was one."""
 
     # -- building ---------------------------------------------------------------------------------------------
 
@@ -272,7 +274,7 @@ class Program:
         for b in self.blocks.values():
             nb = new.block(b.name, **copy.deepcopy(b.attrs))
             nb.ops = [replace(op, attrs=dict(op.attrs)) for op in b.ops]
-        new.values, new.origin = dict(self.values), self.origin
+        new.values, new.origin, new.taken_over = dict(self.values), self.origin, self.taken_over
         return new
 
     def __eq__(self, other: object) -> bool:

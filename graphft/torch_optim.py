@@ -52,6 +52,12 @@ def groups_of(program: Program, optimizer: torch.optim.Optimizer, model: torch.n
     return groups
 
 
+def options_of(optimizer: torch.optim.Optimizer) -> list[Optimizer]:
+    """Those of each group. Raises GraphftError as `groups_of` does."""
+    _refuse_attached(optimizer)
+    return [_options(optimizer, group) for group in optimizer.param_groups]
+
+
 def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimizer:
     spec = next((c for c in OPTIMIZERS.values() if c.torch_class is type(optimizer)), None)
     if spec is None:

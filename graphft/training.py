@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 
 from graphft import registry, schedule
+from graphft.changed_since import TakenOver
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
 from graphft.literals import dtype_of
@@ -90,6 +91,8 @@ def minimize(
     for v in parameters:
         _append_update(block, v, group_of[v.name], lrs[group_of[v.name].optimizer.lr])
     block.append_op("increment", step)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        program.taken_over = TakenOver.of(optimizer)
 
 
 def _tell_left_out(names: Sequence[str]) -> None:

@@ -60,20 +60,29 @@ def saved_variables(program: Program) -> list[Variable]:
 
 def require_unchanged(program: Program, model: nn.Module) -> None:
     """Raises UsageError if the model's weights are others than when the program was built, which copied them."""
-    now = model.state_dict(keep_vars=True)
-    changed = [
-        v.name
-        for v in saved_variables(program)
-        if isinstance(value := now.get(v.name), Tensor)
-        and not torch.equal(value.detach().cpu().nan_to_num(), program.values[v.name].cpu().nan_to_num())
-    ]
-    if changed:
+    if changed := changed_weights(program, model):
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise UsageError(
             f"the model's weights were changed after build(), which copied them: {', '.join(changed[:5])}{more}",
             rule="weights",
             help="load pretrained weights before build(): training would begin with the values from then",
         )
+
+
+def changed_weights(program: Program, model: nn.Module) -> list[str]:
+    """The names of the model's weights that are others than the program's initial values; not of those that were moved
+    to `meta`, for the memory."""
+    now = model.state_dict(keep_vars=True)
+    return [
+        v.name
+        for v in saved_variables(program)
+        if isinstance(value := now.get(v.name), Tensor)
+        and not (value.is_meta or _same(value.detach().cpu(), program.values[v.name].cpu()))
+    ]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def save_weights(program: Program, values: Mapping[str, Tensor] | None, path: str | os.PathLike[str]) -> Path:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from graphft.changed_since import tell_changed_optimizer, tell_changed_weights
 from graphft.data import DataSpec
 from graphft.devices import find_device
 from graphft.errors import GraphftError, ProgramError, UsageError
@@ -128,6 +129,9 @@ def transpile(
     verify(program, require_values=True)
     evaluation = evaluation_of(program, validate) if validate is not None else None
     prediction, origin = _predicts(program, predict), program.origin
+    if init_from is None:
+        tell_changed_weights(program)
+    tell_changed_optimizer(program)
     program = _begin_with(program, init_from, init_partial)
     check_metrics(program)
     _check_columns(program, config)

@@ -23,7 +23,7 @@ def newest_good_checkpoint(member: Member, job_dir: Path) -> str:
     except GraphftError as error:
         return f"which checkpoint is the newest good one cannot be told: {error.message}"
     if None in found:
-        return "no checkpoint that the job would go back to holds finite values only"
+        return "no checkpoint that is committed so far holds finite values only"
     named = ", ".join(
         f"step {m.step} ({store.where(m.directory)})" for store, m in zip(stores, found, strict=True) if m is not None
     )

@@ -1,0 +1,94 @@
+"""What a script changes between `minimize` and `transpile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import graphft
+from graphft.ir import Program
+
+Change = Callable[[torch.nn.Module, torch.optim.Optimizer], Any]
+
+
+def program_of(change: Change) -> Program:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
+    program = graphft.build(model, lambda model, x: model(x).square().mean(), {"x": (None, 4)})
+    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.2}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    graphft.minimize(program, optimizer, model=model)
+    program.kept = change(model, optimizer)  # type: ignore[attr-defined]
+    return program
+
+
+def told(program: Program, caplog: pytest.LogCaptureFixture, **options: Any) -> str:
+    data = graphft.arrays(x=torch.zeros(8, 4), chunk_size=4)
+    graphft.transpile(program, data=data, batch_size=4, **options)
+    return "\n".join(
+        r.getMessage() for r in caplog.records if " others than " in r.getMessage() or "was changed" in r.getMessage()
+    )
+
+
+def zeros(model: torch.nn.Module, _: torch.optim.Optimizer) -> None:
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+
+
+def halves(model: torch.nn.Module, _: torch.optim.Optimizer) -> None:
+    model.half()
+
+
+@pytest.mark.parametrize("change", [zeros, halves])
+def test_weights_that_were_loaded_after_minimize_are_told(change: Change, caplog: pytest.LogCaptureFixture) -> None:
+    """Training began with the values that build copied, without a word; after build alone it is an error."""
+    assert "build() copied, with which training begins: 0.weight, 0.bias" in told(program_of(change), caplog)
+
+
+def test_weights_that_the_job_does_not_begin_with_anyway_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    program = program_of(zeros)
+    assert told(program, caplog, init_from={n: v + 1 for n, v in graphft.state_dict(program).items()}) == ""
+
+
+def lower(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[1]["lr"] = 0.02
+
+
+def scheduled(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> object:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+
+def plateau(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> object:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+def more(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lower, "without that: lr 0.2 -> 0.02 of group 1: set them before minimize()"),
+        (scheduled, "torch.optim.lr_scheduler (StepLR) is attached to the optimizer"),
+        (plateau, "torch.optim.lr_scheduler (ReduceLROnPlateau) is attached to the optimizer"),
+        (more, "its parameter groups"),
+    ],
+)
+def test_an_optimizer_that_was_changed_after_minimize_is_told(
+    change: Change, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A schedule that was attached then was never followed."""
+    assert what in told(program_of(change), caplog)
+
+
+def freed(model: torch.nn.Module, _: torch.optim.Optimizer) -> None:
+    model.to("meta")
+
+
+@pytest.mark.parametrize("change", [lambda *_: None, freed])
+def test_what_is_as_it_was_is_not_told(change: Change, caplog: pytest.LogCaptureFixture) -> None:
+    program = program_of(change)
+    assert told(program, caplog) == told(program.clone(), caplog) == ""
