@@ -240,8 +240,8 @@ def _compare(reference: Reference, index: int, one: Mapping[str, Any], other: Ma
 def _same_bits(one: Any, other: Any) -> bool:
     import torch
 
+    from graphft.tensor_file import same_bits
+
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
         return type(one) is type(other)
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+    return same_bits(one, other)

@@ -32,6 +32,8 @@ def _is_wild(variable: Variable, value: Tensor) -> bool:
     """A mask has -inf with good reason: in a buffer that is none."""
     if not value.is_floating_point():
         return False
+    if value.element_size() == 1:  # float8: few ops take it
+        value = value.float()
     if variable.kind is Kind.BUFFER:
         value = value.nan_to_num(nan=float("nan"), neginf=0.0, posinf=float("inf"))
     return not bool(value.isfinite().all())

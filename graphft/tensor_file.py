@@ -97,6 +97,13 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return _bytes_of(tensor.detach().cpu().contiguous())
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether they have one dtype, one shape, and the same bits: what is NaN in both is the same."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(*(_as_bytes(tensor.detach().cpu().contiguous()) for tensor in (one, other)))
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file, and its metadata.
 
@@ -224,8 +231,12 @@ def _index(value: Any) -> int:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor of any dtype, without a copy."""
+    return _as_bytes(tensor).numpy().data
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
     flat = tensor.reshape(-1).as_strided((tensor.numel(),), (1,))  # of one element, any stride is contiguous
-    return flat.view(torch.uint8).numpy().data
+    return flat.view(torch.uint8)
 
 
 def _damaged(path: Path | str, what: str) -> GraphftError:

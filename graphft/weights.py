@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Variable
-from graphft.tensor_file import read_tensors, write_tensors
+from graphft.tensor_file import read_tensors, same_bits, write_tensors
 
 log = logging.getLogger("graphft")
 
@@ -77,12 +77,8 @@ def changed_weights(program: Program, model: nn.Module) -> list[str]:
         v.name
         for v in saved_variables(program)
         if isinstance(value := now.get(v.name), Tensor)
-        and not (value.is_meta or _same(value.detach().cpu(), program.values[v.name].cpu()))
+        and not (value.is_meta or same_bits(value, program.values[v.name]))
     ]
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def save_weights(program: Program, values: Mapping[str, Tensor] | None, path: str | os.PathLike[str]) -> Path:

@@ -84,6 +84,17 @@ def test_an_optimizer_that_was_changed_after_minimize_is_told(
     assert what in told(program_of(change), caplog)
 
 
+def test_weights_of_every_dtype_are_compared(caplog: pytest.LogCaptureFixture) -> None:
+    """Few ops take float8: `transpile` failed."""
+    model = torch.nn.Linear(4, 1)
+    model.register_buffer("scales", torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn))
+    program = graphft.build(model, lambda model, x: model(x).square().mean(), {"x": (None, 4)})
+    graphft.minimize(program, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    assert told(program, caplog) == ""
+    model.scales = torch.tensor([2.0, float("nan")]).to(torch.float8_e4m3fn)
+    assert "with which training begins: scales" in told(program, caplog)
+
+
 def freed(model: torch.nn.Module, _: torch.optim.Optimizer) -> None:
     model.to("meta")
 
