@@ -19,11 +19,11 @@ log = logging.getLogger("graphft")
 
 @dataclass(frozen=True)
 class TakenOver:
-    """A torch.optim instance, and what its groups were when `minimize` took them over. `parameters`: by id."""
+    """A torch.optim instance, and what its groups were when `minimize` took them over. `parameters`: how many."""
 
     optimizer: torch.optim.Optimizer
     options: list[Optimizer]
-    parameters: list[list[int]]
+    parameters: list[int]
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer) -> TakenOver:
@@ -46,13 +46,17 @@ class TakenOver:
         return f"{options}: set them before minimize()" if options else ""
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[list[int]]:
-    return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+def _parameters(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
 
 
 def tell_changed_weights(program: Program) -> None:
     """A warning if the weights of the model are others than those that the program begins with."""
-    if program.origin is not None and (changed := changed_weights(program, program.origin.model)):
+    if (
+        program.origin is not None
+        and not program.loaded
+        and (changed := changed_weights(program, program.origin.model))
+    ):
         log.warning(
             "the model's weights are others than those that build() copied, with which training begins: %s; load "
             "weights before build(), or give transpile(init_from=model.state_dict())",

@@ -221,6 +221,8 @@ class Program:
         self.values: dict[str, torch.Tensor] = {}
         self.origin: Any = None
         """What `build` captured it from (`capture.Origin`); one that was read from a file has none."""
+        self.loaded = False
+        """Whether other weights were loaded into it than `build` copied."""
         self.taken_over: Any = None
         """The torch.optim instance that `minimize` was given (`changed_since.TakenOver`), if it was one."""
 
@@ -275,6 +277,7 @@ class Program:
             nb = new.block(b.name, **copy.deepcopy(b.attrs))
             nb.ops = [replace(op, attrs=dict(op.attrs)) for op in b.ops]
         new.values, new.origin, new.taken_over = dict(self.values), self.origin, self.taken_over
+        new.loaded = self.loaded
         return new
 
     def __eq__(self, other: object) -> bool:

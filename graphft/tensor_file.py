@@ -101,7 +101,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether they have one dtype, one shape, and the same bits: what is NaN in both is the same."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    return torch.equal(*(_as_bytes(tensor.detach().cpu().contiguous()) for tensor in (one, other)))
+    plain = (tensor.detach().cpu().resolve_conj().resolve_neg().contiguous() for tensor in (one, other))
+    return torch.equal(*map(_as_bytes, plain))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

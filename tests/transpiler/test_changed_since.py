@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -84,9 +85,17 @@ def test_an_optimizer_that_was_changed_after_minimize_is_told(
     assert what in told(program_of(change), caplog)
 
 
+def test_what_was_loaded_into_the_program_or_copied_with_it_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    program = program_of(lambda *_: None)
+    other = graphft.load_weights(program, {n: v + 1 for n, v in graphft.state_dict(program).items()})
+    assert told(other.clone(), caplog) == ""
+    assert told(copy.deepcopy(program), caplog) == ""
+
+
 def test_weights_of_every_dtype_are_compared(caplog: pytest.LogCaptureFixture) -> None:
     """Few ops take float8: `transpile` failed."""
     model = torch.nn.Linear(4, 1)
+    model.register_buffer("turned", torch.ones(2, dtype=torch.complex64).conj())
     model.register_buffer("scales", torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn))
     program = graphft.build(model, lambda model, x: model(x).square().mean(), {"x": (None, 4)})
     graphft.minimize(program, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
