@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
 from graphft.batch_pairs import warn_of_pairs
 from graphft.batch_sum import warn_of_sums
@@ -30,7 +30,7 @@ from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
 from graphft.ir import Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
 from graphft.mode import tell_mode
-from graphft.outside import refuse_outside, tell_kept
+from graphft.outside import refuse_outside
 from graphft.side_effects import side_effects_refused
 from graphft.symbolic import Symbols
 from graphft.tracing import Recorder, Traced, emit, settle, storage, trace
@@ -271,16 +271,17 @@ class _Step:
         tensors = dict(zip(self.state.tensors, values, strict=False))
         feeds = dict(zip(self.inputs, values[len(tensors) :], strict=True))
         given = {f"model.{n}": t for n, t in tensors.items()}
-        with side_effects_refused(), torch.set_grad_enabled(self.training):
-            result = functional_call(self.whole, given, (), feeds)
-        tell_kept(self.whole.model, self.whole.loss_fn)
-        loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors}, self.training)
-        self.extras = list(extras)
         trainable = {n: tensors[n] for n in self.state.trainable if self.training}
-        gradients: Sequence[Tensor | None] = ()
-        if self.training:
-            refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)
-            gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
+        # Backward as well: hooks, autograd functions and checkpoints read the module while it runs.
+        with _reparametrize_module(self.whole, given, tie_weights=True):
+            with side_effects_refused(), torch.set_grad_enabled(self.training):
+                result = self.whole(**feeds)
+            loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors}, self.training)
+            self.extras = list(extras)
+            if self.training:
+                refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)
+                loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [t.grad for t in trainable.values()]
         with torch.no_grad():
             for n, t in tensors.items():  # a buffer that was assigned to, instead of changed in place
                 if given[f"model.{n}"] is not t:

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +99,13 @@ def trace(
         with recorder:
             return list(fn(*args))
 
-    with _without_onednn(), _undecomposed(), fx_config.patch(backed_size_oblivious=True), quiet():  # type: ignore[attr-defined]
+    with (
+        _without_onednn(),
+        _undecomposed(),
+        _random_state_traced(),
+        fx_config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
+        quiet(),
+    ):
         module = make_fx(
             traced_by_graphft, tracing_mode="symbolic", decomposition_table={}, _allow_non_fake_inputs=True
         )(*inputs)
@@ -132,6 +140,31 @@ def _undecomposed() -> Iterator[None]:
             if kernel is not None:
                 op.py_kernels[DispatchKey.Autograd] = kernel
             op._dispatch_cache.clear()
+
+
+class _TracedGenerator:
+    """Torch's default generator while a function is traced: what the tracing thread does to its state is recorded."""
+
+    def __init__(self) -> None:
+        self._real, self._thread = torch.default_generator, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        traced = {"get_state": "get_rng_state", "set_state": "set_rng_state", "manual_seed": "manual_seed"}.get(name)
+        if traced is None or threading.get_ident() != self._thread:
+            return getattr(self._real, name)
+        return getattr(torch.ops.graphft, traced)
+
+
+@contextmanager
+def _random_state_traced() -> Iterator[None]:
+    """Records `torch.get_rng_state`, `set_rng_state` and `manual_seed` as ops: what is drawn after a state was restored
+    must be drawn again in each step. The generator itself stays as it was."""
+    importlib.import_module("graphft.ops")
+    torch.random.default_generator = _TracedGenerator()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.random.default_generator = torch.default_generator
 
 
 class Recorder(TorchDispatchMode):
@@ -261,7 +294,9 @@ class Emitter:
 
     def __init__(self, traced: Traced, block: Block, inputs: Sequence[str], results: Mapping[fx.Node, str]) -> None:
         self.traced, self.block, self.program, self.inputs = traced, block, block.program, inputs
-        self.names = dict(results)
+        self.names: dict[fx.Node, str] = {}
+        for node, name in results.items():
+            self.names[_unaliased(node, {*results, *self.names})] = name
         self.values: dict[fx.Node, Arg] = {n: Ref(name) for n, name in zip(traced.inputs, inputs, strict=True)}
         self.types: dict[str, Type] = {}
         self.reserved = {*self.names.values(), *inputs}  # some inputs are declared later
@@ -383,6 +418,15 @@ class Emitter:
             type = self.traced.symbols.type_of(value)
             self.program.variable(name, type, Kind.CONST, value.detach().clone().cpu())
         return self.constants[id(value)]
+
+
+def _unaliased(node: fx.Node, taken: Container[fx.Node]) -> fx.Node:
+    """The node whose value `node` hands on, unless that is an input or has a name of its own."""
+    while node.target in _ALIASES and isinstance(source := node.args[0], fx.Node):
+        if source in taken or source.op != "call_function":
+            break
+        node = source
+    return node
 
 
 def prune(ops: Sequence[Operator], wanted: set[str]) -> list[Operator]:

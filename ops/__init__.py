@@ -1,6 +1,6 @@
 """The operators, one file per family. Importing this package registers them all."""
 
-from graphft.ops import aten, clip, comm, compensate, data, etcd, local, optimize, prim, serve, tasks, validate
+from graphft.ops import aten, clip, comm, compensate, data, etcd, local, optimize, prim, random_state, serve, tasks, validate
 
 __all__ = [
     "aten",
@@ -12,6 +12,7 @@ __all__ = [
     "local",
     "optimize",
     "prim",
+    "random_state",
     "serve",
     "tasks",
     "validate",
