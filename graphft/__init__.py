@@ -23,6 +23,7 @@ _PUBLIC = {
     "graphft.transpiler.validation": ("Validation",),
     "graphft.weights": ("load_into", "load_weights", "save_weights", "state_dict"),
     "graphft.transpiler": ("Job", "JobConfig", "transpile"),
+    "graphft.runtime.capture_check": ("check_capture", "check_on_data"),
     "graphft.runtime.driver.trainer": ("Trainer",),
     "graphft.runtime.driver.retries": ("WorkerFailed",),
     "graphft.runtime.executor": ("Executor",),

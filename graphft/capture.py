@@ -7,14 +7,14 @@
 
 The loss must be the *mean over the samples of the batch*: gradients of several batches are averaged by their number
 of samples. The model is captured in the mode (train or eval) that it is in, and is not changed. With `training=False`
-its forward pass is captured alone, in eval mode.
+its forward pass is captured alone, in eval mode. With `capture=False` the step is one op that runs the module itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,14 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from graphft.batch_pairs import warn_of_pairs
 from graphft.batch_sum import warn_of_sums
-from graphft.errors import GraphftError
-from graphft.guards import assumptions, captured
+from graphft.errors import GraphftError, UsageError
+from graphft.guards import WITHOUT_CAPTURE, assumptions, captured
 from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
 from graphft.ir import Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
 from graphft.mode import tell_mode
+from graphft.module_step import evaluating, parameter_written, tensors_of, unchanged
+from graphft.opaque import emit_opaque
 from graphft.outside import refuse_outside
 from graphft.side_effects import side_effects_refused
 from graphft.symbolic import Symbols
@@ -46,6 +48,8 @@ def build(
     seed: int = 0,
     allow_unused: bool = False,
     training: bool = True,
+    capture: bool = True,
+    example: Mapping[str, Tensor] | None = None,
 ) -> Program:
     """Captures one training step: block `step` computes `loss`, every gradient `<parameter>@GRAD`, buffer updates.
 
@@ -65,6 +69,13 @@ def build(
     With `training=False`, the forward pass alone, of the model in eval mode (and back in its own mode after that): for
     `graphft.Validation`.
 
+    With `capture=False`, the step is one op, `eager_step`, that runs `loss_fn` and the model themselves under torch's
+    autograd, whatever their Python code does: control flow that depends on data, packed sequences, hooks, parts of
+    torch.jit. Module and loss are pickled into the program. They run once here, on a made-up batch (floats are normal,
+    integers 1), or on the batch `example`.
+
+    `transpile` and `Executor` compare the program with the module on real batches: see `graphft.check_capture`.
+
     Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [outside] when the
     loss would train what is not the model's, [dimension] when the code fixes the size of a named dimension, and
     [capture] with the user's line for all that cannot be captured.
@@ -81,17 +92,58 @@ def build(
             rule="inputs",
             help="write inputs={'x': (None, 8), 'y': ((None,), torch.int64)}",
         )
-    origin = Origin(model, loss_fn, dict(inputs), tuple(targets) if targets is not None else None)
+    if example is not None and capture:
+        raise UsageError("example= has no effect", rule="option", help="it is for build(..., capture=False)")
     specs = {n: input_type(n, spec) for n, spec in inputs.items()}
     if targets is None:
         check_names(loss_fn, list(specs))
-    state = _State(model, specs, training)
+    state = _State(model, specs, training, capture)
     call = loss_fn if targets is None else with_targets(loss_fn, specs, targets)
+    program = Program(name, {"device": state.device.type, "loss": "loss", "seed": seed})
+    for n, t in specs.items():
+        program.variable(n, t, Kind.INPUT)
+    if capture:
+        _capture(program, model, call, state, specs, allow_unused, training)
+    else:
+        written = emit_opaque(program, model, call, specs, training, example)
+        for n in state.tensors:
+            trained = n in state.trainable and training
+            kind = Kind.PARAM if trained else Kind.BUFFER if n in written else Kind.FROZEN
+            _declare(program, state, n, kind if n in state.saved or kind is not Kind.FROZEN else Kind.CONST)
+    program.origin = Origin(
+        model,
+        loss_fn,
+        dict(inputs),
+        tuple(targets) if targets is not None else None,
+        program.clone(),
+        training,
+        capture,
+        tuple(module.training for module in model.modules()),
+    )
+    if training:
+        warn_of_sums(program)
+        warn_of_pairs(program)
+        tell_mode(model)
+    return program
+
+
+def _capture(
+    program: Program,
+    model: nn.Module,
+    call: LossFn,
+    state: _State,
+    specs: Mapping[str, Type],
+    allow_unused: bool,
+    training: bool,
+) -> None:
+    """Traces the step, and writes it into the program."""
     symbols = Symbols(d for t in [*specs.values(), *state.types.values()] for d in t.shape or () if isinstance(d, int))
     step = _Step(model, call, state, list(specs), training)
-    with captured(symbols), contextlib.nullcontext() if training else evaluating(model):
+    with captured(symbols), unchanged(model), contextlib.nullcontext() if training else evaluating(model):
         fakes = [
-            symbols.mode.from_tensor(t.detach(), static_shapes=True).requires_grad_(training and n in state.trainable)
+            symbols.mode.from_tensor(t.detach().contiguous(), static_shapes=True).requires_grad_(
+                training and n in state.trainable
+            )
             for n, t in state.tensors.items()
         ]
         with torch.device(state.device):
@@ -113,24 +165,15 @@ def build(
             rule="no-gradient",
             help="use it, freeze it with requires_grad_(False), or build with allow_unused=True",
         )
-    program = Program(name, {"device": state.device.type, "loss": "loss", "seed": seed})
     if step.extras:
         program.attrs["extras"] = tuple(step.extras)
-    for n, t in specs.items():
-        program.variable(n, t, Kind.INPUT)
     assume = assumptions(symbols)
     if assume:
         program.attrs["assume"] = assume
     _emit(program, traced, step, state, list(specs))
-    program.origin = origin
-    if training:
-        warn_of_sums(program)
-        warn_of_pairs(program)
-        tell_mode(model)
-    return program
 
 
-@dataclass(frozen=True)
+@dataclass
 class Origin:
     """What a program was captured from, in this process: the same can be captured in another mode."""
 
@@ -138,17 +181,25 @@ class Origin:
     loss_fn: LossFn
     inputs: Mapping[str, Any]
     targets: tuple[str, ...] | None
+    program: Program
+    """As it was built."""
+    training: bool
+    capture: bool
+    modes: tuple[bool, ...]
+    """Whether each of the model's modules was in train mode."""
+    checked: bool = False
+    """True when the program has been compared with the module, in two steps."""
 
     def evaluation(self, name: str, loss_fn: LossFn | None = None, more: Mapping[str, Any] | None = None) -> Program:
         """The forward pass of the same model in eval mode, with another `loss_fn`, if one is given, and `more` inputs
         for it."""
         inputs = {**self.inputs, **(more or {})}
-        return build(self.model, loss_fn or self.loss_fn, inputs, targets=self.targets, name=name, training=False)
+        return build(self.model, loss_fn or self.loss_fn, inputs, targets=self.targets, name=name, training=False, capture=self.capture)
 
     def forward(self, name: str, call: LossFn, inputs: Sequence[str]) -> Program:
         """What `call(model, **inputs)` computes in eval mode, of these inputs only."""
         given = {n: self.inputs[n] for n in inputs}
-        return build(self.model, call, given, name=name, training=False)
+        return build(self.model, call, given, name=name, training=False, capture=self.capture)
 
     def whole_loss_fn(self) -> LossFn:
         """It takes the model and all inputs by name, whether or not there are `targets`."""
@@ -157,35 +208,15 @@ class Origin:
         return with_targets(self.loss_fn, {n: input_type(n, spec) for n, spec in self.inputs.items()}, self.targets)
 
 
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model is in eval mode, and each of its modules in its own mode again after that.
-
-    Attention takes no short cut meanwhile: whether torch's `nn.TransformerEncoder` takes its own depends on the values
-    of the padding mask, which nobody knows here.
-    """
-    modes = {module: module.training for module in model.modules()}
-    fast = torch.backends.mha.get_fastpath_enabled()
-    model.eval()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        model.train(modes[model])  # a method of its own may undo what its eval() did
-        for module, mode in modes.items():
-            module.training = mode
-
-
 # -- the model's tensors --------------------------------------------------------------------------------------
 
 
 class _State:
     """The model's parameters and buffers, each once, under the first of its names."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Type], training: bool) -> None:
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Type], training: bool, capture: bool) -> None:
         saved = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
-        self.tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self.tensors = tensors_of(model)
         self.parameters = [n for n, _ in model.named_parameters()]
         self.trainable = [n for n, p in model.named_parameters() if p.requires_grad]
         names = {id(t): n for n, t in self.tensors.items()}
@@ -206,11 +237,11 @@ class _State:
                 rule="model",
                 help="capture its .module: transpile(trainers=...) says how many compute",
             )
-        self._check(inputs, training)
+        self._check(inputs, training, capture)
         self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
         self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
 
-    def _check(self, inputs: Mapping[str, Type], training: bool) -> None:
+    def _check(self, inputs: Mapping[str, Type], training: bool, capture: bool) -> None:
         def fail(message: str, help: str) -> GraphftError:
             return GraphftError(message, rule="model", help=help)
 
@@ -226,11 +257,11 @@ class _State:
                 )
         if training and not self.trainable:
             raise fail("the model has no trainable parameter", "leave requires_grad of some parameter true")
-        hooked = [n for n in self.trainable if _has_hook(self.tensors[n])]
+        hooked = [n for n in self.trainable if capture and _has_hook(self.tensors[n])]
         if hooked:
             raise fail(
                 f"parameter {hooked[0]} has a gradient hook, which a captured program would leave out",
-                "remove the hook; clipping and the like are options of minimize",
+                f"remove the hook; clipping and the like are options of minimize; or {WITHOUT_CAPTURE}",
             )
         devices = {str(t.device) for t in self.tensors.values()}
         if len(devices) > 1:
@@ -279,7 +310,7 @@ class _Step:
             loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors}, self.training)
             self.extras = list(extras)
             if self.training:
-                refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)
+                refuse_outside(loss, self.state.tensors, self.recorder.line_of)
                 loss.backward()  # type: ignore[no-untyped-call]
         gradients = [t.grad for t in trainable.values()]
         with torch.no_grad():
@@ -326,6 +357,7 @@ def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: 
             help="rename that parameter, buffer, input or result",
         )
     results = {node: n for node, n in zip(traced.results, names, strict=True) if node is not None}
+    _refuse_aliases(traced, state)
     parameters = [n for n in state.tensors if n in step.gradients]
     for n in parameters:
         _declare(program, state, n, Kind.PARAM)
@@ -335,20 +367,30 @@ def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: 
         if n in parameters and n not in written:
             continue
         if n in state.parameters and n in written:
-            raise GraphftError(
-                f"the forward pass changes parameter {n} in place",
-                rule="parameter-written",
-                help="keep such a tensor in a buffer, and leave parameters to the optimizer "
-                "(nn.Embedding: without max_norm)",
-            )
+            raise parameter_written(n)
         if n not in state.saved and n not in read:
             continue
         kind = Kind.BUFFER if n in written else Kind.FROZEN if n in state.saved else Kind.CONST
         _declare(program, state, n, kind)
 
 
+def _refuse_aliases(traced: Traced, state: _State) -> None:
+    """Raises GraphftError[outside] for a constant that lies in the memory of a parameter that is trained."""
+    owners = {storage(state.tensors[n]): n for n in state.trainable}
+    for node in traced.module.graph.nodes:
+        value = getattr(traced.module, node.target) if node.op == "get_attr" else None
+        if isinstance(value, Tensor) and (name := owners.get(storage(value))):
+            line = next((user.meta["loc"] for user in node.users if user.meta.get("loc")), "the model")
+            raise GraphftError(
+                f"{line} uses a second name of parameter {name} (a list, a closure, a view made before), which does "
+                "not follow its training: the program would hold it as a constant",
+                rule="outside",
+                help=f"use the attribute of the model that loss_fn is given; or {WITHOUT_CAPTURE}",
+            )
+
+
 def _declare(program: Program, state: _State, name: str, kind: Kind) -> None:
     attrs: dict[str, Any] = {"tied": state.tied[name]} if name in state.tied else {}
     if kind is Kind.BUFFER and name not in state.saved:
         attrs["persistent"] = False
-    program.variable(name, state.types[name], kind, state.tensors[name].detach().clone().cpu(), **attrs)
+    program.variable(name, state.types[name], kind, state.tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format), **attrs)

@@ -61,6 +61,10 @@ ONE_DTYPE = (
 )
 
 
+WITHOUT_CAPTURE = "graphft.build(..., capture=False) trains the module as it is, in one op"
+"""The way out for what cannot be captured."""
+
+
 @contextmanager
 def captured(symbols: Symbols) -> Iterator[None]:
     """Turns whatever a trace raises into GraphftError[capture] with the user's line and the remedy."""

@@ -70,7 +70,11 @@ _OF_NORMS = frozenset(map(_op, _NORMS))
 _OF_MASKS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
 _OF_LABELS = frozenset({torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default})
 """(log probabilities, class labels, weights of the classes): likewise."""
-_MARGIN_LOSSES = (torch.ops.aten.multi_margin_loss.default, torch.ops.aten.multilabel_margin_loss_forward.default)
+_RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input")
+_WHOLE = (*map(_op, ("multi_margin_loss", "multilabel_margin_loss_forward", *_RECURRENT, "rnn_relu.data")),)
+
+
+_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ def trace(
             return list(fn(*args))
 
     with (
-        _without_onednn(),
+        without_onednn(),
         _undecomposed(),
         _random_state_traced(),
         fx_config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
@@ -115,7 +119,7 @@ def trace(
 
 
 @contextmanager
-def _without_onednn() -> Iterator[None]:
+def without_onednn() -> Iterator[None]:
     """oneDNN's LSTM keeps a workspace that does not survive a replay without autograd: record the LSTM's own ops."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
@@ -127,18 +131,19 @@ def _without_onednn() -> Iterator[None]:
 
 @contextmanager
 def _undecomposed() -> Iterator[None]:
-    """Has the margin losses recorded as they are: what torch would make of them while it traces (2.13) counts labels
-    that pad a target."""
-    taken = {}
-    for op in _MARGIN_LOSSES:
-        taken[op] = op.py_kernels.pop(DispatchKey.Autograd, None)
+    """Has torch take these operators apart by its C++ code, as eager torch does, or not at all.
+
+    What torch's Python code makes of them while it traces (2.13) is wrong: margin losses count labels that pad a target,
+    recurrent networks lose the dropout between their layers.
+    """
+    taken = [(op, key, op.py_kernels.pop(key)) for op in _WHOLE for key in _KEYS if key in op.py_kernels]
+    for op in _WHOLE:
         op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op, kernel in taken.items():
-            if kernel is not None:
-                op.py_kernels[DispatchKey.Autograd] = kernel
+        for op, key, kernel in taken:
+            op.py_kernels[key] = kernel
             op._dispatch_cache.clear()
 
 

@@ -271,3 +271,5 @@ class Context:
     tasks: TasksPort | None = None
     task_server: TaskServerPort | None = None
     validation: ValidationPort | None = None
+    modules: dict[int, object] = field(default_factory=dict)
+    """Modules that op `eager_step` has unpickled, by the identity of the constant that holds them."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from graphft.devices import find_device
 from graphft.errors import ProgramError, UsageError
-from graphft.ir import Block, Operator, Program, Variable
+from graphft.ir import Block, Kind, Operator, Program, Variable
 from graphft.ops.context import Context
 from graphft.runtime.execute.input_checks import check_feed, needed_inputs
 from graphft.runtime.execute.lowering import Lowered, lower
@@ -44,6 +44,8 @@ class _Session:
 
     program: Program
     context: Context
+    unchecked: list[dict[str, Any]] | None
+    """The batches so far, until there are two; None when the program needs no comparison any more."""
     ready: dict[tuple[str, tuple[str, ...]], _Ready] = field(default_factory=dict)
 
 
@@ -51,11 +53,14 @@ class Executor:
     """Runs programs on `device`. With a `seed`, run k of a program draws its random numbers from (seed, k), and
     leaves torch's own generator alone; without, they come from torch's generator, as in eager torch.
 
+    A program that `build` captured in this process is compared with its module on the first two batches (see
+    `graphft.check_capture`), which costs three steps of each; not with `check=False`.
+
     Raises GraphftError[device] where there is no such device."""
 
-    def __init__(self, device: str | torch.device = "cpu", seed: int | None = None) -> None:
+    def __init__(self, device: str | torch.device = "cpu", seed: int | None = None, check: bool = True) -> None:
         find_device(device)
-        self.device, self.seed = torch.device(device), seed
+        self.device, self.seed, self.check = torch.device(device), seed, check
         self._sessions: dict[int, _Session] = {}
 
     def run(
@@ -80,7 +85,15 @@ class Executor:
         wanted = [fetch] if isinstance(fetch, (str, Variable)) else list(fetch)
         names = tuple(w if isinstance(w, str) else w.name for w in wanted)
         ready = self._ready(session, program.blocks[block], names)
-        session.context.scope.update(check_feed(program.blocks[block], feed or {}, self.device, ready.inputs))
+        fed = check_feed(program.blocks[block], feed or {}, self.device, ready.inputs)
+        if session.unchecked is not None and block == "step" and program.of_kind(Kind.INPUT):
+            from graphft.runtime.capture_check import STEPS, check_capture  # loads what only captures need
+
+            session.unchecked.append(fed)
+            check_capture(program, session.unchecked)
+            if len(session.unchecked) == STEPS:
+                session.unchecked = None
+        session.context.scope.update(fed)
         with torch.random.fork_rng(devices=self._cuda(), enabled=self.seed is not None):
             if self.seed is not None:
                 torch.manual_seed(seed_of(self.seed, session.context.step))
@@ -119,7 +132,8 @@ class Executor:
     def _session(self, program: Program) -> _Session:
         session = self._sessions.get(id(program))
         if session is None:
-            session = _Session(program, Context(scope={}, device=str(self.device)))
+            unchecked = self.check and program.origin is not None and not program.origin.checked
+            session = _Session(program, Context(scope={}, device=str(self.device)), [] if unchecked else None)
             self._sessions[id(program)] = session
         return session
 
@@ -127,7 +141,8 @@ class Executor:
         """Gives the persistent variables that have no value yet their initial one."""
         program, scope = session.program, session.context.scope
         for name in program.values.keys() - scope.keys():
-            scope[name] = program.values[name].detach().clone().to(self.device)
+            value = program.values[name].detach().to(self.device)
+            scope[name] = value.clone(memory_format=torch.contiguous_format)  # fused kernels walk raw memory
         valueless = [v.name for v in program.variables.values() if v.kind.persistent and v.name not in scope]
         if valueless:
             raise ProgramError(

@@ -40,7 +40,7 @@ T = TypeVar("T")
 _DERIVED = ("data", "torch_version", "cpu_capability", "onednn_isa")
 OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _DERIVED)
 """What may be given to `transpile`, beside what it names itself."""
-NAMED = ("data", "epochs", "init_from", "init_partial", "predict")
+NAMED = ("data", "epochs", "init_from", "init_partial", "predict", "check")
 """What it names itself, and what is no field of JobConfig."""
 _DATA = "data=graphft.arrays(x=x, y=y, chunk_size=256)"
 _ELSEWHERE = {
@@ -67,6 +67,7 @@ def transpile(
     validate: Validation | None = None,
     predict: Callable[..., Any] | None = None,
     chunks: DataSpec | None = None,
+    check: bool = True,
     **options: Any,
 ) -> Job:
     """The job that trains `program` on `data`, for so many `epochs` (1 by default), with `trainers` logical trainers.
@@ -84,6 +85,9 @@ def transpile(
 
     `predict(model, **inputs)` returns what the trained model is to predict: a tensor with an entry for each record, or
     several by name. By default, what the model returns where `loss_fn` calls it. See docs/predict.md.
+
+    A program that `build` captured in this process is compared with its module on the first batches (see
+    `graphft.check_capture`), which costs about two steps; so is what it is validated with. Not with `check=False`.
 
     Where the program has fewer slices than `pservers`, the job has as many pservers as slices, and a warning says so.
 
@@ -141,12 +145,23 @@ def transpile(
     tell_nonfinite(program, "before the first step")
     if evaluation is not None:
         _check_evaluation(program, evaluation, config)
+    if check:
+        _check_captured(program, evaluation, config)
     job = Job.make(program, _without_idle_pservers(program, config), evaluation, prediction, origin)
     job.verify()
     if not config.passes_on_demand:  # nobody knows how many there will be
         tell_zero_rate(program, config.total_steps)
     made(job.run_id, config.name, sys._getframe(1))
     return job
+
+
+def _check_captured(program: Program, evaluation: Program | None, config: JobConfig) -> None:
+    """The programs compute what the modules compute that they were captured from."""
+    import graphft  # what runs programs and reads data is the runtime's: this package does not know it
+
+    graphft.check_on_data(program, config.data, config.batch_size, config.seed)
+    if evaluation is not None and config.validate is not None:
+        graphft.check_on_data(evaluation, config.validate.data, config.validate.size, config.seed)
 
 
 def _one_of(name: str, value: T | None, also: str, other: T | None) -> T | None:

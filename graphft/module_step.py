@@ -1,0 +1,138 @@
+"""A step of the user's own module under torch's autograd: what a captured program must compute, and what op `eager_step`
+runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graphft.errors import UsageError
+from graphft.errors import GraphftError
+from graphft.ir import grad_name
+from graphft.loss_results import loss_and_extras
+from graphft.tensor_file import same_bits
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The model's parameters and buffers, each once, under the first of its names."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model is in eval mode, and each of its modules in its own mode again after that.
+
+    Attention takes no short cut meanwhile: whether torch's `nn.TransformerEncoder` takes its own depends on the values
+    of the padding mask, which nobody knows here.
+    """
+    modes = {module: module.training for module in model.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        model.train(modes[model])  # a method of its own may undo what its eval() did
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """The model's tensors, gradients and attributes are afterwards what they were before, the tensors in their place.
+
+    Attributes are looked at one level deep: what a container holds stays as the code left it.
+    """
+    tensors = {t: (t.detach().clone(), t.grad) for t in tensors_of(model).values()}
+    attributes = {
+        m: {name: dict(v) if isinstance(v, dict) else v for name, v in vars(m).items()} for m in model.modules()
+    }
+    try:
+        yield
+    finally:
+        for module, before in attributes.items():
+            now = vars(module)
+            for name in now.keys() - before.keys():
+                del now[name]
+            for name, value in before.items():
+                if isinstance(value, dict) and isinstance(now.get(name), dict):
+                    if {**now[name]}.items() != value.items():
+                        now[name].clear()
+                        now[name].update(value)
+                elif now.get(name) is not value:
+                    now[name] = value
+        with torch.no_grad():
+            for tensor, (value, gradient) in tensors.items():
+                tensor.copy_(value)
+                tensor.grad = gradient
+
+
+@dataclass(frozen=True)
+class ModuleStep:
+    """Computes `call(model, **inputs)` and, with `training`, the gradients of its loss."""
+
+    model: nn.Module
+    call: Callable[..., Any]
+    training: bool
+    """Without it, the model is in eval mode, and there are no gradients."""
+
+    def run(
+        self, values: Mapping[str, Tensor], feeds: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Gives the model's tensors their `values`, in place, and computes.
+
+        Returns loss, extras and gradients (zero where the loss does not depend on a parameter) by name, and the new
+        values of the buffers that the step has changed. Raises GraphftError[loss], and [parameter-written].
+        """
+        tensors = tensors_of(self.model)
+        trainable = {n: p for n, p in self.model.named_parameters() if p.requires_grad and self.training}
+        with torch.no_grad():
+            for name, value in values.items():
+                tensors[name].copy_(value)
+        versions = {n: p._version for n, p in trainable.items()}
+        for parameter in trainable.values():
+            parameter.grad = None
+        with (
+            contextlib.nullcontext() if self.training else evaluating(self.model),
+            torch.set_grad_enabled(self.training),
+        ):
+            result = self.call(self.model, **feeds)
+            loss, extras = loss_and_extras(result, {*feeds, *tensors}, self.training)
+            if self.training:
+                loss.backward()  # type: ignore[no-untyped-call]
+        if written := [n for n, p in trainable.items() if p._version != versions[n]]:
+            raise parameter_written(written[0])
+        now = dict(self.model.named_buffers())
+        # By value: the kernels of batch norm do not count their writes as versions.
+        changed = {n: b.detach().clone() for n, b in now.items() if n in values and not same_bits(b, values[n])}
+        self._put_back(tensors)
+        results = {"loss": loss.detach(), **{n: t.detach() for n, t in extras.items()}}
+        for name, parameter in trainable.items():
+            gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+            results[grad_name(name)] = gradient if gradient.layout is torch.strided else gradient.to_dense()
+            parameter.grad = None
+        return results, changed
+
+    def _put_back(self, tensors: Mapping[str, Tensor]) -> None:
+        """A buffer that the code has assigned to is the tensor again that it was."""
+        for name, tensor in tensors.items():
+            path, _, leaf = name.rpartition(".")
+            owner = self.model.get_submodule(path)
+            for place in (owner._parameters, owner._buffers):
+                if leaf in place and place[leaf] is not tensor:
+                    place[leaf] = tensor
+
+
+def parameter_written(name: str) -> GraphftError:
+    return GraphftError(
+        f"the forward pass changes parameter {name} in place",
+        rule="parameter-written",
+        help="keep such a tensor in a buffer, and leave parameters to the optimizer (nn.Embedding: without max_norm)",
+    )

@@ -1,0 +1,156 @@
+"""Programs whose step is one op that runs the user's module: `build(..., capture=False)`.
+
+    %loss, %accuracy, %fc.weight@GRAD = eager_step(%code, (%x, %y), (%fc.weight), (), (%bn.running_mean)) {source = "..."}
+
+`%code` holds the pickled module and loss, without the values of parameters and buffers: these are operands like any
+other, and travel, are sliced and recovered as those of a captured program.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+import torch
+from torch import Tensor, nn
+
+from graphft.errors import GraphftError, describe
+from graphft.inputs import LossFn
+from graphft.ir import Dim, Kind, Operator, Program, Ref, Type, grad_name
+from graphft.literals import dtype_of, evaluate, names_in
+from graphft.locations import error_line, line_of
+from graphft.mode import listed
+from graphft.module_code import Packed, pack, source_digest
+from graphft.module_step import ModuleStep, tensors_of, unchanged
+from graphft.outside import describe_tensor, leaves
+
+log = logging.getLogger("graphft")
+
+CODE = "code"
+"""The constant that holds the pickled module."""
+_SIZES = (7, 11, 13, 17, 19, 23, 29, 31)
+"""Of named dimensions in a made-up batch."""
+
+
+def emit_opaque(
+    program: Program,
+    model: nn.Module,
+    call: LossFn,
+    inputs: Mapping[str, Type],
+    training: bool,
+    example: Mapping[str, Tensor] | None,
+) -> set[str]:
+    """Writes block `step` and declares all but the model's tensors. Returns the buffers that the step changes.
+
+    Raises GraphftError[example] if the model or the loss fails on the batch, and [capture] for what cannot be pickled.
+    """
+    tensors = tensors_of(model)
+    trained = [n for n, p in model.named_parameters() if p.requires_grad and training]
+    step = ModuleStep(model, call, training)
+    feeds, results, written = _run_once(step, inputs, example)
+    fixed = [n for n in tensors if n not in trained and n not in written]
+    source = source_digest(model, call)
+    code = pack(Packed(model, call, training, tuple(inputs), tuple(trained), tuple(fixed), tuple(written), source))
+    sizes = _sizes(inputs, feeds)
+    extras = [n for n in results if n != "loss" and n not in map(grad_name, trained)]
+    for name in ("loss", *extras):
+        program.variable(name, _type(results[name], sizes))
+    for name in trained:
+        program.variable(grad_name(name), _type(tensors[name], {}))
+    if extras:
+        program.attrs["extras"] = tuple(extras)
+    program.variable(CODE, Type("uint8", tuple(code.shape)), Kind.CONST, code)
+    groups = (inputs, trained, fixed, written) if training else (inputs, [*trained, *fixed, *written])
+    where = call.__code__ if hasattr(call, "__code__") else None
+    program.block("step").ops.append(
+        Operator(
+            "eager_step" if training else "eager_forward",
+            (Ref(CODE), *(tuple(map(Ref, group)) for group in groups)),
+            {"source": source},
+            ("loss", *extras, *map(grad_name, trained)),
+            line_of(where.co_filename, where.co_firstlineno, where.co_name) if where is not None else "",
+        )
+    )
+    return set(written)
+
+
+def _run_once(
+    step: ModuleStep, inputs: Mapping[str, Type], example: Mapping[str, Tensor] | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """Runs the step on the example, or on a made-up batch, and leaves the model and torch's generator as they were.
+
+    Returns the batch, the results by name, and the names of the buffers that the step changes.
+    """
+    problem: BaseException | None = None
+    before = {n: t.detach().clone() for n, t in tensors_of(step.model).items()}
+    for whole in (1, 0):
+        feeds = _given(inputs, example) if example is not None else _made_up(inputs, whole)
+        try:
+            with unchanged(step.model), torch.random.fork_rng(devices=[]):
+                values, changed = step.run(before, feeds)
+                if step.training:
+                    _tell_gradients(step, values)
+            return feeds, values, list(changed)
+        except GraphftError:
+            raise
+        except Exception as error:
+            problem = problem or error
+    assert problem is not None
+    made_up = "" if example is not None else "made-up "
+    raise GraphftError(
+        f"{error_line(problem)}: ".removeprefix(": ") + f"the model or the loss fails on a {made_up}batch: "
+        f"{describe(problem)}",
+        rule="example",
+        help="build(..., example={...}) gives a batch of real data to run it on, once",
+    ) from problem
+
+
+def _made_up(inputs: Mapping[str, Type], whole: int) -> dict[str, Tensor]:
+    dims: dict[str, int] = {}
+    for type in inputs.values():
+        for dim in type.shape or ():
+            for name in names_in(dim):
+                dims.setdefault(name, _SIZES[len(dims) % len(_SIZES)])
+    generator = torch.Generator().manual_seed(0)
+    feeds = {}
+    for name, type in inputs.items():
+        shape, dtype = [evaluate(d, dims) for d in type.shape or ()], dtype_of(type)
+        floats = dtype.is_floating_point or dtype.is_complex
+        feeds[name] = torch.randn(shape, generator=generator).to(dtype) if floats else torch.full(shape, whole, dtype=dtype)
+    return feeds
+
+
+def _given(inputs: Mapping[str, Type], example: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    feeds = {name: torch.as_tensor(example[name]) for name in inputs if name in example}
+    for name, type in inputs.items():
+        value = feeds.get(name)
+        if value is None or value.dtype != dtype_of(type) or value.dim() != len(type.shape or ()):
+            found = "is missing" if value is None else f"is {describe_tensor(value)}"
+            raise GraphftError(
+                f"example: {name} {found}, expected {type}", rule="example", help="give a batch as the data has them"
+            )
+    return feeds
+
+
+def _tell_gradients(step: ModuleStep, values: Mapping[str, Tensor]) -> None:
+    """Warns of parameters that the example gave no gradient."""
+    none = [n for n, p in step.model.named_parameters() if p.requires_grad and not values[grad_name(n)].any()]
+    if none:
+        log.warning(
+            "the batch that build() ran the module on gives no gradient to %s: where a batch gives none, it is zero, "
+            "and the optimizer applies that (eager torch passes over such a parameter)",
+            listed(none),
+        )
+
+
+def _sizes(inputs: Mapping[str, Type], feeds: Mapping[str, Tensor]) -> dict[int, Dim]:
+    """Named dimensions by their sizes in the batch."""
+    sizes: dict[int, Dim] = {}
+    for name, type in inputs.items():
+        for dim, size in zip(type.shape or (), feeds[name].shape, strict=True):
+            if isinstance(dim, str):
+                sizes.setdefault(size, dim)
+    return sizes
+
+
+def _type(value: Tensor, sizes: Mapping[int, Dim]) -> Type:
+    return Type(str(value.dtype).removeprefix("torch."), tuple(sizes.get(d, d) for d in value.shape))

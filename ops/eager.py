@@ -1,0 +1,76 @@
+"""The user's own module as an op: the step of a program that was built with `capture=False`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from graphft.errors import UsageError
+from graphft.ir import Block, Operator, Type
+from graphft.module_code import Packed, unpack
+from graphft.module_step import ModuleStep
+from graphft.ops.context import Context
+from graphft.registry import op
+
+
+def _declared(operator: Operator, block: Block) -> Sequence[Type]:
+    """The results' types, which `build` found by running the module: no operand tells them."""
+    return [block.program.variables[name].type for name in operator.writes]
+
+
+@op("eager_step", infer=_declared, writes=("buffers",), effect=True)
+def eager_step(
+    ctx: Context, code: Tensor, inputs: Any, parameters: Any, fixed: Any, buffers: Any, *, source: str
+) -> tuple[Tensor, ...]:
+    """Runs the pickled module and loss under torch's autograd: forward, backward, and what they do to buffers.
+
+    Operands are lists: the batch, parameters that are trained, tensors that stay, buffers that the step changes. Results
+    are the loss, the tensors that `loss_fn` returns beside it, and a gradient for each parameter (zeros where the loss
+    does not depend on it). Random numbers come from torch's default generator. `source`: a digest of the code.
+    """
+    packed = _loaded(ctx, code, source)
+    values = dict(zip(packed.tensors, (*parameters, *fixed, *buffers), strict=True))
+    results, changed = _step(packed).run(values, dict(zip(packed.inputs, inputs, strict=True)))
+    for name, buffer in zip(packed.written, buffers, strict=True):
+        if name in changed:
+            buffer.copy_(changed.pop(name))
+    if changed:
+        raise UsageError(
+            f"the step changes {', '.join(changed)}, which it did not on the batch that build() ran it on",
+            rule="example",
+            help="give build(..., capture=False, example={...}) a batch on which it changes all that it ever changes",
+        )
+    return tuple(results.values())
+
+
+@op("eager_forward", infer=_declared)
+def eager_forward(ctx: Context, code: Tensor, inputs: Any, tensors: Any, *, source: str) -> Any:
+    """Runs the pickled module and loss in eval mode, without gradients: for validation and prediction."""
+    packed = _loaded(ctx, code, source)
+    results, changed = _step(packed).run(
+        dict(zip(packed.tensors, tensors, strict=True)), dict(zip(packed.inputs, inputs, strict=True))
+    )
+    if changed:
+        raise UsageError(
+            f"the model changes {', '.join(changed)} in eval mode",
+            rule="option",
+            help="let the model change its buffers in train mode only (if self.training)",
+        )
+    return tuple(results.values()) if len(results) > 1 else next(iter(results.values()))
+
+
+def _step(packed: Packed) -> ModuleStep:
+    return ModuleStep(packed.model, packed.call, packed.training)
+
+
+def _loaded(ctx: Context, code: Tensor, source: str) -> Packed:
+    """The module, unpickled once in each context."""
+    if id(code) not in ctx.modules:
+        packed = unpack(code, source)
+        packed.model.to(ctx.device)
+        ctx.modules[id(code)] = packed
+    found = ctx.modules[id(code)]
+    assert isinstance(found, Packed)
+    return found

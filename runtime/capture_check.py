@@ -1,0 +1,311 @@
+"""A captured program is compared with the module it was captured from, by running both.
+
+Code that ran once, when it was captured, may depend on more than a program knows: on numbers from other generators, on a
+counter, on tensors that it reads under another name. No look at the code finds all of that. So the two compute the same
+steps, of the same batches, from parameters and buffers that are not those of the capture, and each result is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from graphft.capture import Origin
+from graphft.data import DataSpec
+from graphft.errors import GraphftError, describe
+from graphft.guards import WITHOUT_CAPTURE
+from graphft.ir import Block, Kind, Program, Type, grad_name
+from graphft.locations import error_line
+from graphft.module_step import ModuleStep, evaluating, tensors_of, unchanged
+from graphft.ops.context import Context
+from graphft.registry import writes_of
+from graphft.runtime.data import open_reader
+from graphft.runtime.execute.lowering import lower
+from graphft.tensor_file import same_bits
+from graphft.tracing import op_name, without_onednn
+
+log = logging.getLogger("graphft")
+
+STEPS = 2
+Values = Mapping[str, Tensor]
+
+
+def check_capture(program: Program, feeds: Sequence[Values]) -> bool:
+    """Compares the program that `build` made with its module, in a step of each of these batches, one after the other.
+
+    Loss, results beside it, gradients and buffers must have equal bits, or differ by no more than sqrt(eps) of the
+    largest element (kernels may differ: see docs/capture.md). Parameters and buffers are moved a little away from those
+    of the capture. Of a program that was built with `capture=False`, each step runs twice as well, and must give the
+    same bits. The model and torch's generator are as before.
+
+    Returns whether all bits were equal; True for a program that was not built in this process. Raises
+    GraphftError[capture-check] at a difference, with the first tensor and the line; and if the module fails itself.
+    """
+    origin = program.origin
+    if origin is None or not feeds or _is_another(origin):
+        return True
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(unchanged(origin.model))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for module, mode in zip(origin.model.modules(), origin.modes, strict=False):
+            module.training = mode
+        if not origin.training:
+            stack.enter_context(evaluating(origin.model))
+        exact = _Comparison(origin).run(feeds)
+    origin.checked = len(feeds) >= STEPS
+    return exact
+
+
+def _is_another(origin: Origin) -> bool:
+    """True if the module's tensors are no longer of the program's types: it was converted, or freed, since."""
+    now, types = tensors_of(origin.model), origin.program.variables
+    return any(
+        n in types and (t.is_meta or Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) != types[n].type)
+        for n, t in now.items()
+    )
+
+
+def check_on_data(program: Program, data: DataSpec, batch_size: int, seed: int) -> None:
+    """`check_capture` on the first batches of the data, of half the size where that may vary: what two steps cost.
+
+    Batches that cannot be read are not for this check to tell of.
+    """
+    if program.origin is None:
+        return
+    inputs = program.origin.program.of_kind(Kind.INPUT)
+    size = batch_size if any(not _varies(v.shape) for v in inputs) else -(-batch_size // 2)
+    columns = [v.name for v in inputs]
+    try:
+        reader = open_reader(data, "", seed)
+        feeds = [_columns(reader.batch(0, 0, i, size), columns) for i in range(STEPS) if i * size < data.chunks[0].records]
+    except GraphftError as error:
+        log.info("the program is not compared with its module: %s", error.message)
+        return
+    feeds = [f for f in feeds if len(next(iter(f.values()))) == size] or feeds[:1]
+    check_capture(program, [*feeds, *feeds][:STEPS])
+
+
+def _varies(shape: Sequence[int | str]) -> bool:
+    return bool(shape) and not isinstance(shape[0], int)
+
+
+def _columns(batch: Values, columns: Sequence[str]) -> Values:
+    return {name: batch[name] for name in columns}
+
+
+class _Comparison:
+    """One program and its module."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin, self.program = origin, origin.program
+        self.step = ModuleStep(origin.model, origin.whole_loss_fn(), origin.training)
+        self.block = self.program.blocks["step"]
+        gradients = [grad_name(v.name) for v in self.program.of_kind(Kind.PARAM)] if origin.training else []
+        self.results = ["loss", *self.program.attrs.get("extras", ()), *_in_order(self.block, gradients)]
+        self.model = {n: t.detach().clone() for n, t in tensors_of(origin.model).items()}
+        self.device = next((t.device for t in self.model.values()), torch.device("cpu"))
+        self.replay = lower(self.block, fetch=self.results, device=self.device)
+        self.context = Context(device=str(self.device))
+        self.constants = {v.name: self.program.values[v.name].to(self.device) for v in self.program.of_kind(Kind.CONST)}
+
+    def run(self, feeds: Sequence[Values]) -> bool:
+        for moved in (True, False):  # values that are a little off may be what the model cannot take
+            try:
+                return self._run(feeds, moved)
+            except _NotComparable as error:
+                problem = error
+        cause = problem.__cause__
+        if cause is None:
+            return True  # the loss is not finite from the first step on, in both
+        if isinstance(cause, GraphftError):
+            raise cause
+        where = error_line(cause)
+        raise GraphftError(
+            f"{where}{': ' * bool(where)}the model or the loss fails on a batch of the data: {describe(cause)}",
+            rule="capture-check",
+            help="see the error above: plain torch would raise it, too",
+        ) from cause
+
+    def _run(self, feeds: Sequence[Values], moved: bool) -> bool:
+        generator, exact = torch.Generator().manual_seed(0), True
+        values = {n: t.clone() for n, t in self.model.items()}
+        for number, fed in enumerate(feeds):
+            feed = {n: t.to(self.device) for n, t in fed.items()}
+            if moved:
+                values = self._moved(values, generator)
+            seed = torch.randint(1 << 31, (), generator=generator).item()
+            expected = self._module(values, feed, seed)
+            found = self._program(values, feed, seed)
+            if not self.origin.capture:
+                self._compare(self._program(values, feed, seed), found, number, feed, values, seed, twice=True)
+            exact &= self._compare(found, expected, number, feed, values, seed)
+            values = {n: expected.get(n, t) for n, t in values.items()}
+        return exact
+
+    def _moved(self, values: Values, generator: torch.Generator) -> dict[str, Tensor]:
+        """Each float a little off: by at most 5 %, and what is trained or written by about 0.01 more, so that no zero
+        stays. Signs, infinities and integers stay: buffers may be variances, masks or indices."""
+        changing = {v.name for v in self.program.of_kind(Kind.PARAM, Kind.BUFFER)}
+        moved = {}
+        for name, value in values.items():
+            moved[name] = value.clone()
+            if value.is_floating_point() and value.dtype.itemsize > 1:
+                noise = torch.rand(value.shape, generator=generator).mul_(2).sub_(1).to(value.device, value.dtype)
+                moved[name] += value.where(value.isfinite(), 0) * noise * 0.05
+                if name in changing:
+                    moved[name] += noise.abs() * 0.01
+        return moved
+
+    def _module(self, values: Values, feed: Values, seed: int | float) -> dict[str, Tensor]:
+        """What the module computes. Raises _NotComparable if it fails, or its loss is not finite."""
+        torch.manual_seed(int(seed))
+        try:
+            results, changed = self.step.run(values, feed)
+        except Exception as error:
+            raise _NotComparable from error
+        if not results["loss"].isfinite():
+            raise _NotComparable
+        return {**results, **changed}
+
+    def _program(self, values: Values, feed: Values, seed: int | float) -> dict[str, Tensor]:
+        torch.manual_seed(int(seed))
+        scope: dict[str, Any] = {**self.constants, **{n: t.contiguous().clone() for n, t in values.items()}, **feed}
+        found = dict(zip(self.results, self.replay(self.context, scope), strict=True))
+        return found | {v.name: scope[v.name] for v in self.program.of_kind(Kind.BUFFER)}
+
+    def _compare(
+        self, found: Values, expected: Values, number: int, feed: Values, values: Values, seed: Any, twice: bool = False
+    ) -> bool:
+        """Returns whether the bits are equal. Raises GraphftError[capture-check] if they differ by more than rounding."""
+        buffers = {v.name: values[v.name] for v in self.program.of_kind(Kind.BUFFER)}
+        expected = {**buffers, **expected}
+        names = [*self.results, *buffers, *(n for n in expected if n not in found)]
+        if all(n in found and same_bits(found[n], expected[n]) for n in names):
+            return True
+        largest = max((_largest(t) for n, t in expected.items() if n.endswith(grad_name(""))), default=0.0)
+        wrong = [n for n in names if n not in found or twice or differs(found[n], expected[n], largest)]
+        wrong = [n for n in wrong if n not in found or not same_bits(found[n], expected[n])]
+        if not wrong or (not twice and self._draws_in_another_order(found, feed, values, seed)):
+            return False
+        raise self._difference(wrong, found, expected, number, twice, lambda: self._first_op(feed, values, seed))
+
+    def _draws_in_another_order(self, found: Values, feed: Values, values: Values, seed: Any) -> bool:
+        """True if the module gives the program's bits where torch takes its operators apart as in a trace: dropout
+        between the layers of a recurrent network draws the same mask then."""
+        with without_onednn(), enable_python_dispatcher():
+            again = self._module(values, feed, seed)
+        return all(same_bits(found[n], t) for n, t in again.items() if n in found)
+
+    def _difference(
+        self, wrong: Sequence[str], found: Values, expected: Values, number: int, twice: bool, first: Callable[[], str]
+    ) -> GraphftError:
+        name = wrong[0]
+        if twice:
+            return GraphftError(
+                f"the module's step is not a function of its batch, parameters, buffers and torch's generators: {name} is "
+                f"{_shown(found, name)} and then, of the same, {_shown(expected, name)}",
+                rule="capture-check",
+                help="draw with torch's default generator, keep in buffers what lasts from step to step; check=False "
+                "leaves this comparison out, and what is recovered then has other bits",
+            )
+        where = first() if self.origin.capture else ""
+        return GraphftError(
+            f"the program computes something else than the module, in step {number + 1} of a comparison: {name} is "
+            f"{_shown(found, name)}, the module's {_shown(expected, name)}{where}",
+            rule="capture-check",
+            help="forward and loss_fn run once, when they are captured: what they take from elsewhere (Python's or "
+            "NumPy's random numbers, a counter, a plain attribute, a tensor under a second name) is a constant then. Draw "
+            f"with torch, keep it in a buffer; or {WITHOUT_CAPTURE}",
+        )
+
+    def _first_op(self, feed: Values, values: Values, seed: Any) -> str:
+        """The first op of the program whose result differs from that of the same operator in the module, in words."""
+        ran: list[tuple[str, list[Tensor]]] = []
+        observed: list[tuple[int, list[Tensor]]] = []
+        with _Operators(ran):
+            self._module(values, feed, seed)
+
+        def observe(block: Block, index: int, of: Mapping[str, Any]) -> None:
+            results = [of.get(n) for n in block.ops[index].writes]
+            observed.append((index, [t.clone() for t in results if isinstance(t, Tensor)]))
+
+        torch.manual_seed(int(seed))
+        scope: dict[str, Any] = {**self.constants, **{n: t.contiguous().clone() for n, t in values.items()}, **feed}
+        lower(self.block, device=self.device, observe=observe)(self.context, scope)
+        for index, results in observed:
+            op = self.block.ops[index]
+            same_type = [tensors for name, tensors in ran if name == op.type and len(tensors) >= len(results) > 0]
+            if same_type and all(any(map(_differ, results, tensors)) for tensors in same_type):
+                return f"; the first op that differs is {op.type}, {op.loc or 'of the backward pass'}"
+        return ""
+
+
+class _NotComparable(Exception):
+    """The module fails on these values (the cause), or gives no finite loss."""
+
+
+class _Operators(TorchDispatchMode):
+    """Notes the operators that run, and their results."""
+
+    def __init__(self, ran: list[tuple[str, list[Tensor]]]) -> None:
+        super().__init__()
+        self._ran = ran
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._ran.append((op_name(func), [t.clone() for t in tree_leaves(result) if isinstance(t, Tensor)]))
+        return result
+
+
+def _in_order(block: Block, names: Sequence[str]) -> list[str]:
+    """`names` in the order in which the block writes them, without those that it does not."""
+    made = [n for op in block.ops for n in writes_of(op)]
+    return [n for n in dict.fromkeys(made) if n in set(names)]
+
+
+def differs(found: Tensor, expected: Tensor, scale: float) -> bool:
+    """True if the tensors differ by more than rounding: by more than sqrt(eps) of the largest element.
+
+    What is zero but for rounding (the gradient of a bias before batch norm) is compared with sqrt(eps) of `scale`.
+    """
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return True
+    if not expected.is_floating_point() and not expected.is_complex():
+        return not torch.equal(found, expected)
+    limit = math.sqrt(torch.finfo(expected.dtype).eps)
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    a, b = (t.detach().cpu().to(wide) for t in (found, expected))
+    finite = a.isfinite() & b.isfinite()
+    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
+        return True
+    return bool(((a - b)[finite].abs() > limit * max(_largest(expected), limit * scale)).any())
+
+
+def _differ(found: Tensor, expected: Tensor) -> bool:
+    return differs(found, expected, 0.0)
+
+
+def _largest(value: Tensor) -> float:
+    finite = value[value.isfinite()].abs()
+    return float(finite.max()) if finite.numel() and not finite.dtype == torch.bool else 0.0
+
+
+def _shown(values: Values, name: str) -> str:
+    value = values.get(name)
+    if value is None:
+        return "not changed"
+    if value.numel() == 1:
+        return f"{value.item():.8g}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} of norm {value.double().norm().item():.8g}"
+
+
+__all__ = ["check_capture", "check_on_data"]
