@@ -25,7 +25,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from graphft.batch_pairs import warn_of_pairs
 from graphft.batch_sum import warn_of_sums
 from graphft.errors import GraphftError, UsageError
-from graphft.guards import WITHOUT_CAPTURE, assumptions, captured
+from graphft.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured
 from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
 from graphft.ir import Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
@@ -194,7 +194,15 @@ class Origin:
         """The forward pass of the same model in eval mode, with another `loss_fn`, if one is given, and `more` inputs
         for it."""
         inputs = {**self.inputs, **(more or {})}
-        return build(self.model, loss_fn or self.loss_fn, inputs, targets=self.targets, name=name, training=False, capture=self.capture)
+        return build(
+            self.model,
+            loss_fn or self.loss_fn,
+            inputs,
+            targets=self.targets,
+            name=name,
+            training=False,
+            capture=self.capture,
+        )
 
     def forward(self, name: str, call: LossFn, inputs: Sequence[str]) -> Program:
         """What `call(model, **inputs)` computes in eval mode, of these inputs only."""
@@ -236,6 +244,13 @@ class _State:
                 f"the model is wrapped in {type(model).__name__}",
                 rule="model",
                 help="capture its .module: transpile(trainers=...) says how many compute",
+            )
+        scripted = [n for n, m in model.named_modules() if capture and isinstance(m, torch.jit.ScriptModule)]
+        if scripted:
+            raise GraphftError(
+                f"{scripted[0] or 'the model'} is of torch.jit, whose code cannot be traced",
+                rule="model",
+                help=SCRIPTED,
             )
         self._check(inputs, training, capture)
         self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
@@ -311,7 +326,7 @@ class _Step:
             self.extras = list(extras)
             if self.training:
                 refuse_outside(loss, self.state.tensors, self.recorder.line_of)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
         gradients = [t.grad for t in trainable.values()]
         with torch.no_grad():
             for n, t in tensors.items():  # a buffer that was assigned to, instead of changed in place
@@ -393,4 +408,10 @@ def _declare(program: Program, state: _State, name: str, kind: Kind) -> None:
     attrs: dict[str, Any] = {"tied": state.tied[name]} if name in state.tied else {}
     if kind is Kind.BUFFER and name not in state.saved:
         attrs["persistent"] = False
-    program.variable(name, state.types[name], kind, state.tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format), **attrs)
+    program.variable(
+        name,
+        state.types[name],
+        kind,
+        state.tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format),
+        **attrs,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.utils.rnn import PackedSequence
 
 from graphft.errors import GraphftError, UsageError
 from graphft.locations import TORCH, error_line
@@ -63,6 +65,14 @@ ONE_DTYPE = (
 
 WITHOUT_CAPTURE = "graphft.build(..., capture=False) trains the module as it is, in one op"
 """The way out for what cannot be captured."""
+SCRIPTED = f"give the part as it was before torch.jit.script; or {WITHOUT_CAPTURE}"
+
+
+def dtype_help(text: str) -> str:
+    """The remedy for one of torch's errors about dtypes; "" for any other."""
+    if any(words in text for words in _WANTS_INTEGERS):
+        return INTEGERS
+    return ONE_DTYPE if any(words in text for words in _WANTS_ONE_DTYPE) else ""
 
 
 @contextmanager
@@ -75,46 +85,45 @@ def captured(symbols: Symbols) -> Iterator[None]:
         raise kind(symbols.rename(error.message), rule=error.rule, help=error.help) from error.__cause__
     except Exception as error:
         line = error_line(error)
-        where = f"{line}: " if line else ""
         text = symbols.rename(str(error).strip() or type(error).__name__).split("\n\n", 1)[0]
-        if isinstance(error, _DATA_DEPENDENT):
-            raise GraphftError(
-                f"{where}the code needs the value of a tensor, which a captured program has no place for ({text})",
-                rule="capture",
-                help="replace .item(), .tolist(), bool(tensor), and `if`s on tensors by torch.where "
-                "or other tensor operations",
-            ) from error
-        if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)):
-            raise GraphftError(
-                f"{where}{text} gives a result whose shape depends on values",
-                rule="capture",
-                help="use an operation with a fixed result shape (a mask instead of indexing by it, for one)",
-            ) from error
-        if ".numpy() is not supported" in text:
-            raise UsageError(
-                f"{where}the code makes a NumPy array of a tensor, which has no value while it is captured",
-                rule="capture",
-                help="compute it with torch's functions: a metric of scikit-learn's over all records is a reducer of "
-                "torch's functions in Validation(reduce=...), or for on_validation and predict to compute",
-            ) from error
-        if "__format__" in text:
-            raise UsageError(
-                f"{where}the code formats the value of a tensor, which it does not have while it is captured ({text})",
-                rule="capture",
-                help="leave it out; to see the value of each step, return it as a metric: return loss, {'name': value}",
-            ) from error
-        of_torch = isinstance(error, RuntimeError)  # not what a model's own code raises
-        dims = ", ".join(f"{n} (here {d.node.hint})" for n, d in symbols.dims.items())
-        raise GraphftError(
-            f"{where}{type(error).__name__}: {text}",
-            rule="capture",
-            help=INTEGERS
-            if any(words in text for words in _WANTS_INTEGERS)
-            else ONE_DTYPE
-            if of_torch and any(words in text for words in _WANTS_ONE_DTYPE)
-            else f"the model runs with the named dimensions {dims or '(none)'}; inputs that must agree in a size "
-            "need the same name for it, and what the code cannot vary needs a number",
-        ) from error
+        what, help = _reason(error, text) or (
+            f"{type(error).__name__}: {text}",
+            (isinstance(error, RuntimeError) and dtype_help(text))
+            or "the model runs with the named dimensions "
+            + (", ".join(f"{n} (here {d.node.hint})" for n, d in symbols.dims.items()) or "(none)")
+            + "; inputs that must agree in a size need the same name for it, and what the code cannot vary needs a "
+            f"number; {WITHOUT_CAPTURE}",
+        )
+        raise GraphftError(f"{line}{': ' * bool(line)}{what}", rule="capture", help=help) from error
+
+
+def _reason(error: Exception, text: str) -> tuple[str, str] | None:
+    """What the code does that a trace cannot follow, and the remedy; None if that is not known."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packs = any(frame.f_code.co_name in ("pack_padded_sequence", "pack_sequence") for frame in frames)
+    if packs or any(isinstance(v, PackedSequence) for frame in frames for v in frame.f_locals.values()):
+        return (
+            "packed sequences are laid out by the values of their lengths, which a captured program does not have",
+            f"mask what lies behind a sequence's end; or {WITHOUT_CAPTURE}",
+        )
+    if "TorchScript" in text or "torch.jit" in text:
+        return f"a part of torch.jit cannot be traced ({text.splitlines()[-1]})", SCRIPTED
+    if isinstance(error, _DATA_DEPENDENT):
+        return (
+            "the code needs the value of a tensor, which a captured program has no place for",
+            f"replace .item(), .tolist(), bool(tensor), and `if`s on tensors by torch.where; or {WITHOUT_CAPTURE}",
+        )
+    if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)):
+        return (
+            f"{text} gives a result whose shape depends on values",
+            f"use an operation with a fixed result shape (a mask, not indexing by it); or {WITHOUT_CAPTURE}",
+        )
+    if ".numpy() is not supported" in text or "__format__" in text:
+        return (
+            "the code makes a number, a text or a NumPy array of a tensor, which has no value while it is captured",
+            f"compute with torch; what is to be seen is a metric: return loss, {{'name': value}}; or {WITHOUT_CAPTURE}",
+        )
+    return None
 
 
 def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
@@ -130,7 +139,7 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
                 f"dimension {name} must vary, but {line} makes a number of it",
                 rule="dimension",
                 help=f"give {name} as a number in inputs (recurrent networks need their length so), or do not make a "
-                "number of a size there (x.shape[0] instead of len(x), for one)",
+                f"number of a size there (x.shape[0] instead of len(x), for one); or {WITHOUT_CAPTURE}",
             )
         raise GraphftError(
             f"dimension {name} must vary, but {line} makes it equal to {value}",

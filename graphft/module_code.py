@@ -18,6 +18,7 @@ import cloudpickle
 import torch
 from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from graphft.errors import UsageError, describe
 from graphft.module_step import tensors_of
@@ -42,7 +43,7 @@ class Packed:
         return (*self.trained, *self.fixed, *self.written)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     """Leaves the values of the module's parameters and buffers out, and takes parts of torch.jit along.
 
     A class of the script gets no id that cloudpickle would know it by: unpickled in this very process, it would change
@@ -55,9 +56,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and id(value) in self._left_out:
-            return _empty, (value.shape, value.dtype, value.device, type(value) is nn.Parameter, value.requires_grad)
+            return _empty, (
+                torch.empty_like(value, device="meta"),
+                value.device,
+                type(value) is nn.Parameter,
+                value.requires_grad,
+            )
         if isinstance(value, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-            return _scripted, (value.save_to_buffer(),)  # type: ignore[operator]
+            buffer = io.BytesIO()
+            torch.jit.save(value, buffer)
+            return _scripted, (buffer.getvalue(),)
+        if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
+            return _parametrized, (type(value).__mro__[1], dict(vars(value)))
         reduced = super().reducer_override(value)
         if isinstance(value, type) and isinstance(reduced, tuple):  # a class of the script, by value
             known = _DYNAMIC_CLASS_TRACKER_BY_CLASS.get(value)
@@ -66,13 +76,23 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
 
-def _empty(shape: Any, dtype: torch.dtype, device: torch.device, parameter: bool, trained: bool) -> Tensor:
-    made = torch.zeros(shape, dtype=dtype, device=device)
+def _empty(like: Tensor, device: torch.device, parameter: bool, trained: bool) -> Tensor:
+    made = torch.zeros_like(like, device=device)
     return nn.Parameter(made, trained) if parameter else made.requires_grad_(trained)
 
 
+def _parametrized(original: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
+    """A module whose class torch.nn.utils.parametrize derived from `original`, which torch itself does not pickle."""
+    made = original.__new__(original)
+    vars(made).update(attributes)
+    parametrize._inject_new_class(made)
+    for name in made.parametrizations:  # type: ignore[union-attr]
+        parametrize._inject_property(made, name)
+    return made
+
+
 def _scripted(saved: bytes) -> Any:
-    return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
+    return torch.jit.load(io.BytesIO(saved))
 
 
 def pack(packed: Packed) -> Tensor:

@@ -1,6 +1,4 @@
-"""A step of the user's own module under torch's autograd: what a captured program must compute, and what op `eager_step`
-runs.
-"""
+"""A step of the user's own module under torch's autograd: what a program must compute, what op `eager_step` runs."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphft.errors import UsageError
 from graphft.errors import GraphftError
 from graphft.ir import grad_name
 from graphft.loss_results import loss_and_extras
@@ -84,12 +81,16 @@ class ModuleStep:
     """Without it, the model is in eval mode, and there are no gradients."""
 
     def run(
-        self, values: Mapping[str, Tensor], feeds: Mapping[str, Tensor]
+        self,
+        values: Mapping[str, Tensor],
+        feeds: Mapping[str, Tensor],
+        look: Callable[[Tensor], None] = lambda loss: None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gives the model's tensors their `values`, in place, and computes.
 
         Returns loss, extras and gradients (zero where the loss does not depend on a parameter) by name, and the new
-        values of the buffers that the step has changed. Raises GraphftError[loss], and [parameter-written].
+        values of the buffers that the step has changed. Raises GraphftError[loss], and [parameter-written]. `look` is
+        called with the loss before backward.
         """
         tensors = tensors_of(self.model)
         trainable = {n: p for n, p in self.model.named_parameters() if p.requires_grad and self.training}
@@ -105,8 +106,9 @@ class ModuleStep:
         ):
             result = self.call(self.model, **feeds)
             loss, extras = loss_and_extras(result, {*feeds, *tensors}, self.training)
+            look(loss)
             if self.training:
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
         if written := [n for n, p in trainable.items() if p._version != versions[n]]:
             raise parameter_written(written[0])
         now = dict(self.model.named_buffers())
@@ -125,9 +127,8 @@ class ModuleStep:
         for name, tensor in tensors.items():
             path, _, leaf = name.rpartition(".")
             owner = self.model.get_submodule(path)
-            for place in (owner._parameters, owner._buffers):
-                if leaf in place and place[leaf] is not tensor:
-                    place[leaf] = tensor
+            if leaf in owner._buffers and owner._buffers[leaf] is not tensor:
+                owner._buffers[leaf] = tensor
 
 
 def parameter_written(name: str) -> GraphftError:

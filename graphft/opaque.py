@@ -1,6 +1,6 @@
 """Programs whose step is one op that runs the user's module: `build(..., capture=False)`.
 
-    %loss, %accuracy, %fc.weight@GRAD = eager_step(%code, (%x, %y), (%fc.weight), (), (%bn.running_mean)) {source = "..."}
+    %loss, %fc.weight@GRAD = eager_step(%code, (%x, %y), (%fc.weight,), (), (%bn.running_mean,)) {source = "..."}
 
 `%code` holds the pickled module and loss, without the values of parameters and buffers: these are operands like any
 other, and travel, are sliced and recovered as those of a captured program.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -81,12 +82,24 @@ def _run_once(
     Returns the batch, the results by name, and the names of the buffers that the step changes.
     """
     problem: BaseException | None = None
-    before = {n: t.detach().clone() for n, t in tensors_of(step.model).items()}
+    own = tensors_of(step.model)
+
+    def look(loss: Tensor) -> None:
+        known = {id(t) for t in (*own.values(), *feeds.values())}
+        outside = [leaf for leaf, _ in leaves(loss, lambda node: "") if id(leaf) not in known]
+        if outside and step.training:
+            log.warning(
+                "the loss depends on a trainable tensor, %s, which is no parameter of the model: it does not train, "
+                "unless it is made in the step; one nn.Module that holds both trains both",
+                describe_tensor(outside[0]),
+            )
+
+    before = {n: t.detach().clone() for n, t in own.items()}
     for whole in (1, 0):
         feeds = _given(inputs, example) if example is not None else _made_up(inputs, whole)
         try:
             with unchanged(step.model), torch.random.fork_rng(devices=[]):
-                values, changed = step.run(before, feeds)
+                values, changed = step.run(before, feeds, look)
                 if step.training:
                     _tell_gradients(step, values)
             return feeds, values, list(changed)
@@ -115,7 +128,9 @@ def _made_up(inputs: Mapping[str, Type], whole: int) -> dict[str, Tensor]:
     for name, type in inputs.items():
         shape, dtype = [evaluate(d, dims) for d in type.shape or ()], dtype_of(type)
         floats = dtype.is_floating_point or dtype.is_complex
-        feeds[name] = torch.randn(shape, generator=generator).to(dtype) if floats else torch.full(shape, whole, dtype=dtype)
+        feeds[name] = (
+            torch.randn(shape, generator=generator).to(dtype) if floats else torch.full(shape, whole, dtype=dtype)
+        )
     return feeds
 
 

@@ -1,15 +1,13 @@
 """What a model or `loss_fn` does beside computing: a program would leave it out, or hold it as a constant.
 
 `loss_fn` runs once, on tensors without data. A `backward()` in it, an optimizer's step, clipping, or the scale of a
-gradient scaler change nothing that a program computes, or something wrong: they are refused. A number from Python's or
-NumPy's generator is the same at every step. That is told, and so is a `print`: it may not matter to the result.
+gradient scaler change nothing that a program computes, or something wrong: they are refused. A `print` is told.
 """
 
 from __future__ import annotations
 
 import builtins
 import logging
-import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -78,7 +76,6 @@ def side_effects_refused() -> Iterator[None]:
         return guarded
 
     with _PATCHING, ExitStack() as stack:
-        stack.enter_context(_draws_told())
         stack.enter_context(_replaced(torch.autograd, "backward", backward))
         stack.enter_context(_replaced(torch.amp.GradScaler, "scale", scale))
         stack.enter_context(_replaced(clip_grad, "_get_total_norm", clipping("clip_grad_norm_")))
@@ -127,29 +124,3 @@ def _telling(mine: int) -> Callable[[Any], Any]:
         return guarded
 
     return make
-
-
-@contextmanager
-def _draws_told() -> Iterator[None]:
-    """A warning if Python's or NumPy's global generator is another after than before. No error: a library may draw a
-    number that it does not use (layers to drop, with probability 0), and another thread may draw."""
-    before = _generators()
-    yield
-    after = _generators()
-    drawn = [name for name, state in before.items() if state != after[name]]
-    if drawn:
-        log.warning(
-            "the model or loss_fn draws from %s while it is captured: the program holds the numbers drawn now, the "
-            "same at every step. Draw with torch (torch.rand, torch.randint ...): its draws are ops, seeded at every "
-            "step; or where the data is read, and give the number as an input",
-            " and ".join(drawn),
-        )
-
-
-def _generators() -> dict[str, Any]:
-    """The states of Python's and NumPy's global generators, by name, as values that compare."""
-    states: dict[str, Any] = {"Python's random": random.getstate()}
-    numpy = sys.modules.get("numpy")  # a capture alone does not import it
-    state = dict(numpy.random.get_state(legacy=False)) if numpy is not None else {}
-    inner = {k: v.tobytes() if hasattr(v, "tobytes") else v for k, v in state.pop("state", {}).items()}
-    return {**states, "numpy.random": (state, inner)}

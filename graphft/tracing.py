@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphft import registry
 from graphft.dependence import alias_classes
 from graphft.errors import GraphftError
-from graphft.guards import INTEGERS, ONE_DTYPE
 from graphft.ir import Arg, Block, Kind, Operator, Ref, Type, Variable, same
 from graphft.literals import literal
 from graphft.locations import TRACED, user_line
@@ -33,26 +32,6 @@ from graphft.symbolic import Symbols, quiet
 
 _ALIASES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default})
 """Without autograd, these are their operand."""
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "linear", "convolution")
-_NORMS = {
-    "native_batch_norm": (0, 1),
-    "_native_batch_norm_legit": (0, 1),
-    "_native_batch_norm_legit.no_stats": (0, 1),
-    "native_layer_norm": (0, 2),
-    "native_group_norm": (0, 1),
-}
-_PAIRS = {
-    "binary_cross_entropy": (0, 1),
-    "huber_loss_backward": (1, 2),
-    "_cdist_forward": (0, 1),
-    "linalg_cross": (0, 1),
-    "index_put": (0, 2),
-    "index_put_": (0, 2),
-    "index_add": (0, 3),
-    "index_add_": (0, 3),
-    "index_copy": (0, 3),
-    "index_copy_": (0, 3),
-}
 
 
 def _op(name: str) -> OpOverload:
@@ -61,15 +40,6 @@ def _op(name: str) -> OpOverload:
     return found
 
 
-_OF_ONE_DTYPE: dict[OpOverload, Sequence[int]] = {
-    _op(name): operands
-    for name, operands in (*((name, range(3)) for name in _PRODUCTS), *_NORMS.items(), *_PAIRS.items())
-}
-"""Operands of one dtype: on tensors without data, torch lets them differ; on others, each call would fail."""
-_OF_NORMS = frozenset(map(_op, _NORMS))
-_OF_MASKS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
-_OF_LABELS = frozenset({torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default})
-"""(log probabilities, class labels, weights of the classes): likewise."""
 _RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input")
 _WHOLE = (*map(_op, ("multi_margin_loss", "multilabel_margin_loss_forward", *_RECURRENT, "rnn_relu.data")),)
 
@@ -104,7 +74,7 @@ def trace(
             return list(fn(*args))
 
     with (
-        without_onednn(),
+        _without_onednn(),
         _undecomposed(),
         _random_state_traced(),
         fx_config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
@@ -119,7 +89,7 @@ def trace(
 
 
 @contextmanager
-def without_onednn() -> Iterator[None]:
+def _without_onednn() -> Iterator[None]:
     """oneDNN's LSTM keeps a workspace that does not survive a replay without autograd: record the LSTM's own ops."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
@@ -133,8 +103,8 @@ def without_onednn() -> Iterator[None]:
 def _undecomposed() -> Iterator[None]:
     """Has torch take these operators apart by its C++ code, as eager torch does, or not at all.
 
-    What torch's Python code makes of them while it traces (2.13) is wrong: margin losses count labels that pad a target,
-    recurrent networks lose the dropout between their layers.
+    What torch's Python code makes of them while it traces (2.13) is wrong: margin losses count labels that pad a
+    target, recurrent networks lose the dropout between their layers.
     """
     taken = [(op, key, op.py_kernels.pop(key)) for op in _WHOLE for key in _KEYS if key in op.py_kernels]
     for op in _WHOLE:
@@ -200,10 +170,6 @@ class Recorder(TorchDispatchMode):
             loc = user_line(sys._getframe(1), until=TRACED) if self.loc is None else self.loc
             if torch.is_grad_enabled():
                 self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, loc)
-        if func in _OF_ONE_DTYPE and not _takes_two(func, args):
-            _check_dtypes(func, [args[i] for i in _OF_ONE_DTYPE[func] if i < len(args)], loc)
-        elif func in _OF_LABELS:
-            _check_labels(func, args, loc)
         result = func(*args, **(kwargs or {}))
         for new in self.new_nodes():
             new.meta["loc"] = loc
@@ -230,37 +196,6 @@ class Recorder(TorchDispatchMode):
     def node_of(self, value: Tensor) -> fx.Node:
         """The node that a traced tensor is the value of."""
         return get_proxy_slot(value, self._tracer).proxy.node
-
-
-def _check_labels(func: OpOverload, args: Sequence[Any], loc: str) -> None:
-    values, labels, weights = args[:3]
-    if labels.dtype not in (torch.int64, torch.uint8):
-        raise GraphftError(
-            f"{loc + ': ' if loc else ''}{op_name(func)} of {str(labels.dtype).removeprefix('torch.')} class labels, "
-            "expected int64",
-            rule="capture",
-            help=INTEGERS,
-        )
-    _check_dtypes(func, (values, weights), loc)
-
-
-def _takes_two(func: OpOverload, args: Sequence[Any]) -> bool:
-    """Norms take float32 parameters for an input of fewer bits; a mask as the index takes one value of any dtype."""
-    if func in _OF_NORMS:
-        weights = args[_OF_ONE_DTYPE[func][1]]
-        return args[0].dtype in (torch.float16, torch.bfloat16) and getattr(weights, "dtype", None) is torch.float32
-    return func in _OF_MASKS and any(index is not None and index.dtype is torch.bool for index in args[1])
-
-
-def _check_dtypes(func: OpOverload, args: Sequence[Any], loc: str) -> None:
-    dtypes = sorted({str(a.dtype).removeprefix("torch.") for a in args if isinstance(a, Tensor)})
-    if len(dtypes) > 1:
-        where = f"{loc}: " if loc else ""
-        raise GraphftError(
-            f"{where}{op_name(func)} of {' and '.join(dtypes)} tensors, which PyTorch does not compute",
-            rule="capture",
-            help=ONE_DTYPE,
-        )
 
 
 def settle(gradient: Tensor, parameter: Tensor, taken: set[int]) -> Tensor:

@@ -1,6 +1,21 @@
 """The operators, one file per family. Importing this package registers them all."""
 
-from graphft.ops import aten, clip, comm, compensate, data, eager, etcd, local, optimize, prim, random_state, serve, tasks, validate
+from graphft.ops import (
+    aten,
+    clip,
+    comm,
+    compensate,
+    data,
+    eager,
+    etcd,
+    local,
+    optimize,
+    prim,
+    random_state,
+    serve,
+    tasks,
+    validate,
+)
 
 __all__ = [
     "aten",

@@ -26,9 +26,9 @@ def eager_step(
 ) -> tuple[Tensor, ...]:
     """Runs the pickled module and loss under torch's autograd: forward, backward, and what they do to buffers.
 
-    Operands are lists: the batch, parameters that are trained, tensors that stay, buffers that the step changes. Results
-    are the loss, the tensors that `loss_fn` returns beside it, and a gradient for each parameter (zeros where the loss
-    does not depend on it). Random numbers come from torch's default generator. `source`: a digest of the code.
+    Operands are lists: the batch, parameters that are trained, tensors that stay, buffers that the step changes.
+    Results are the loss, the tensors that `loss_fn` returns beside it, and a gradient for each parameter (zeros where
+    the loss does not depend on it). Random numbers come from torch's default generator. `source`: a digest of the code.
     """
     packed = _loaded(ctx, code, source)
     values = dict(zip(packed.tensors, (*parameters, *fixed, *buffers), strict=True))
