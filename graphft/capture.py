@@ -22,8 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from graphft.batch_pairs import warn_of_pairs
-from graphft.batch_sum import warn_of_sums
 from graphft.errors import GraphftError, UsageError
 from graphft.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured
 from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
@@ -121,8 +119,6 @@ def build(
         tuple(module.training for module in model.modules()),
     )
     if training:
-        warn_of_sums(program)
-        warn_of_pairs(program)
         tell_mode(model)
     return program
 

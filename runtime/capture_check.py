@@ -24,10 +24,12 @@ from graphft.data import DataSpec
 from graphft.errors import GraphftError, describe
 from graphft.guards import WITHOUT_CAPTURE, dtype_help
 from graphft.ir import Block, Kind, Program, Type, grad_name
+from graphft.literals import evaluate, names_in
 from graphft.locations import error_line
 from graphft.module_step import ModuleStep, evaluating, tensors_of, unchanged
 from graphft.ops.context import Context
 from graphft.registry import writes_of
+from graphft.runtime.batch_check import tell_of_batches
 from graphft.runtime.data import open_reader
 from graphft.runtime.execute.lowering import lower
 from graphft.tensor_file import same_bits
@@ -74,34 +76,36 @@ def _is_another(origin: Origin) -> bool:
     )
 
 
-def check_on_data(program: Program, data: DataSpec, batch_size: int, seed: int) -> None:
+def check_on_data(program: Program, data: DataSpec, batch_size: int, seed: int, *, told: bool = False) -> None:
     """`check_capture` on the first batches of the data, of half the size where that may vary: what two steps cost.
 
-    Batches that cannot be read are not for this check to tell of.
+    Warns of a loss that is no mean over the records, unless it was `told` before. Batches that cannot be read are not
+    for this check to tell of.
     """
-    if program.origin is None:
+    if program.origin is None or _is_another(program.origin):
         return
-    inputs = program.origin.program.of_kind(Kind.INPUT)
-    size = batch_size if any(not _varies(v.shape) for v in inputs) else -(-batch_size // 2)
-    columns = [v.name for v in inputs]
+    columns, size = [v.name for v in program.origin.program.of_kind(Kind.INPUT)], _size(program, batch_size)
     try:
         reader = open_reader(data, "", seed)
-        feeds = [
-            _columns(reader.batch(0, 0, i, size), columns) for i in range(STEPS) if i * size < data.chunks[0].records
-        ]
+        batches = [reader.batch(0, 0, i, size) for i in range(STEPS) if i * size < data.chunks[0].records]
     except GraphftError as error:
         log.info("the program is not compared with its module: %s", error.message)
         return
-    feeds = [f for f in feeds if len(next(iter(f.values()))) == size] or feeds[:1]
+    feeds = [{name: batch[name] for name in columns} for batch in batches]
+    feeds = [f for f in feeds if len(f[columns[0]]) == size] or feeds[:1]
     check_capture(program, [*feeds, *feeds][:STEPS])
+    if not told:
+        tell_of_batches(program.origin, feeds[0])
 
 
-def _varies(shape: Sequence[int | str]) -> bool:
-    return bool(shape) and not isinstance(shape[0], int)
-
-
-def _columns(batch: Values, columns: Sequence[str]) -> Values:
-    return {name: batch[name] for name in columns}
+def _size(program: Program, batch_size: int) -> int:
+    """Half of `batch_size`, unless the program takes no such batch."""
+    leading = {v.shape[0] if v.shape else 1 for v in program.of_kind(Kind.INPUT)}
+    half = max(min(2, batch_size), -(-batch_size // 2))
+    dims = {name: half for name in leading if isinstance(name, str)}
+    known = [condition for condition, _ in program.attrs.get("assume", ()) if names_in(condition) <= dims.keys()]
+    fits = len(dims) == len(leading) == 1 and len(known) == len(program.attrs.get("assume", ()))
+    return half if fits and all(evaluate(condition, dims) for condition in known) else batch_size
 
 
 class _Comparison:

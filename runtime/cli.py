@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import graphft
 from graphft.errors import GraphftError, UsageError
-from graphft.never_run import forget
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.engines.kubernetes.command import add_parser as add_kubernetes
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
@@ -79,9 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `graphft show ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    finally:
-        if command is not _launch:  # a role may import a script that makes jobs
-            forget()
 
 
 def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -243,14 +239,10 @@ def _run_script(script: str) -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except BaseException as end:
-        if not (isinstance(end, SystemExit) and end.code in (None, 0)):
-            forget()  # this one is told
-        elif CALLED not in os.environ:
-            forget()
+        if isinstance(end, SystemExit) and end.code in (None, 0) and CALLED not in os.environ:
             tell(nothing)
         raise
     if CALLED not in os.environ:
-        forget()
         raise UsageError(
             nothing,
             rule="nothing-run",

@@ -170,7 +170,6 @@ OF_THE_PROCESS = {
     "runtime/process/interrupts.py": {"_held"},
     "runtime/launcher/ending.py": {"_block"},
     "runtime/process/folder_lock.py": {"_held"},
-    "graphft/never_run.py": {"_unused"},
 }
 """What a process has one of: its main thread, in which all signals are handled; its table of descriptors; its end."""
 CHANGES = frozenset(

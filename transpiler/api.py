@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +19,6 @@ from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
-from graphft.never_run import made
 from graphft.nonfinite_values import tell_nonfinite
 from graphft.option_names import is_whole, unknown_option
 from graphft.reducers import columns_of
@@ -151,7 +149,6 @@ def transpile(
     job.verify()
     if not config.passes_on_demand:  # nobody knows how many there will be
         tell_zero_rate(program, config.total_steps)
-    made(job.run_id, config.name, sys._getframe(1))
     return job
 
 
@@ -161,7 +158,9 @@ def _check_captured(program: Program, evaluation: Program | None, config: JobCon
 
     graphft.check_on_data(program, config.data, config.batch_size, config.seed)
     if evaluation is not None and config.validate is not None:
-        graphft.check_on_data(evaluation, config.validate.data, config.validate.size, config.seed)
+        data, size = config.validate.data, config.validate.size
+        own = evaluation.origin is not None and evaluation.origin.loss_fn is program.origin.loss_fn
+        graphft.check_on_data(evaluation, data, size, config.seed, told=own)
 
 
 def _one_of(name: str, value: T | None, also: str, other: T | None) -> T | None:

@@ -7,8 +7,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from graphft import registry
-from graphft.batch_pairs import warn_of_pairs
-from graphft.batch_sum import warn_of_sums
 from graphft.dependence import def_use, flow
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Operator, Program, Type
@@ -42,9 +40,6 @@ def evaluation_of(program: Program, validation: Validation) -> Program:
             )
         found = program.origin.evaluation(NAME, validation.loss_fn, _more_inputs(program, validation))
     evaluation = forward_only(found)
-    if validation.loss_fn is not None:
-        warn_of_sums(evaluation)
-        warn_of_pairs(evaluation)
     check_evaluation(evaluation, help=_IN_EVAL_MODE if validation.program is not None else _DRAWS)
     for name, function in validation.reduce.items():
         assert validation.data is not None

@@ -25,7 +25,6 @@ from graphft.diagnostics import VerificationError
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.fileio import scratch_folder
 from graphft.ir import Program
-from graphft.never_run import used
 from graphft.printer import format_block
 from graphft.storage import load_program, save_program
 from graphft.transpiler import rules
@@ -221,7 +220,6 @@ class Job:
         """
         from graphft.transpiler.prediction import prediction_of, save_prediction
 
-        used(self.run_id)
         folder, program = Path(path), self.prediction or prediction_of(self.origin)
         read_record(folder)
         if saved_variables(load_program(folder / "source")) != saved_variables(self.source):
@@ -238,7 +236,6 @@ class Job:
         `prepare` is called with the folder before it has its name: for what is to be there besides. Raises GraphftError
         when the folder holds anything else, or cannot be written.
         """
-        used(self.run_id)
         target = Path(path).resolve()  # no folder replaces a link
         if _holds(target, self):
             return

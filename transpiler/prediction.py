@@ -53,6 +53,10 @@ def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Pr
             rule="predict",
             help="transpile what graphft.build returned",
         )
+    if predict is None and not origin.capture:
+        raise UsageError(
+            "what a program that was built with capture=False predicts is not known", rule="predict", help=_SAY
+        )
     if predict is not None:
         program = origin.forward(NAME, _as_loss(predict), _inputs_of(predict, origin.inputs))
     else:

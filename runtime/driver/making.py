@@ -10,7 +10,6 @@ from typing import Any
 from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.loss_results import check_told, reported
-from graphft.never_run import used
 from graphft.option_names import is_whole, unknown_option
 from graphft.runtime.driver.checks import check_retries
 from graphft.runtime.driver.train_configs import run_options, scaling_options
@@ -164,6 +163,5 @@ def _of_job(job: Job, given: Mapping[str, Any], workers: int | None) -> Job:
             rule="option",
             help="leave validate out of transpile(); Trainer(..., validation=graphft.Validation(data=...))",
         )
-    used(job.run_id)  # though it is another one that is run
     config = job.config.replace(passes_on_demand=True, passes=job.config.passes + BEYOND)
     return Job.make(job.source, config, prediction=job.prediction, origin=job.origin)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
-from graphft.never_run import forget
 from graphft.runtime.process.role_process import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ def act_as_role(job: Job, overrides: Mapping[str, Any]) -> None:
     except GraphftError as error:
         print(error, file=sys.stderr)
         status = EXIT_USAGE
-    forget()  # it was one job's role, whatever other jobs the script makes
     sys.exit(status)
 
 

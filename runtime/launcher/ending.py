@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from graphft.never_run import forget
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.status import JobStatus
@@ -92,7 +91,6 @@ def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
         with _raised_by_signals():
             yield
     except KeyboardInterrupt as error:
-        forget()  # a script that ends with it has not come to its other jobs
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C again
             tell(last_words())
         raise Interrupted(error.signum if isinstance(error, Interrupted) else signal.SIGINT) from None

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
-from graphft.never_run import used
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import WAIT_SECONDS, connect, is_complete, write_endpoints
@@ -82,7 +81,6 @@ def run_job(
     _note_called()
     try:
         _check_not_imported()
-        used(job.run_id)
         act_as_role(job, overrides)
         told = Callbacks(callbacks, NAMES if job.config.validate is not None else OF_A_LAUNCH)
         if told:
@@ -101,7 +99,6 @@ def prepare(job: Job, options: LaunchOptions) -> tuple[Job, JobFolder, LaunchOpt
     _note_called()
     try:
         _check_not_imported()
-        used(job.run_id)
         act_as_role(job, {})
         chosen = choose_options(None, options.given())
         job, folder = _open(job, chosen)

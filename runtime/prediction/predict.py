@@ -16,7 +16,6 @@ from torch import Tensor
 from graphft.devices import find_device
 from graphft.errors import UsageError
 from graphft.ir import Program
-from graphft.never_run import used
 from graphft.option_names import checked_keywords, is_whole
 from graphft.runtime.coordination.job_storage import is_url
 from graphft.runtime.data import open_reader
@@ -71,8 +70,6 @@ def predict(
 
     Raises GraphftError for data that does not fit, and for a job that has no weights or nothing to predict with.
     """
-    if isinstance(job, Job):
-        used(job.run_id)
     request = Request.of(job, data, columns, batch_size, step, best, device, weights)
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         work = request.compute(Path(scratch), workers)
