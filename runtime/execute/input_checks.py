@@ -117,7 +117,7 @@ def _value(block: Block, var: Variable, value: Any, device: str | torch.device) 
             f"input %{var.name} must be {var.type}, got shape {tuple(tensor.shape)}",
             f"give it {len(var.shape)} dimensions",
         )
-    return tensor.to(device)
+    return tensor.to(device).contiguous()  # as it was captured: a view of it may not fit other strides
 
 
 def _error(block: Block | None, message: str, help: str) -> GraphftError:
