@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from graphft.fileio import make_folder, replacing
 
-log = logging.getLogger("graphft")
-
 BLOCK = 1 << 16
 
 
 class CsvTable:
     """The first column, `key`, has a number that rises. A column that comes later than the first row is empty before.
-    A file that is deleted or replaced meanwhile gets the rows that it lacks again.
 
     Raises OSError; ValueError for a file that is no such table.
     """
@@ -49,33 +45,10 @@ class CsvTable:
     def flush(self) -> None:
         """All rows so far are on the disk then, in the file of this name."""
         self._file.flush()
-        if self._is_away():
-            self._write_again()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
-
-    def _is_away(self) -> bool:
-        """Whether the file that is open is not the one of this name any more."""
-        try:
-            return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            return True
-
-    def _write_again(self) -> None:
-        """Rows that the file of this name lacks, from the one that is open: it has them as long as that."""
-        old, count = self._file, 0
-        self._open()
-        with old, io.TextIOWrapper(old, newline="") as text:
-            text.seek(0)
-            for row in csv.DictReader(text):
-                number = int(row.pop(self.key))
-                count += number > self.newest
-                self.write(number, row)
-        self._file.flush()
-        if count:
-            log.warning("%s was deleted or replaced: %d rows are written to it again", self.path, count)
 
     def _mend(self) -> None:
         """Takes away the part of a line that a killed script left, and goes to the end."""
@@ -111,9 +84,6 @@ class CsvTable:
     def _widen(self, new: Sequence[str]) -> None:
         """More columns, in all rows: the file is written anew, whole or not at all."""
         self._file.flush()
-        if self._is_away():
-            self._write_again()
-            new = [name for name in new if name not in self._columns]
         columns, width = [*self._columns, *new], len(self._columns)
         with self.path.open(newline="") as old, replacing(self.path) as file:
             file.write(_line(columns))
