@@ -4,9 +4,9 @@ Operands are `(param, grad, lr, *state)`. `lr` is a 0-dim float64 tensor. State 
 for `step`, a 0-dim float32 count of this parameter's updates.
 
 Every kernel is elementwise: run on slices that end at multiples of 64 elements it gives the bits that it gives on
-the whole parameter (with one intra-op thread), so the number of shards does not show in the result. They need
-memory that is dense, and a gradient laid out as its parameter is: torch's fused CPU kernels walk raw memory, and
-silently mix elements up when the strides differ.
+the whole parameter (with one intra-op thread), so the number of shards does not show in the result. Parameters and
+state are contiguous, as all values of a program are, and a gradient is laid out as its parameter: torch's fused CPU
+kernels walk raw memory, and silently mix elements up when the strides differ.
 """
 
 from __future__ import annotations
