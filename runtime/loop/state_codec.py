@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,10 @@ from graphft.errors import GraphftError
 PLAIN = (str, bool, type(None))
 LARGEST = 2**63
 """JSON's readers agree on whole numbers below it."""
-TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+MAPPINGS: dict[type, str] = {dict: "$items", OrderedDict: "$ordered", Counter: "$counter", defaultdict: "$defaultdict"}
+COLLECTIONS: dict[type, str] = {tuple: "$tuple", torch.Size: "$size", set: "$set", frozenset: "$frozenset"}
+FACTORIES = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
+"""A defaultdict may have any of these as its default_factory."""
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
@@ -40,25 +43,31 @@ class Encoder:
             return value
         if type(value) is int:
             return value if abs(value) < LARGEST else {"$int": hex(value)}
-        if type(value) in TENSORS:
-            return {"$tensor": self._tensor(value.detach(), where)}
+        if type(value) is Tensor and not value.requires_grad:
+            return {"$tensor": self._tensor(value, where)}
+        if type(value) in (Tensor, torch.nn.Parameter):
+            kept = type(value) is not Tensor, value.requires_grad
+            return {"$parameter": [self._tensor(value.detach(), where), *kept]}
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
-        if isinstance(value, Mapping) and type(value) in (dict, OrderedDict):
+        if type(value) in MAPPINGS:
             return self._mapping(value, where)
-        if type(value) in (list, tuple, torch.Size):
-            items = [self.encode(v, f"{where}.{i}") for i, v in enumerate(value)]
-            if type(value) is list:
-                return items
-            return {"$tuple" if type(value) is tuple else "$size": items}
+        if type(value) is list:
+            return [self.encode(v, f"{where}.{i}") for i, v in enumerate(value)]
         return self._other(value, where)
 
     def _mapping(self, value: Mapping[Any, Any], where: str) -> Any:
-        plain = all(type(k) is str and not k.startswith("$") for k in value)
-        if plain and type(value) is dict:
+        if type(value) is dict and all(type(k) is str and not k.startswith("$") for k in value):
             return {k: self.encode(v, f"{where}.{k}") for k, v in value.items()}
         pairs = [[self.encode(k, where), self.encode(v, f"{where}.{k}")] for k, v in value.items()]
-        return {"$ordered" if type(value) is OrderedDict else "$items": pairs}
+        if isinstance(value, defaultdict):
+            factory = value.default_factory
+            if factory is not None and factory not in FACTORIES.values():
+                raise _refused(f"{where} cannot be saved: its default_factory is {factory!r}")
+            return {"$defaultdict": [getattr(factory, "__name__", None), pairs]}
+        if versions := getattr(value, "_metadata", None):  # of the classes of a module, which load by them
+            return {"$module": [pairs, self.encode(dict(versions), f"{where}._metadata")]}
+        return {MAPPINGS[type(value)]: pairs}
 
     def _other(self, value: Any, where: str) -> Any:
         if type(value) is np.ndarray and _has_tensors_dtype(value) and value.dtype.isnative:
@@ -73,17 +82,15 @@ class Encoder:
             return {"$device": str(value)}
         if type(value) is complex:
             return {"$complex": [self.encode(value.real, where), self.encode(value.imag, where)]}
-        if type(value) in (set, frozenset):
-            items = sorted(value, key=lambda v: (type(v).__name__, repr(v)))
-            return {"$set" if type(value) is set else "$frozenset": [self.encode(v, where) for v in items]}
+        if type(value) in COLLECTIONS:
+            unordered = isinstance(value, (set, frozenset))
+            items = sorted(value, key=lambda v: (type(v).__name__, repr(v))) if unordered else value
+            return {COLLECTIONS[type(value)]: self.encode(list(items), where)}
+        if type(value) is deque:
+            return {"$deque": [self.encode(list(value), where), value.maxlen]}
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         of = f" of {value.dtype}" if isinstance(value, (np.ndarray, np.generic)) else ""
-        raise GraphftError(
-            f"{where} cannot be saved: it is a {kind}{of}",
-            rule="state",
-            help="a state_dict may hold tensors, arrays, numbers, text, bytes, and dicts, lists and tuples of them; "
-            "have state_dict() return such values, and load_state_dict() make the object again",
-        )
+        raise _refused(f"{where} cannot be saved: it is a {kind}{of}")
 
     def _tensor(self, value: Tensor, where: str) -> str:
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
@@ -110,6 +117,16 @@ class Encoder:
         return name
 
 
+def _refused(what: str) -> GraphftError:
+    return GraphftError(
+        what,
+        rule="state",
+        help="a state_dict may hold tensors, arrays, numbers, text, bytes, and dicts (also Counter, OrderedDict, and "
+        "defaultdict of a builtin type), lists, tuples, sets and deques of them; have state_dict() return such values, "
+        "of an Enum its value, and load_state_dict() make the object again",
+    )
+
+
 def _has_tensors_dtype(value: Any) -> bool:
     """np.longdouble has no tensors."""
     return value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
@@ -134,6 +151,10 @@ def _decode_kind(kind: str, inner: Any, tensors: Mapping[str, Tensor]) -> Any:
 
     if kind == "$tensor":
         return tensors[inner]
+    if kind == "$parameter":
+        name, parameter, requires_grad = inner
+        tensor = tensors[name].detach().requires_grad_(requires_grad)
+        return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor
     if kind == "$array":
         return tensors[inner].numpy()
     if kind == "$scalar":
@@ -152,12 +173,18 @@ def _decode_kind(kind: str, inner: Any, tensors: Mapping[str, Tensor]) -> Any:
         return _DTYPES[inner]
     if kind == "$device":
         return torch.device(inner)
-    collections = {
-        "$tuple": tuple,
-        "$size": torch.Size,
-        "$items": dict,
-        "$ordered": OrderedDict,
-        "$set": set,
-        "$frozenset": frozenset,
-    }
-    return collections[kind](all_of())
+    if kind == "$counter":
+        return Counter(dict(all_of()))
+    if kind == "$defaultdict":
+        name, pairs = inner
+        return defaultdict(FACTORIES[name] if name is not None else None, decode(pairs, tensors))
+    if kind == "$deque":
+        items, maxlen = inner
+        return deque(decode(items, tensors), maxlen)
+    if kind == "$module":
+        pairs, metadata = inner
+        module: Any = OrderedDict(decode(pairs, tensors))
+        module._metadata = OrderedDict(decode(metadata, tensors))
+        return module
+    made: dict[str, Callable[[Iterator[Any]], Any]] = {name: made for made, name in {**MAPPINGS, **COLLECTIONS}.items()}
+    return made[kind](all_of())

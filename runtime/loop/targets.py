@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +125,15 @@ def with_tied(target: Stateful, state: Any) -> Any:
     memory = {name: (v.data_ptr(), v.dtype, v.shape, v.stride()) for name, v in own.items() if v.numel()}
     given = {memory[name]: state[name] for name in memory if name in state}
     missing = {name: given[place] for name, place in memory.items() if name not in state and place in given}
-    return {**state, **missing} if missing else state
+    return with_versions(state, {**state, **missing}) if missing else state
+
+
+def with_versions(state: Mapping[str, Any], values: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Returns these values as a module's state_dict, written by the versions of the module's classes that wrote
+    `state`."""
+    made: Any = OrderedDict(values)
+    made._metadata = getattr(state, "_metadata", None)
+    return cast("OrderedDict[str, Any]", made)
 
 
 def _misfits(target: Stateful, state: Any) -> list[str]:
