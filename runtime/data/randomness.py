@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class NeedsCallingThread(Exception):
-    """A read ahead was given up: it draws random numbers, and hence belongs on the thread that uses the batch."""
+    """A read ahead was given up: it draws random numbers, so the thread that uses the batch must wait for it."""
 
 
 class _Drawn(BaseException):

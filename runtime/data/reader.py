@@ -8,8 +8,9 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from graphft.runtime.execute.determinism import SETTINGS_CHANGED, process_settin
 from graphft.runtime.process.interrupts import raised_by_user_code
 
 log = logging.getLogger("graphft")
+T = TypeVar("T")
 
 IN_ORDER = -1
 """The pass that reads each chunk in the order of the data."""
@@ -41,16 +43,24 @@ CHECKED_BYTES = 256 << 20
 """A stored array of at most so many bytes is compared with its digest when it is opened (in about 0.2 s)."""
 
 
-def open_reader(spec: DataSpec, root: str | os.PathLike[str], seed: int, cached_chunks: int = 8) -> Reader:
+def open_reader(
+    spec: DataSpec,
+    root: str | os.PathLike[str],
+    seed: int,
+    cached_chunks: int = 8,
+    thread: ThreadPoolExecutor | None = None,
+) -> Reader:
     """A reader of the data described by `spec`; `root` is the job's folder, where `spec.store` put what it stores.
 
     `cached_chunks` decoded chunks are kept; give it at least the number of chunks that are read alternately (the
-    slots that a trainer works for) plus one. Raises GraphftError when the data is missing or is no longer as described.
+    slots that a trainer works for) plus one. `thread`, of one thread, makes and reads a Dataset whose
+    reader is used from several: what it keeps may belong to the thread that made it (sqlite3.connect, threading.local).
+    Raises GraphftError when the data is missing or is no longer as described.
     """
     if spec.kind == "arrays":
         return ArrayReader(spec, Path(root), seed, cached_chunks)
     if spec.kind == "dataset":
-        return DatasetReader(spec, seed, cached_chunks)
+        return DatasetReader(spec, seed, cached_chunks, thread)
     if spec.kind == "files":
         return FileReader(spec, seed, cached_chunks)
     raise UsageError(f"unknown kind of data: {spec.kind!r}", rule="data", help="kinds are arrays, dataset and files")
@@ -73,7 +83,7 @@ class Reader(ABC):
     """Reads batches; may be used from several threads."""
 
     calling_thread = False
-    """Whether batches must be made on the thread that uses them (they draw from torch's generator)."""
+    """True if the thread that uses a batch must wait while it is made (it draws from torch's generator)."""
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         self.spec, self.seed = spec, seed
@@ -278,15 +288,23 @@ class FileReader(Reader):
 
 
 class DatasetReader(Reader):
-    """A map-style Dataset: made when the reader is opened, only the records of a batch are asked for.
+    """A map-style Dataset: made when the reader is opened, only the records of a batch are asked for. All code of the
+    user's runs on `thread`, if there is one.
 
     Generators that the dataset keeps are seeded before every batch. Every read is watched for draws from the global
-    ones. Once there was one, all batches are made on the calling thread, seeded; a batch for which nothing is drawn is
+    ones. Once there was one, the thread that uses a batch waits for it, seeded; a batch for which nothing is drawn is
     the same either way.
     """
 
-    def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
+    def __init__(self, spec: DataSpec, seed: int, cached_chunks: int, thread: ThreadPoolExecutor | None = None) -> None:
         super().__init__(spec, seed, cached_chunks)
+        self._thread = thread
+        self._call(lambda: self._open(spec))
+
+    def _call(self, function: Callable[[], T]) -> T:
+        return function() if self._thread is None else self._thread.submit(function).result()
+
+    def _open(self, spec: DataSpec) -> None:
         reference, before = Reference.from_json(spec.source), thread_settings()
         with forks_end_here():
             self._dataset = reference.make()
@@ -314,6 +332,11 @@ class DatasetReader(Reader):
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
     ) -> dict[str, torch.Tensor]:
         indices = [int(i) + info.start for i in order]
+        return self._call(lambda: self._checked(info, indices, key, ahead))
+
+    def _checked(
+        self, info: ChunkInfo, indices: list[int], key: tuple[int, int, int, int], ahead: bool
+    ) -> dict[str, torch.Tensor]:
         try:
             return self._make(info, indices, key, ahead)
         finally:  # also when it raised: else this process's bits would depend on who read what, and when
@@ -333,8 +356,8 @@ class DatasetReader(Reader):
             if batch is not None and not watch.drew:
                 return batch
             log.info(
-                "the dataset draws random numbers (seen in chunk %d): from now on its batches are made on the "
-                "thread that trains, seeded per batch",
+                "the dataset draws random numbers (seen in chunk %d): from now on no batch is made ahead, and "
+                "each is seeded",
                 info.id,
             )
             self.calling_thread = True
