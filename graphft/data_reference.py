@@ -145,7 +145,7 @@ def _from_text(text: str, args: dict[str, Any]) -> Reference:
             help="write module:function or path/to/file.py:function",
         )
     if where.endswith(".py"):
-        file = os.path.abspath(where)
+        file = os.path.abspath(os.path.expanduser(where))
         return Reference("", file, os.path.dirname(file), name, args)
     return Reference(where, "", os.getcwd(), name, args)
 

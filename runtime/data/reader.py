@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import logging
 import os
 import threading
@@ -25,8 +26,7 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.plan import mix, record_order
 from graphft.runtime.data.changes import CHANGED
 from graphft.runtime.data.forks import forks_end_here
-from graphft.runtime.data.formats import ChunkFiles, Decoded
-from graphft.runtime.data.lru import LRU
+from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.randomness import DrawWatch, NeedsCallingThread
 from graphft.runtime.data.storage_away import is_of_storage, neighbours_of
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED, process_settings, thread_settings
@@ -87,7 +87,7 @@ class Reader(ABC):
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         self.spec, self.seed = spec, seed
-        self._orders: LRU[tuple[int, int], np.ndarray] = LRU(cached_chunks)
+        self._order = functools.lru_cache(cached_chunks)(functools.partial(_order, seed))
         self._lock = threading.Lock()
         self.reading: tuple[int, int, int, int, frozenset[int]] | None = None
         """The arguments of the `batch` that is being read: one at a time, others wait for it."""
@@ -196,13 +196,6 @@ class Reader(ABC):
         """Where the chunk is stored: what is away at the same time has the same name."""
         return ""
 
-    def _order(self, pass_index: int, info: ChunkInfo) -> np.ndarray:
-        key = (pass_index, info.id)
-        order = np.arange(info.records) if pass_index == IN_ORDER else self._orders.get(key)
-        if order is None:
-            order = self._orders.put(key, record_order(self.seed, pass_index, info.id, info.records))
-        return order
-
     def _where(self, info: ChunkInfo) -> str:
         return f"records {info.start} to {info.start + info.records}"
 
@@ -211,6 +204,12 @@ class Reader(ABC):
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
     ) -> dict[str, torch.Tensor]:
         """The records of `info` at `order` (positions inside the chunk). `key` identifies the batch."""
+
+
+def _order(seed: int, pass_index: int, info: ChunkInfo) -> np.ndarray:
+    if pass_index == IN_ORDER:
+        return np.arange(info.records)
+    return record_order(seed, pass_index, info.id, info.records)
 
 
 class ArrayReader(Reader):
@@ -258,7 +257,7 @@ class FileReader(Reader):
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         super().__init__(spec, seed, cached_chunks)
         self._files = ChunkFiles(spec)
-        self._chunks: LRU[int, Decoded] = LRU(cached_chunks)
+        self._chunk = functools.lru_cache(cached_chunks)(self._files.read)
 
     def _where(self, info: ChunkInfo) -> str:
         return f"{super()._where(info)} of {self._files.url(info)}"
@@ -275,11 +274,12 @@ class FileReader(Reader):
     def _read(
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
     ) -> dict[str, torch.Tensor]:
-        chunk = self._chunks.get(info.id) or self._chunks.put(info.id, self._files.read(info))
+        chunk = self._chunk(info)
         if chunk.bad.keys() & {int(i) for i in order}:
-            again = self._chunks.put(info.id, self._files.read(info))
+            again = self._files.read(info)
             bad = sorted(chunk.bad.keys() & again.bad.keys())
             if not bad:
+                self._chunk.cache_clear()
                 return self._read(info, order, key, ahead)
             listed = "; ".join(again.bad[i] for i in bad[:LISTED])
             more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from graphft.errors import GraphftError
 from graphft.runtime.executor import ProgramState, differences
-from graphft.runtime.loop.targets import Stateful, module_of, parameter_names, with_tied, with_versions
+from graphft.runtime.loop.state_codec import module_state
+from graphft.runtime.loop.targets import Stateful, module_of, parameter_names, with_tied
 
 
 @dataclass
@@ -86,7 +87,7 @@ def _take_tensors(found: Fitting, name: str, target: nn.Module | ProgramState, s
     }
     if taken:
         more = {n: v for n, v in given.items() if n in values and n not in tensors and n not in others}
-        merged = with_versions(saved, {**values, **taken, **more})
+        merged = module_state({**values, **taken, **more}, getattr(saved, "_metadata", None))
         found.states[name] = merged if isinstance(target, nn.Module) else {"values": merged, "runs": saved["runs"]}
     return set(taken)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
 from graphft.runtime.executor import Executor, differences
+from graphft.runtime.loop.state_codec import module_state
 
 ELEMENTWISE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg"})
 """States of torch's optimizers that have the shape of their parameter; torch itself does not look."""
@@ -125,15 +125,7 @@ def with_tied(target: Stateful, state: Any) -> Any:
     memory = {name: (v.data_ptr(), v.dtype, v.shape, v.stride()) for name, v in own.items() if v.numel()}
     given = {memory[name]: state[name] for name in memory if name in state}
     missing = {name: given[place] for name, place in memory.items() if name not in state and place in given}
-    return with_versions(state, {**state, **missing}) if missing else state
-
-
-def with_versions(state: Mapping[str, Any], values: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Returns these values as a module's state_dict, written by the versions of the module's classes that wrote
-    `state`."""
-    made: Any = OrderedDict(values)
-    made._metadata = getattr(state, "_metadata", None)
-    return cast("OrderedDict[str, Any]", made)
+    return module_state({**state, **missing}, getattr(state, "_metadata", None)) if missing else state
 
 
 def _misfits(target: Stateful, state: Any) -> list[str]:
