@@ -79,10 +79,10 @@ def files(
     for number, url in enumerate(paths):
         with open_url(url, options) as (f, stamp):
             settle(f)
-            found, begin, stamps[url], wide = _DESCRIBE[format](f, stamp, url, number, wanted, chunk_size)
+            found, begin, stamps[url], wide = _DESCRIBE[format](f, stamp, url, wanted, chunk_size)
             for field, width in wide.items():
                 widths.setdefault(field, {}).setdefault(width, url)
-            ranges += found
+            ranges += [(records, start, number, *place) for records, start, *place in found]
             lines += begin
     chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
     if not chunks:
@@ -236,16 +236,14 @@ def _need(fields: Sequence[str], there: Sequence[str], url: str) -> None:
         )
 
 
-Range = tuple[int, int, int, int, int]
-"""(records, start, file, offset, size): what follows the id in ChunkInfo."""
+Range = tuple[int, int, int, int]
+"""(records, start, offset, size) of a chunk, in its file."""
 Found = tuple[list[Range], list[int], Stamp, dict[str, int]]
 """Chunks of a file; of text files, the line in which each begins, from 1; what the file is; of a Parquet file, how many
 values each field has in a record: its lists' length, 0 if it is a number."""
 
 
-def _describe_parquet(
-    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
-) -> Found:
+def _describe_parquet(f: IO[bytes], stamp: Stamp, url: str, fields: Mapping[str, str], chunk_size: int) -> Found:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -259,7 +257,7 @@ def _describe_parquet(
     if stamp.size < (least := least_size(opened.metadata)):
         raise _wrong_size(url, stamp, least, f"its footer tells of {least:,} at least")
     widths = look_at_parquet(opened, url, fields)
-    return list(_row_groups(opened.metadata, number, chunk_size)), [], replace(stamp, footer=footer_of(f)), widths
+    return list(_row_groups(opened.metadata, chunk_size)), [], replace(stamp, footer=footer_of(f)), widths
 
 
 def _wrong_size(url: str, stamp: Stamp, expected: int, told: str) -> UsageError:
@@ -268,38 +266,34 @@ def _wrong_size(url: str, stamp: Stamp, expected: int, told: str) -> UsageError:
     return UsageError(f"{url} has {stamp.size:,} bytes, {told}: {what}", rule="format", help=help)
 
 
-def _row_groups(metadata: Any, number: int, chunk_size: int) -> Iterator[Range]:
+def _row_groups(metadata: Any, chunk_size: int) -> Iterator[Range]:
     """Chunks of whole row groups, and parts of large ones."""
     start = length = 0
     for i in range(metadata.num_row_groups):
         rows = metadata.row_group(i).num_rows
         if length and length + rows > chunk_size:
-            yield length, start, number, 0, 0
+            yield length, start, 0, 0
             start, length = start + length, 0
         if rows > chunk_size:
-            yield from ((n, start + a, number, 0, 0) for a, n in split(rows, chunk_size))
+            yield from ((n, start + a, 0, 0) for a, n in split(rows, chunk_size))
             start += rows
         else:
             length += rows
     if length:
-        yield length, start, number, 0, 0
+        yield length, start, 0, 0
 
 
-def _describe_csv(
-    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
-) -> Found:
+def _describe_csv(f: IO[bytes], stamp: Stamp, url: str, fields: Mapping[str, str], chunk_size: int) -> Found:
     hashed = HashedFile(f)
     header = hashed.readline()
     names = csv_header(header, url)
     _need(list(fields), names, url)
     look = CsvLook(url, fields, names, line=2)
-    ranges, lines = _text_ranges(CsvRecords(hashed, len(names)), number, len(header), chunk_size, look)
+    ranges, lines = _text_ranges(CsvRecords(hashed, len(names)), len(header), chunk_size, look)
     return ranges, lines, replace(stamp, checksum=hashed.checksum), {}
 
 
-def _describe_jsonl(
-    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
-) -> Found:
+def _describe_jsonl(f: IO[bytes], stamp: Stamp, url: str, fields: Mapping[str, str], chunk_size: int) -> Found:
     hashed = HashedFile(f)
     first = hashed.readline()
     try:
@@ -311,13 +305,11 @@ def _describe_jsonl(
         raise GraphftError(f"{url}, line 1: {e}", rule="format", help="one JSON object per line") from e
     hashed.rewind()
     records = ((line, None, "") for line in hashed)
-    ranges, lines = _text_ranges(records, number, 0, chunk_size, JsonLook(url, fields))
+    ranges, lines = _text_ranges(records, 0, chunk_size, JsonLook(url, fields))
     return ranges, lines, replace(stamp, checksum=hashed.checksum), {}
 
 
-def _text_ranges(
-    records: Iterable[Record], number: int, offset: int, chunk_size: int, look: Look
-) -> tuple[list[Range], list[int]]:
+def _text_ranges(records: Iterable[Record], offset: int, chunk_size: int, look: Look) -> tuple[list[Range], list[int]]:
     """Byte ranges of up to `chunk_size` records that are not blank, from byte `offset` on, and the line of each one's
     first byte; `look` sees each record."""
     ranges: list[Range] = []
@@ -325,7 +317,7 @@ def _text_ranges(
     start = length = size = 0
     for record in records:
         if length == chunk_size:
-            ranges.append((length, start, number, offset, size))
+            ranges.append((length, start, offset, size))
             lines.append(look.line)
             start, offset, length, size = start + length, offset + size, 0, 0
         look.at(record, edge=length in (0, chunk_size - 1))
@@ -334,7 +326,7 @@ def _text_ranges(
         size += len(raw)
     look.end()
     if length:
-        ranges.append((length, start, number, offset, size))
+        ranges.append((length, start, offset, size))
     return ranges, lines[: len(ranges)]
 
 

@@ -229,19 +229,14 @@ class ArrayReader(Reader):
                 help="give the job's folder; DataSpec.store writes the arrays into it",
             ) from e
         shape, dtype = (self.spec.records, *self.spec.record_shape(column)), self.spec.types[column].dtype
+        changed, described = "", self.spec.fingerprint().get(column)
         if array.shape != shape or str(array.dtype) != dtype:
-            raise UsageError(
-                f"{file} holds {array.dtype}{list(array.shape)}, the job expects {dtype}{list(shape)}",
-                rule=CHANGED,
-                help="the file was changed: describe the data and the job again",
-            )
-        described = self.spec.fingerprint().get(column)
-        if described is not None and array.nbytes <= CHECKED_BYTES and array_digest(array) != described:
-            raise UsageError(
-                f"{file} has other contents than when the job was saved",
-                rule=CHANGED,
-                help="the file was changed: describe the data and the job again",
-            )
+            changed = f"holds {array.dtype}{list(array.shape)}, the job expects {dtype}{list(shape)}"
+        elif described and array.nbytes <= CHECKED_BYTES and array_digest(array) != described:
+            changed = "has other contents than when the job was saved"
+        if changed:
+            help = "the file was changed: describe the data and the job again"
+            raise UsageError(f"{file} {changed}", rule=CHANGED, help=help)
         return array
 
     def _read(
