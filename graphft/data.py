@@ -277,8 +277,8 @@ def dataset(
     only once belongs under `if __name__ == "__main__":`). `args` must be JSON-serialisable. Items are tuples, whose
     parts are named by `columns`, or dicts with the `columns` among their keys; `default_collate` makes them batches.
 
-    A dataset that draws random numbers (augmentation) is `random`: its batches are then made on the training thread,
-    seeded per batch, so that every trainer that reads a batch gets the same one. By default this is found out by
+    A dataset that draws random numbers (augmentation) is `random`: its batches are then not made ahead of use, and
+    seeded, so that every trainer that reads a batch gets the same one. By default this is found out by
     reading some items; one whose other items draw is found out when they are read. `random=False` saves the watching
     (see docs/data.md), for a dataset that is known to use no torch generator. Raises GraphftError for a dataset whose
     items differ when they are read again.

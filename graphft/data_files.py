@@ -18,7 +18,7 @@ import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
 from graphft.data_look import FIRST, CsvLook, JsonLook, Look
-from graphft.data_look_parquet import look_at_parquet
+from graphft.data_look_parquet import least_size, look_at_parquet
 from graphft.data_numbers import warn_of_nonfinite
 from graphft.data_records import CsvRecords, Record, csv_header, json_fields, no_utf8
 from graphft.data_stamps import HashedFile, Stamp, footer_of, settle, stamp_of
@@ -29,10 +29,11 @@ LOOK_BYTES = 4 << 20
 """Of a .npy file, at most so much is looked at when it is described."""
 FORMATS = ("parquet", "csv", "jsonl", "npy")
 Fields = str | Sequence[str]
+Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def files(
-    urls: str | Sequence[str] | Mapping[str, str | Sequence[str]],
+    urls: Urls | Mapping[str, Urls],
     format: str,
     columns: Mapping[str, Fields] | None = None,
     dtypes: Mapping[str, str] | None = None,
@@ -43,10 +44,11 @@ def files(
     a pattern (`part-*.csv`) stands for the files that match it now, in the order of their names.
 
     parquet, csv, jsonl: `columns` maps a column to the field it holds (`"y": "label"`, batch shape [batch]) or to
-    several (`"x": ("f1", "f2")`, [batch, 2]); `dtypes` gives its dtype (default float32). An empty or null field is
-    NaN where the dtype is floating, and an error elsewhere. CSV files have a header line and are UTF-8. Some records
-    are looked at (docs/data.md says which): more than 1 % that cannot be read are an error here; fewer are a warning,
-    and so are empty fields.
+    several (`"x": ("f1", "f2")`, [batch, 2]). In Parquet files a field may hold lists of one length, which lie beside
+    the other fields of their column (`"e": "embedding"`, [batch, 768]). `dtypes` gives a column's dtype (default
+    float32). An empty or null field is NaN where the dtype is floating, and an error elsewhere. CSV files have a header
+    line and are UTF-8. Some records are looked at (docs/data.md says which): more than 1 % that cannot be read are an
+    error here; fewer are a warning, and so are empty fields.
     npy: `urls` maps each column to its files; the i-th files of all columns have the same number of rows; `columns`
     and `dtypes` are not given: a column has the shape and dtype of its files.
 
@@ -70,18 +72,27 @@ def files(
     names = check_columns(columns)
     _check_dtypes(dtypes or {}, names)
     fields = {c: _names(columns[c]) for c in names}
-    types = {c: _type(c, columns[c], (dtypes or {}).get(c, "float32")) for c in names}
-    wanted = {f: types[c].dtype for c, fs in fields.items() for f in fs}
+    dtype_of = {c: _dtype(c, (dtypes or {}).get(c, "float32")) for c in names}
+    wanted = {f: dtype_of[c] for c, fs in fields.items() for f in fs}
     paths, ranges, lines, stamps = _listed(urls, options), [], list[int](), dict[str, Stamp]()
+    widths: dict[str, dict[int, str]] = {}
     for number, url in enumerate(paths):
         with open_url(url, options) as (f, stamp):
             settle(f)
-            found, begin, stamps[url] = _DESCRIBE[format](f, stamp, url, number, wanted, chunk_size)
-            ranges += found
+            found, begin, stamps[url], wide = _DESCRIBE[format](f, stamp, url, wanted, chunk_size)
+            for field, width in wide.items():
+                widths.setdefault(field, {}).setdefault(width, url)
+            ranges += [(records, start, number, *place) for records, start, *place in found]
             lines += begin
     chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
     if not chunks:
         raise GraphftError(f"no records in {', '.join(paths)}", rule="short-data", help="give at least one batch")
+    lists = {field: _one_width(field, found) for field, found in widths.items() if any(found)}
+    shapes = {
+        c: () if isinstance(columns[c], str) and fs[0] not in lists else (sum(lists.get(f, 1) for f in fs),)
+        for c, fs in fields.items()
+    }
+    types = {c: Type(dtype_of[c], ("batch", *shapes[c])) for c in names}
     return DataSpec(
         "files",
         types,
@@ -91,9 +102,9 @@ def files(
             "urls": paths,
             "sizes": [stamps[url].size for url in paths],
             "fields": fields,
-            "scalar": [c for c in names if isinstance(columns[c], str)],
             "storage_options": options,
             **({"lines": lines} if lines else {}),
+            **({"lists": lists} if lists else {}),
             **_as_found(stamps),
         },
     )
@@ -117,6 +128,7 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
     """The file at `url`, for reading bytes, and what it is now. Raises GraphftError when it cannot be opened."""
     import fsspec
 
+    opened: Any = None
     with contextlib.ExitStack() as stack:
         try:
             opened = fsspec.open(url, "rb", **options)  # kept: a zip file closes when its file system goes
@@ -127,21 +139,24 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
                 f"{url} needs a package that is not installed", rule="missing-package", help=str(e)
             ) from e
         except (OSError, EOFError, zlib.error, KeyError, ValueError) as e:
+            folder = opened and isinstance(e, (IsADirectoryError, FileNotFoundError)) and opened.fs.isdir(opened.path)
             raise UsageError(
-                f"cannot open {url}: {describe(e)}",
+                f"{url} is a folder, expected a file" if folder else f"cannot open {url}: {describe(e)}",
                 rule="missing-file",
-                help="check the URL, and that this machine may read it",
+                help="give its files, by a pattern: FOLDER/*"
+                if folder
+                else "is the URL right, may this machine read it?",
             ) from e.with_traceback(None)  # the frames of a library would stand before what is to be read
         yield f, stamp
 
 
-def _listed(urls: str | Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """URLs; plain paths become absolute, as the roles may run in other folders. Patterns become the files that they
-    match now, by name."""
-    given = [urls] if isinstance(urls, str) else list(urls)
+def _listed(urls: Urls, options: Mapping[str, Any]) -> list[str]:
+    """URLs; plain paths become absolute, as the roles may run in other folders, with `~` as the user's home. Patterns
+    become the files that they match now, by name."""
+    given = [os.fspath(u) for u in ([urls] if isinstance(urls, (str, os.PathLike)) else urls)]
     if not given:
         raise UsageError("no files are given", rule="missing-file", help="give at least one URL")
-    found = [u if "://" in u else os.path.abspath(u) for u in given]
+    found = [u if "://" in u else os.path.abspath(os.path.expanduser(u)) for u in given]
     return [one for url in found for one in (_matching(url, options) if _is_pattern(url) else [url])]
 
 
@@ -183,16 +198,23 @@ def _names(fields: Fields) -> list[str]:
     return [fields] if isinstance(fields, str) else list(fields)
 
 
-def _type(column: str, fields: Fields, dtype: str) -> Type:
+def _dtype(column: str, dtype: str) -> str:
     try:
-        name = torch_dtype(column, np.dtype(dtype))
+        return torch_dtype(column, np.dtype(dtype))
     except TypeError:
         raise GraphftError(
             f"column {column}: unknown dtype {dtype!r}",
             rule="columns",
             help="give a NumPy dtype such as float32 or int64",
         ) from None
-    return Type(name, ("batch",) if isinstance(fields, str) else ("batch", len(fields)))
+
+
+def _one_width(field: str, found: Mapping[int, str]) -> int:
+    """`found`: a file for each length that the field's lists have, 0 where it is a number."""
+    if len(found) > 1:
+        told = [f"{f'lists of {width} values' if width else 'numbers'} in {url}" for width, url in found.items()]
+        raise UsageError(f"field {field} has {' and '.join(told)}", rule="columns", help="write it alike in all files")
+    return next(iter(found))
 
 
 def _need(fields: Sequence[str], there: Sequence[str], url: str) -> None:
@@ -214,20 +236,14 @@ def _need(fields: Sequence[str], there: Sequence[str], url: str) -> None:
         )
 
 
-Range = tuple[int, int, int, int, int]
-"""(records, start, file, offset, size): what follows the id in ChunkInfo."""
-Found = tuple[list[Range], list[int], Stamp]
-"""Chunks of a file; of text files, the line in which each begins, from 1; what the file is."""
+Range = tuple[int, int, int, int]
+"""(records, start, offset, size) of a chunk, in its file."""
+Found = tuple[list[Range], list[int], Stamp, dict[str, int]]
+"""Chunks of a file; of text files, the line in which each begins, from 1; what the file is; of a Parquet file, how many
+values each field has in a record: its lists' length, 0 if it is a number."""
 
 
-def _describe_parquet(
-    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
-) -> Found:
-    ranges = list(_parquet_ranges(f, url, number, fields, chunk_size))
-    return ranges, [], replace(stamp, footer=footer_of(f))
-
-
-def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Mapping[str, str], chunk_size: int) -> Iterator[Range]:
+def _describe_parquet(f: IO[bytes], stamp: Stamp, url: str, fields: Mapping[str, str], chunk_size: int) -> Found:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -238,37 +254,46 @@ def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Mapping[str, st
     except pyarrow.ArrowInvalid as e:
         raise GraphftError(f"{url} is no Parquet file: {e}", rule="format", help="check the format") from e
     _need(list(fields), opened.schema_arrow.names, url)
-    look_at_parquet(opened, url, fields)
+    if stamp.size < (least := least_size(opened.metadata)):
+        raise _wrong_size(url, stamp, least, f"its footer tells of {least:,} at least")
+    widths = look_at_parquet(opened, url, fields)
+    return list(_row_groups(opened.metadata, chunk_size)), [], replace(stamp, footer=footer_of(f)), widths
+
+
+def _wrong_size(url: str, stamp: Stamp, expected: int, told: str) -> UsageError:
+    what = "it was cut off" if stamp.size < expected else "something lies behind its array"
+    help = "copy it again, or write it again, one array a file"
+    return UsageError(f"{url} has {stamp.size:,} bytes, {told}: {what}", rule="format", help=help)
+
+
+def _row_groups(metadata: Any, chunk_size: int) -> Iterator[Range]:
+    """Chunks of whole row groups, and parts of large ones."""
     start = length = 0
-    for i in range(opened.metadata.num_row_groups):
-        rows = opened.metadata.row_group(i).num_rows
+    for i in range(metadata.num_row_groups):
+        rows = metadata.row_group(i).num_rows
         if length and length + rows > chunk_size:
-            yield length, start, number, 0, 0
+            yield length, start, 0, 0
             start, length = start + length, 0
         if rows > chunk_size:
-            yield from ((n, start + a, number, 0, 0) for a, n in split(rows, chunk_size))
+            yield from ((n, start + a, 0, 0) for a, n in split(rows, chunk_size))
             start += rows
         else:
             length += rows
     if length:
-        yield length, start, number, 0, 0
+        yield length, start, 0, 0
 
 
-def _describe_csv(
-    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
-) -> Found:
+def _describe_csv(f: IO[bytes], stamp: Stamp, url: str, fields: Mapping[str, str], chunk_size: int) -> Found:
     hashed = HashedFile(f)
     header = hashed.readline()
     names = csv_header(header, url)
     _need(list(fields), names, url)
     look = CsvLook(url, fields, names, line=2)
-    ranges, lines = _text_ranges(CsvRecords(hashed, len(names)), number, len(header), chunk_size, look)
-    return ranges, lines, replace(stamp, checksum=hashed.checksum)
+    ranges, lines = _text_ranges(CsvRecords(hashed, len(names)), len(header), chunk_size, look)
+    return ranges, lines, replace(stamp, checksum=hashed.checksum), {}
 
 
-def _describe_jsonl(
-    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
-) -> Found:
+def _describe_jsonl(f: IO[bytes], stamp: Stamp, url: str, fields: Mapping[str, str], chunk_size: int) -> Found:
     hashed = HashedFile(f)
     first = hashed.readline()
     try:
@@ -280,13 +305,11 @@ def _describe_jsonl(
         raise GraphftError(f"{url}, line 1: {e}", rule="format", help="one JSON object per line") from e
     hashed.rewind()
     records = ((line, None, "") for line in hashed)
-    ranges, lines = _text_ranges(records, number, 0, chunk_size, JsonLook(url, fields))
-    return ranges, lines, replace(stamp, checksum=hashed.checksum)
+    ranges, lines = _text_ranges(records, 0, chunk_size, JsonLook(url, fields))
+    return ranges, lines, replace(stamp, checksum=hashed.checksum), {}
 
 
-def _text_ranges(
-    records: Iterable[Record], number: int, offset: int, chunk_size: int, look: Look
-) -> tuple[list[Range], list[int]]:
+def _text_ranges(records: Iterable[Record], offset: int, chunk_size: int, look: Look) -> tuple[list[Range], list[int]]:
     """Byte ranges of up to `chunk_size` records that are not blank, from byte `offset` on, and the line of each one's
     first byte; `look` sees each record."""
     ranges: list[Range] = []
@@ -294,7 +317,7 @@ def _text_ranges(
     start = length = size = 0
     for record in records:
         if length == chunk_size:
-            ranges.append((length, start, number, offset, size))
+            ranges.append((length, start, offset, size))
             lines.append(look.line)
             start, offset, length, size = start + length, offset + size, 0, 0
         look.at(record, edge=length in (0, chunk_size - 1))
@@ -303,7 +326,7 @@ def _text_ranges(
         size += len(raw)
     look.end()
     if length:
-        ranges.append((length, start, number, offset, size))
+        ranges.append((length, start, offset, size))
     return ranges, lines[: len(ranges)]
 
 
@@ -364,6 +387,8 @@ def _npy_shape(url: str, options: Mapping[str, Any]) -> tuple[tuple[tuple[int, .
         settle(f)
         shape, fortran, dtype = npy_header(f, url)
         if shape and not dtype.hasobject:
+            if stamp.size != (expected := f.tell() + dtype.itemsize * math.prod(shape)):
+                raise _wrong_size(url, stamp, expected, f"its header, {dtype}{list(shape)}, tells of {expected:,}")
             _look_at_first_rows(f, url, shape, dtype)
     if not shape:
         raise GraphftError(f"{url} holds a single value", rule="format", help="give one row per record")
@@ -380,10 +405,8 @@ def _look_at_first_rows(f: IO[bytes], url: str, shape: tuple[int, ...], dtype: n
     size = dtype.itemsize * math.prod(shape[1:])
     if 0 < size <= LOOK_BYTES:
         count = min(shape[0], FIRST, LOOK_BYTES // size)
-        data = f.read(count * size)
-        if len(data) == count * size:  # what is too short, reading it tells
-            rows = np.frombuffer(data, dtype).reshape(count, *shape[1:])
-            warn_of_nonfinite(url, rows, f" (the first {count} of {shape[0]:,} were looked at)")
+        rows = np.frombuffer(f.read(count * size), dtype).reshape(count, *shape[1:])
+        warn_of_nonfinite(url, rows, f" (the first {count} of {shape[0]:,} were looked at)")
 
 
 def npy_header(f: IO[bytes], url: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -51,45 +51,35 @@ def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool =
     if records == 0:
         raise GraphftError(f"the dataset of {reference} has no records", rule="short-data", help="give at least one")
     own = own_generators(made)
-    batch, draws = _first(reference, made, columns, own)
-    types = {name: _type(reference, name, value) for name, value in batch.items()}
+    types: dict[str, Type] = {}
+    draws, failed = False, None
     digests: dict[int, str] = {}
     others: dict[int, str] = {}
     for index in _chosen(records):
         try:
             (one, drew), (other, _) = (_read(made, index, columns, own) for _ in range(2))
-        except KeyboardInterrupt:
-            raise
         except BaseException as e:
+            if isinstance(e, KeyboardInterrupt) or (isinstance(e, GraphftError) and not types):
+                raise
+            failed = failed or e
             digests |= _damaged(made, index, columns, own, e)
             continue  # a damaged record is its chunk's matter, when it is read
+        types = types or {name: _type(reference, name, value) for name, value in one.items()}
         draws |= drew
         _compare(reference, index, one, other)
         digests[index] = _digest(one)
         others |= _another_shape(reference, index, types, one)
+    if failed is not None and not types:
+        raise UsageError(
+            f"reading record 0 of the dataset of {reference} failed: {describe(failed)}",
+            rule="dataset",
+            help="its items must be what torch's default_collate takes",
+        ) from failed
     _check_shapes(reference, others)
     spaced = [index for index in _spaced(records) if index not in _chosen(records)]
     digests |= _read_digests(reference, made, spaced, columns, own, draws or random)
     _tell_unreadable(reference, records, digests)
     return Inspected(records, types, draws, digests)
-
-
-def _first(reference: Reference, made: Any, columns: Sequence[str], own: Sequence[Any]) -> tuple[dict[str, Any], bool]:
-    """What `_read` gives of the first record, or of another if that one is damaged."""
-    failed: BaseException | None = None
-    for index in _chosen(len(made)):
-        try:
-            return _read(made, index, columns, own)
-        except (GraphftError, KeyboardInterrupt):
-            raise
-        except BaseException as e:
-            failed = failed or e
-    assert failed is not None
-    raise UsageError(
-        f"reading record 0 of the dataset of {reference} failed: {describe(failed)}",
-        rule="dataset",
-        help="its items must be what torch's default_collate takes",
-    ) from failed
 
 
 def _tell_unreadable(reference: Reference, records: int, digests: Mapping[int, str]) -> None:
@@ -224,7 +214,7 @@ def _check_shapes(reference: Reference, others: Mapping[int, str]) -> None:
 
 
 def _compare(reference: Reference, index: int, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    different = [name for name in one if not _same_bits(one[name], other[name])]
+    different = [name for name in one if _digest({name: one[name]}) != _digest({name: other[name]})]
     if different:
         raise GraphftError(
             f"record {index} of the dataset of {reference} is another one when it is read again: column "
@@ -235,13 +225,3 @@ def _compare(reference: Reference, index: int, one: Mapping[str, Any], other: Ma
             "before, or on a generator that is kept elsewhere (in a closure, say): keep it in an attribute, or make "
             "one for each item, from its index",
         )
-
-
-def _same_bits(one: Any, other: Any) -> bool:
-    import torch
-
-    from graphft.tensor_file import same_bits
-
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
-        return type(one) is type(other)
-    return same_bits(one, other)

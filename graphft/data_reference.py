@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import json
 import os
 import sys
@@ -45,7 +44,7 @@ class Reference:
             raise UsageError(
                 f"the dataset's args is a {type(args).__name__}; give a dict of keyword arguments",
                 rule="dataset-args",
-                help=f"write {_as_keywords(make, args)}",
+                help=f'write {{"name": {args!r}}}, with the parameter\'s name',
             )
         try:
             plain: dict[str, Any] = json.loads(json.dumps(dict(args), allow_nan=False))
@@ -124,18 +123,6 @@ class Reference:
         return made
 
 
-def _as_keywords(make: str | Callable[..., Any], args: Any) -> str:
-    """What was meant by arguments that have no names: `{"path": "/x.csv"}`, with the parameters' names where these can
-    be known without loading a module."""
-    try:
-        names = [p.name for p in inspect.signature(make).parameters.values()] if callable(make) else []
-    except (TypeError, ValueError):  # of a class that is built in, say
-        names = []
-    values = list(args) if isinstance(args, (list, tuple)) else [args]
-    pairs = zip([*names, *["..."] * len(values)], values, strict=False)
-    return "{" + ", ".join(f'"{name}": {json.dumps(value, default=repr)}' for name, value in pairs) + "}"
-
-
 def _from_text(text: str, args: dict[str, Any]) -> Reference:
     where, colon, name = text.rpartition(":")
     if not colon or not name:
@@ -145,7 +132,7 @@ def _from_text(text: str, args: dict[str, Any]) -> Reference:
             help="write module:function or path/to/file.py:function",
         )
     if where.endswith(".py"):
-        file = os.path.abspath(where)
+        file = os.path.abspath(os.path.expanduser(where))
         return Reference("", file, os.path.dirname(file), name, args)
     return Reference(where, "", os.getcwd(), name, args)
 

@@ -33,5 +33,10 @@ def states() -> tuple[object, ...]:
     """What the generators are at, comparable."""
     import torch
 
+    return torch.get_rng_state().numpy().tobytes(), *python_states()
+
+
+def python_states() -> tuple[object, ...]:
+    """The same of Python's and NumPy's alone."""
     kind, keys, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest

@@ -1,4 +1,4 @@
-"""JSON in one canonical form, with a checksum: whatever is flipped, cut off or edited is found when it is read."""
+"""JSON in one form, with a checksum: whatever is flipped, cut off or edited is found when it is read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def encode_json(content: Any) -> bytes:
 
 def seal(content: Any) -> bytes:
     """`content`: what JSON has words for; no NaN."""
-    body = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     return b'{"checksum":"%s","content":%s}\n' % (xxhash.xxh3_128_hexdigest(body).encode(), body)
 
 

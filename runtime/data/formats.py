@@ -26,8 +26,9 @@ class Decoded(NamedTuple):
     bad: dict[int, str]
 
 
-def _good_numbers(values: Sequence[Any], dtype: str, field: str, bad: dict[int, str]) -> np.ndarray:
-    """The field's values as `dtype`, 0 where the record is bad; adds those to `bad` whose value is no such number."""
+def _good_numbers(values: Sequence[Any], width: int, dtype: str, field: str, bad: dict[int, str]) -> np.ndarray:
+    """The field's values as `dtype`, `width` of each record, 0 where it is bad; adds those to `bad` whose value is no
+    such number."""
     if not bad:
         try:
             return numbers(values, dtype, field)
@@ -35,11 +36,21 @@ def _good_numbers(values: Sequence[Any], dtype: str, field: str, bad: dict[int, 
             pass  # one by one: which records are to blame?
     good: list[Any] = []
     for i, value in enumerate(values):
-        missing = value is None or value != value
-        if i not in bad and not (missing and np.dtype(dtype).kind == "f") and not fits(value, dtype):
-            bad[i] = f"field {field} is {'empty' if missing else repr(value)}, no {dtype}"
-        good.append(0 if i in bad else value)
+        missing, record = value is None or value != value, i // width
+        if record not in bad and not (missing and np.dtype(dtype).kind == "f") and not fits(value, dtype):
+            bad[record] = f"field {field} is {'empty' if missing else repr(value)}, no {dtype}"
+        good.append(0 if record in bad else value)
     return numbers(good, dtype, field)
+
+
+def _flat(lists: Any, width: int, field: str, bad: dict[int, str]) -> Sequence[Any]:
+    """The values of a Parquet column of lists. A null list is one of nulls; one of another length is `bad`."""
+    whole = lists.combine_chunks()
+    if not lists.null_count and whole.value_lengths().unique().to_pylist() == [width]:
+        return _exact(whole.flatten())
+    rows = [[None] * width if row is None else row for row in whole.to_pylist()]
+    bad |= {i: f"field {field} has {len(r)} values, expected {width}" for i, r in enumerate(rows) if len(r) != width}
+    return [value for row in rows for value in (row if len(row) == width else [0] * width)]
 
 
 def _lines_before(records: Iterable[bytes]) -> list[int]:
@@ -68,6 +79,7 @@ class ChunkFiles:
     def __init__(self, spec: DataSpec) -> None:
         self._spec, self._source = spec, spec.source
         self._options: dict[str, Any] = spec.source["storage_options"]
+        self._lists: dict[str, int] = spec.source.get("lists", {})
         self._headers: dict[str, list[str]] = {}
         self._described = DescribedFiles(spec.source.get("stamps", {}))
         for url in urls_of(spec):
@@ -129,8 +141,10 @@ class ChunkFiles:
             )
         result = {}
         for column, names in fields.items():
-            parts = [_good_numbers(table[n], self._spec.types[column].dtype, n, bad) for n in names]
-            result[column] = parts[0] if column in self._source["scalar"] else np.stack(parts, axis=1)
+            dtype, shape = self._spec.types[column].dtype, self._spec.record_shape(column)
+            widths = {n: self._lists.get(n, 1) for n in names}
+            parts = [_good_numbers(table[n], widths[n], dtype, n, bad).reshape(-1, widths[n]) for n in names]
+            result[column] = np.concatenate(parts, axis=1).reshape(-1, *shape)
         return result
 
     def _parquet(
@@ -148,7 +162,8 @@ class ChunkFiles:
                 groups.append(i)
             start = end
         table = opened.read_row_groups(groups, columns=names, use_threads=False).slice(info.start - first, info.records)
-        return {n: _exact(table.column(n)) for n in names}
+        columns = {n: table.column(n) for n in names}
+        return {n: _flat(c, self._lists[n], n, bad) if n in self._lists else _exact(c) for n, c in columns.items()}
 
     def _csv(
         self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]

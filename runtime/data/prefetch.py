@@ -11,6 +11,7 @@ import torch
 
 from graphft.runtime.data.randomness import NeedsCallingThread
 from graphft.runtime.data.reader import Reader
+from graphft.runtime.process.progress import READS_AHEAD
 
 
 class BatchKey(NamedTuple):
@@ -35,7 +36,7 @@ class Prefetcher:
         self._note = note
         self._reader, self._depth = reader, depth
         self._batches: OrderedDict[BatchKey, Future[dict[str, torch.Tensor]]] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="graphft-prefetch")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=READS_AHEAD)
 
     def schedule(self, key: BatchKey) -> None:
         """Starts making the batch, unless that was asked for already. Never waits."""

@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphft.data_seeding import python_states
 
 T = TypeVar("T")
 
 
 class NeedsCallingThread(Exception):
-    """A read ahead was given up: it draws random numbers, and hence belongs on the thread that uses the batch."""
+    """A read ahead was given up: it draws random numbers, so the thread that uses the batch must wait for it."""
 
 
 class _Drawn(BaseException):
@@ -42,7 +42,7 @@ class DrawWatch(TorchDispatchMode):
         self.drew, self._operators = False, operators
 
     def read(self, call: Callable[[], T]) -> T | None:
-        before = _states()
+        before = python_states()
         watching = _watch.set(self)
         try:
             with self if self._operators else contextlib.nullcontext():
@@ -51,7 +51,7 @@ class DrawWatch(TorchDispatchMode):
             return None
         finally:
             _watch.reset(watching)
-        self.drew = self.drew or not _same(before, _states())
+        self.drew = self.drew or before != python_states()
         return made
 
     @classmethod
@@ -111,12 +111,3 @@ def _has_own_generator(values: tuple[Any, ...]) -> bool:
 def _identity(generator: Any) -> Any:
     """Of one generator there may be several Python objects."""
     return generator._cdata
-
-
-def _states() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(legacy=True)
-
-
-def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    (python, (kind, keys, *rest)), (python_, (kind_, keys_, *rest_)) = one, other
-    return bool(python == python_ and (kind, rest) == (kind_, rest_) and np.array_equal(keys, keys_))

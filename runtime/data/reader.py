@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import logging
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,14 +26,14 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.plan import mix, record_order
 from graphft.runtime.data.changes import CHANGED
 from graphft.runtime.data.forks import forks_end_here
-from graphft.runtime.data.formats import ChunkFiles, Decoded
-from graphft.runtime.data.lru import LRU
+from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.randomness import DrawWatch, NeedsCallingThread
 from graphft.runtime.data.storage_away import is_of_storage, neighbours_of
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED, process_settings, thread_settings
 from graphft.runtime.process.interrupts import raised_by_user_code
 
 log = logging.getLogger("graphft")
+T = TypeVar("T")
 
 IN_ORDER = -1
 """The pass that reads each chunk in the order of the data."""
@@ -41,16 +43,24 @@ CHECKED_BYTES = 256 << 20
 """A stored array of at most so many bytes is compared with its digest when it is opened (in about 0.2 s)."""
 
 
-def open_reader(spec: DataSpec, root: str | os.PathLike[str], seed: int, cached_chunks: int = 8) -> Reader:
+def open_reader(
+    spec: DataSpec,
+    root: str | os.PathLike[str],
+    seed: int,
+    cached_chunks: int = 8,
+    thread: ThreadPoolExecutor | None = None,
+) -> Reader:
     """A reader of the data described by `spec`; `root` is the job's folder, where `spec.store` put what it stores.
 
     `cached_chunks` decoded chunks are kept; give it at least the number of chunks that are read alternately (the
-    slots that a trainer works for) plus one. Raises GraphftError when the data is missing or is no longer as described.
+    slots that a trainer works for) plus one. `thread`, of one thread, makes and reads a Dataset whose
+    reader is used from several: what it keeps may belong to the thread that made it (sqlite3.connect, threading.local).
+    Raises GraphftError when the data is missing or is no longer as described.
     """
     if spec.kind == "arrays":
         return ArrayReader(spec, Path(root), seed, cached_chunks)
     if spec.kind == "dataset":
-        return DatasetReader(spec, seed, cached_chunks)
+        return DatasetReader(spec, seed, cached_chunks, thread)
     if spec.kind == "files":
         return FileReader(spec, seed, cached_chunks)
     raise UsageError(f"unknown kind of data: {spec.kind!r}", rule="data", help="kinds are arrays, dataset and files")
@@ -73,11 +83,11 @@ class Reader(ABC):
     """Reads batches; may be used from several threads."""
 
     calling_thread = False
-    """Whether batches must be made on the thread that uses them (they draw from torch's generator)."""
+    """True if the thread that uses a batch must wait while it is made (it draws from torch's generator)."""
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         self.spec, self.seed = spec, seed
-        self._orders: LRU[tuple[int, int], np.ndarray] = LRU(cached_chunks)
+        self._order = functools.lru_cache(cached_chunks)(functools.partial(_order, seed))
         self._lock = threading.Lock()
         self.reading: tuple[int, int, int, int, frozenset[int]] | None = None
         """The arguments of the `batch` that is being read: one at a time, others wait for it."""
@@ -186,13 +196,6 @@ class Reader(ABC):
         """Where the chunk is stored: what is away at the same time has the same name."""
         return ""
 
-    def _order(self, pass_index: int, info: ChunkInfo) -> np.ndarray:
-        key = (pass_index, info.id)
-        order = np.arange(info.records) if pass_index == IN_ORDER else self._orders.get(key)
-        if order is None:
-            order = self._orders.put(key, record_order(self.seed, pass_index, info.id, info.records))
-        return order
-
     def _where(self, info: ChunkInfo) -> str:
         return f"records {info.start} to {info.start + info.records}"
 
@@ -201,6 +204,12 @@ class Reader(ABC):
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
     ) -> dict[str, torch.Tensor]:
         """The records of `info` at `order` (positions inside the chunk). `key` identifies the batch."""
+
+
+def _order(seed: int, pass_index: int, info: ChunkInfo) -> np.ndarray:
+    if pass_index == IN_ORDER:
+        return np.arange(info.records)
+    return record_order(seed, pass_index, info.id, info.records)
 
 
 class ArrayReader(Reader):
@@ -220,19 +229,14 @@ class ArrayReader(Reader):
                 help="give the job's folder; DataSpec.store writes the arrays into it",
             ) from e
         shape, dtype = (self.spec.records, *self.spec.record_shape(column)), self.spec.types[column].dtype
+        changed, described = "", self.spec.fingerprint().get(column)
         if array.shape != shape or str(array.dtype) != dtype:
-            raise UsageError(
-                f"{file} holds {array.dtype}{list(array.shape)}, the job expects {dtype}{list(shape)}",
-                rule=CHANGED,
-                help="the file was changed: describe the data and the job again",
-            )
-        described = self.spec.fingerprint().get(column)
-        if described is not None and array.nbytes <= CHECKED_BYTES and array_digest(array) != described:
-            raise UsageError(
-                f"{file} has other contents than when the job was saved",
-                rule=CHANGED,
-                help="the file was changed: describe the data and the job again",
-            )
+            changed = f"holds {array.dtype}{list(array.shape)}, the job expects {dtype}{list(shape)}"
+        elif described and array.nbytes <= CHECKED_BYTES and array_digest(array) != described:
+            changed = "has other contents than when the job was saved"
+        if changed:
+            help = "the file was changed: describe the data and the job again"
+            raise UsageError(f"{file} {changed}", rule=CHANGED, help=help)
         return array
 
     def _read(
@@ -248,7 +252,7 @@ class FileReader(Reader):
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         super().__init__(spec, seed, cached_chunks)
         self._files = ChunkFiles(spec)
-        self._chunks: LRU[int, Decoded] = LRU(cached_chunks)
+        self._chunk = functools.lru_cache(cached_chunks)(self._files.read)
 
     def _where(self, info: ChunkInfo) -> str:
         return f"{super()._where(info)} of {self._files.url(info)}"
@@ -265,11 +269,12 @@ class FileReader(Reader):
     def _read(
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
     ) -> dict[str, torch.Tensor]:
-        chunk = self._chunks.get(info.id) or self._chunks.put(info.id, self._files.read(info))
+        chunk = self._chunk(info)
         if chunk.bad.keys() & {int(i) for i in order}:
-            again = self._chunks.put(info.id, self._files.read(info))
+            again = self._files.read(info)
             bad = sorted(chunk.bad.keys() & again.bad.keys())
             if not bad:
+                self._chunk.cache_clear()
                 return self._read(info, order, key, ahead)
             listed = "; ".join(again.bad[i] for i in bad[:LISTED])
             more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
@@ -278,15 +283,23 @@ class FileReader(Reader):
 
 
 class DatasetReader(Reader):
-    """A map-style Dataset: made when the reader is opened, only the records of a batch are asked for.
+    """A map-style Dataset: made when the reader is opened, only the records of a batch are asked for. All code of the
+    user's runs on `thread`, if there is one.
 
     Generators that the dataset keeps are seeded before every batch. Every read is watched for draws from the global
-    ones. Once there was one, all batches are made on the calling thread, seeded; a batch for which nothing is drawn is
+    ones. Once there was one, the thread that uses a batch waits for it, seeded; a batch for which nothing is drawn is
     the same either way.
     """
 
-    def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
+    def __init__(self, spec: DataSpec, seed: int, cached_chunks: int, thread: ThreadPoolExecutor | None = None) -> None:
         super().__init__(spec, seed, cached_chunks)
+        self._thread = thread
+        self._call(lambda: self._open(spec))
+
+    def _call(self, function: Callable[[], T]) -> T:
+        return function() if self._thread is None else self._thread.submit(function).result()
+
+    def _open(self, spec: DataSpec) -> None:
         reference, before = Reference.from_json(spec.source), thread_settings()
         with forks_end_here():
             self._dataset = reference.make()
@@ -314,6 +327,11 @@ class DatasetReader(Reader):
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
     ) -> dict[str, torch.Tensor]:
         indices = [int(i) + info.start for i in order]
+        return self._call(lambda: self._checked(info, indices, key, ahead))
+
+    def _checked(
+        self, info: ChunkInfo, indices: list[int], key: tuple[int, int, int, int], ahead: bool
+    ) -> dict[str, torch.Tensor]:
         try:
             return self._make(info, indices, key, ahead)
         finally:  # also when it raised: else this process's bits would depend on who read what, and when
@@ -333,8 +351,8 @@ class DatasetReader(Reader):
             if batch is not None and not watch.drew:
                 return batch
             log.info(
-                "the dataset draws random numbers (seen in chunk %d): from now on its batches are made on the "
-                "thread that trains, seeded per batch",
+                "the dataset draws random numbers (seen in chunk %d): from now on no batch is made ahead, and "
+                "each is seeded",
                 info.id,
             )
             self.calling_thread = True

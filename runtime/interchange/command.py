@@ -269,8 +269,8 @@ def _plain(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         ((kind, inner),) = state.items()
         if kind in ("$float", "$int", "$dtype", "$device"):
             yield name, inner
-        elif kind != "$tensor":
-            yield from _plain(inner, name)
+        elif kind not in ("$tensor", "$parameter"):
+            yield from _plain(inner[0] if kind == "$module" else inner, name)
     elif not isinstance(state, list) or len(state) <= SHORT:
         for key, value in items:
             yield from _plain(value, f"{name}.{key}" if name else str(key))

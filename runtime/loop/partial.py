@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from graphft.errors import GraphftError
 from graphft.runtime.executor import ProgramState, differences
+from graphft.runtime.loop.state_codec import module_state
 from graphft.runtime.loop.targets import Stateful, module_of, parameter_names, with_tied
 
 
@@ -56,7 +57,7 @@ def fitting(
             else:
                 mine = loaded.get(id(module_of(target, modules)), set())
                 _take_optimizer(found, name, target, saved[name], parameters[name], names, mine)
-        elif isinstance(target, LRScheduler) and len(target.base_lrs) != len(dict(saved[name]).get("base_lrs", ())):
+        elif isinstance(target, LRScheduler) and _groups(target.state_dict()) != _groups(saved[name]):
             found.left.append(f"{name} is of an optimizer with another number of groups")
         elif not isinstance(target, (nn.Module, ProgramState)):
             found.states[name] = saved[name]
@@ -86,9 +87,14 @@ def _take_tensors(found: Fitting, name: str, target: nn.Module | ProgramState, s
     }
     if taken:
         more = {n: v for n, v in given.items() if n in values and n not in tensors and n not in others}
-        merged = {**values, **taken, **more}
+        merged = module_state({**values, **taken, **more}, getattr(saved, "_metadata", None))
         found.states[name] = merged if isinstance(target, nn.Module) else {"values": merged, "runs": saved["runs"]}
     return set(taken)
+
+
+def _groups(scheduler: Mapping[str, Any]) -> int:
+    """The number of the optimizer's groups. Not every scheduler has base_lrs: SequentialLR has none."""
+    return len(scheduler.get("_last_lr", ()))
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:

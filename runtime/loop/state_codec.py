@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,61 @@ from graphft.errors import GraphftError
 PLAIN = (str, bool, type(None))
 LARGEST = 2**63
 """JSON's readers agree on whole numbers below it."""
-TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_FACTORIES = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
+"""A defaultdict may have any of these as its default_factory."""
+
+
+class _Kind(NamedTuple):
+    """`parts` gives what an Encoder takes in place of a value, and `make` the value of it."""
+
+    name: str
+    parts: Callable[[Any], Any]
+    make: Callable[[Any], Any]
+
+
+def _sorted(values: Any) -> list[Any]:
+    return sorted(values, key=lambda v: (type(v).__name__, repr(v)))
+
+
+_KINDS: dict[type, _Kind] = {
+    bytes: _Kind("$bytes", lambda v: base64.b64encode(v).decode(), lambda text: base64.b64decode(text, validate=True)),
+    bytearray: _Kind("$bytearray", bytes, bytearray),
+    complex: _Kind("$complex", lambda v: [v.real, v.imag], lambda parts: complex(*parts)),
+    torch.dtype: _Kind("$dtype", lambda v: str(v).removeprefix("torch."), _DTYPES.__getitem__),
+    torch.device: _Kind("$device", str, torch.device),
+    torch.nn.Parameter: _Kind(
+        "$parameter", lambda v: [v.detach(), v.requires_grad], lambda parts: torch.nn.Parameter(*parts)
+    ),
+    tuple: _Kind("$tuple", list, tuple),
+    torch.Size: _Kind("$size", list, torch.Size),
+    set: _Kind("$set", _sorted, set),
+    frozenset: _Kind("$frozenset", _sorted, frozenset),
+    deque: _Kind("$deque", lambda v: [list(v), v.maxlen], lambda parts: deque(*parts)),
+}
+_MAPPINGS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    dict: ("$items", dict),
+    OrderedDict: ("$ordered", OrderedDict),
+    Counter: ("$counter", lambda pairs: Counter(dict(pairs))),
+}
+_MAKE: dict[str, Callable[[Any], Any]] = {
+    **{kind.name: kind.make for kind in _KINDS.values()},
+    **dict(_MAPPINGS.values()),
+    "$float": float,
+    "$int": lambda text: int(text, 16),
+    "$scalar": lambda parts: np.dtype(parts[0]).type(parts[1]),
+    "$array": lambda tensor: tensor.numpy(),
+    "$leaf": lambda tensor: tensor.detach().requires_grad_(),
+    "$defaultdict": lambda parts: defaultdict(parts[0] and _FACTORIES[parts[0]], parts[1]),
+    "$module": lambda parts: module_state(*parts),
+}
+
+
+def module_state(pairs: Any, versions: Any) -> OrderedDict[str, Any]:
+    """A module's state_dict of these pairs. It loads by the versions of its classes that have written it."""
+    state: OrderedDict[str, Any] = OrderedDict(pairs)
+    state._metadata = versions  # type: ignore[attr-defined]
+    return state
 
 
 class Encoder:
@@ -36,54 +89,41 @@ class Encoder:
 
         Raises GraphftError[state] for what is neither a plain value, nor a tensor, nor a collection of them.
         """
-        if type(value) in PLAIN:
+        kind = type(value)
+        if kind in PLAIN:
             return value
-        if type(value) is int:
+        if kind is int:
             return value if abs(value) < LARGEST else {"$int": hex(value)}
-        if type(value) in TENSORS:
-            return {"$tensor": self._tensor(value.detach(), where)}
-        if type(value) is float:
+        if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
-        if isinstance(value, Mapping) and type(value) in (dict, OrderedDict):
+        if kind is list:
+            return [self.encode(v, f"{where}.{i}") for i, v in enumerate(value)]
+        if kind is Tensor:
+            found = {"$tensor": self._tensor(value.detach(), where)}
+            return {"$leaf": found} if value.requires_grad else found
+        if kind in _KINDS:
+            return {_KINDS[kind].name: self.encode(_KINDS[kind].parts(value), where)}
+        if kind in _MAPPINGS or kind is defaultdict:
             return self._mapping(value, where)
-        if type(value) in (list, tuple, torch.Size):
-            items = [self.encode(v, f"{where}.{i}") for i, v in enumerate(value)]
-            if type(value) is list:
-                return items
-            return {"$tuple" if type(value) is tuple else "$size": items}
-        return self._other(value, where)
-
-    def _mapping(self, value: Mapping[Any, Any], where: str) -> Any:
-        plain = all(type(k) is str and not k.startswith("$") for k in value)
-        if plain and type(value) is dict:
-            return {k: self.encode(v, f"{where}.{k}") for k, v in value.items()}
-        pairs = [[self.encode(k, where), self.encode(v, f"{where}.{k}")] for k, v in value.items()]
-        return {"$ordered" if type(value) is OrderedDict else "$items": pairs}
-
-    def _other(self, value: Any, where: str) -> Any:
-        if type(value) is np.ndarray and _has_tensors_dtype(value) and value.dtype.isnative:
-            return {"$array": self._tensor(torch.from_numpy(np.array(value)), where)}
+        if kind is np.ndarray and _has_tensors_dtype(value) and value.dtype.isnative:
+            return {"$array": {"$tensor": self._tensor(torch.from_numpy(np.array(value)), where)}}
         if isinstance(value, np.generic) and _has_tensors_dtype(value):
             return {"$scalar": [value.dtype.str, self.encode(value.item(), where)]}
-        if type(value) in (bytes, bytearray):
-            return {f"${type(value).__name__}": base64.b64encode(value).decode()}
-        if isinstance(value, torch.dtype):
-            return {"$dtype": str(value).removeprefix("torch.")}
-        if isinstance(value, torch.device):
-            return {"$device": str(value)}
-        if type(value) is complex:
-            return {"$complex": [self.encode(value.real, where), self.encode(value.imag, where)]}
-        if type(value) in (set, frozenset):
-            items = sorted(value, key=lambda v: (type(v).__name__, repr(v)))
-            return {"$set" if type(value) is set else "$frozenset": [self.encode(v, where) for v in items]}
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
         of = f" of {value.dtype}" if isinstance(value, (np.ndarray, np.generic)) else ""
-        raise GraphftError(
-            f"{where} cannot be saved: it is a {kind}{of}",
-            rule="state",
-            help="a state_dict may hold tensors, arrays, numbers, text, bytes, and dicts, lists and tuples of them; "
-            "have state_dict() return such values, and load_state_dict() make the object again",
-        )
+        raise _refused(where, f"it is a {kind.__module__}.{kind.__qualname__}{of}")
+
+    def _mapping(self, value: Mapping[Any, Any], where: str) -> Any:
+        if type(value) is dict and all(type(k) is str and not k.startswith("$") for k in value):
+            return {k: self.encode(v, f"{where}.{k}") for k, v in value.items()}
+        pairs = [[self.encode(k, where), self.encode(v, f"{where}.{k}")] for k, v in value.items()]
+        if isinstance(value, defaultdict):
+            factory = value.default_factory
+            if factory is not None and factory not in _FACTORIES.values():
+                raise _refused(where, f"its default_factory is {factory!r}")
+            return {"$defaultdict": [factory and factory.__name__, pairs]}
+        if versions := getattr(value, "_metadata", None):
+            return {"$module": [pairs, self.encode(dict(versions), where)]}
+        return {_MAPPINGS[type(value)][0]: pairs}
 
     def _tensor(self, value: Tensor, where: str) -> str:
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
@@ -110,6 +150,16 @@ class Encoder:
         return name
 
 
+def _refused(where: str, what: str) -> GraphftError:
+    return GraphftError(
+        f"{where} cannot be saved: {what}",
+        rule="state",
+        help="a state_dict may hold tensors, arrays, numbers, text, bytes, and dicts (also Counter, OrderedDict, and "
+        "defaultdict of a builtin type), lists, tuples, sets and deques of them; have state_dict() return such values, "
+        "of an Enum its value, and load_state_dict() make the object again",
+    )
+
+
 def _has_tensors_dtype(value: Any) -> bool:
     """np.longdouble has no tensors."""
     return value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
@@ -123,41 +173,8 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return value
     if len(value) == 1:
         ((kind, inner),) = value.items()
+        if kind == "$tensor":
+            return tensors[inner]
         if kind.startswith("$"):
-            return _decode_kind(kind, inner, tensors)
+            return _MAKE[kind](decode(inner, tensors))
     return {k: decode(v, tensors) for k, v in value.items()}
-
-
-def _decode_kind(kind: str, inner: Any, tensors: Mapping[str, Tensor]) -> Any:
-    def all_of() -> Iterator[Any]:
-        return (decode(v, tensors) for v in inner)
-
-    if kind == "$tensor":
-        return tensors[inner]
-    if kind == "$array":
-        return tensors[inner].numpy()
-    if kind == "$scalar":
-        return np.dtype(inner[0]).type(decode(inner[1], tensors))
-    if kind == "$float":
-        return float(inner)
-    if kind == "$complex":
-        return complex(*all_of())
-    if kind == "$int":
-        return int(inner, 16)
-    if kind == "$bytes":
-        return base64.b64decode(inner, validate=True)
-    if kind == "$bytearray":
-        return bytearray(base64.b64decode(inner, validate=True))
-    if kind == "$dtype":
-        return _DTYPES[inner]
-    if kind == "$device":
-        return torch.device(inner)
-    collections = {
-        "$tuple": tuple,
-        "$size": torch.Size,
-        "$items": dict,
-        "$ordered": OrderedDict,
-        "$set": set,
-        "$frozenset": frozenset,
-    }
-    return collections[kind](all_of())

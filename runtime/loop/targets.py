@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
 from graphft.runtime.executor import Executor, differences
+from graphft.runtime.loop.state_codec import module_state
 
 ELEMENTWISE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg"})
 """States of torch's optimizers that have the shape of their parameter; torch itself does not look."""
@@ -124,7 +125,7 @@ def with_tied(target: Stateful, state: Any) -> Any:
     memory = {name: (v.data_ptr(), v.dtype, v.shape, v.stride()) for name, v in own.items() if v.numel()}
     given = {memory[name]: state[name] for name in memory if name in state}
     missing = {name: given[place] for name, place in memory.items() if name not in state and place in given}
-    return {**state, **missing} if missing else state
+    return module_state({**state, **missing}, getattr(state, "_metadata", None)) if missing else state
 
 
 def _misfits(target: Stateful, state: Any) -> list[str]:

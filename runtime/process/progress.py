@@ -27,6 +27,9 @@ LOOK_SECONDS = 2.0
 FRESH_SECONDS, FRESH_PART = 1.0, 0.25
 """For how long a mark is fresh: seconds, or this part of the limit."""
 
+READS_AHEAD, DATASETS = "graphft-prefetch", "graphft-dataset"
+"""With what the names of a trainer's threads begin that read ahead, and that read Datasets."""
+
 
 class Page(Protocol):
     """Memory that is shared with the lease's keeper, see `etcd/lease_keeper.py`."""
@@ -130,6 +133,6 @@ def where(thread: threading.Thread, depth: int | None = None) -> str:
 
 
 def stacks(main: threading.Thread, depth: int | None = None) -> str:
-    """Where a main thread is, and the threads that read ahead: the cause of its wait is often there."""
-    threads = [main, *(t for t in threading.enumerate() if t.name.startswith("graphft-prefetch"))]
+    """Where a thread is, and the threads that read ahead and Datasets: the cause of its wait is often there."""
+    threads = [main, *(t for t in threading.enumerate() if t.name.startswith((READS_AHEAD, DATASETS)))]
     return "\n".join(f"{t.name}:\n{where(t, depth)}" for t in threads)

@@ -279,3 +279,50 @@ def test_a_compressed_file_that_was_cut_cannot_be_opened(tmp_path: Path, cut: in
     path.write_bytes(gzip.compress(b"x\n" + b"1\n" * 1000)[:-cut])
     with pytest.raises(UsageError, match=r"cannot open .*f\.csv\.gz"):
         files(str(path), "csv", {"x": "x"}, {"x": "float32"}, storage_options={"compression": "gzip"})
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("change", [-80, -1, -16_000, 1, 80])
+def test_a_header_of_npy_is_not_believed_without_the_file(tmp_path: Path, change: int, compressed: bool) -> None:
+    """A file that was cut was described, and each trainer that read its end died."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.ones((1000, 4), "float32"))
+    data = buffer.getvalue()[:change] if change < 0 else buffer.getvalue() + b"x" * change
+    (tmp_path / "x.npy").write_bytes(gzip.compress(data) if compressed else data)
+    options = {"compression": "gzip"} if compressed else {}
+    with pytest.raises(
+        UsageError, match=rf"x\.npy.* has {16_128 + change:,} bytes, its header, float32\[1000, 4\], tells of 16,128"
+    ) as caught:
+        files({"x": str(tmp_path / "x.npy")}, "npy", storage_options=options)
+    assert caught.value.rule == "format"
+    assert ("was cut off" in caught.value.message) == (change < 0)
+
+
+def test_a_footer_of_parquet_is_not_believed_without_the_file(tmp_path: Path) -> None:
+    data = parquet({"x": [i / 7 for i in range(1000)], "y": list(range(1000))}, 300)
+    (tmp_path / "x.parquet").write_bytes(data[:5000] + data[5080:])
+    with pytest.raises(
+        UsageError, match=f"has {len(data) - 80:,} bytes, its footer tells of {len(data):,} at least"
+    ) as caught:
+        files(str(tmp_path / "x.parquet"), "parquet", {"x": "x"})
+    assert caught.value.rule == "format"
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl", "parquet", "npy"])
+@pytest.mark.parametrize("folder", ["{0}", "{0}/", "file://{0}", "memory://folder"])
+def test_a_folder_is_no_file(tmp_path: Path, format: str, folder: str) -> None:
+    fsspec.filesystem("memory").pipe("/folder/f", b"x\n1\n")
+    urls, columns = folder.format(tmp_path), {"x": "x"}
+    with pytest.raises(UsageError, match=r"is a folder, expected a file") as caught:
+        files({"x": urls} if format == "npy" else urls, format, None if format == "npy" else columns)
+    assert caught.value.rule == "missing-file"
+    assert "by a pattern" in caught.value.help
+
+
+@pytest.mark.parametrize("path", ["~/x.csv", "~/x*.csv", Path("~/x.csv"), ["~/x.csv"]])
+def test_the_users_home(tmp_path: Path, path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x.csv").write_text("x\n1\n2\n")
+    spec = files(path, "csv", {"x": "x"})
+    assert spec.source["urls"] == [str(tmp_path / "x.csv")]
+    assert spec.records == 2

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,20 @@ def test_any_plain_value_comes_back(value: Any) -> None:
         np.int64(-7),
         {"": {"": [math.inf, -math.inf]}},
         10**40,
+        Counter({3: 2, "a": 0, (1, None): -1}),
+        defaultdict(list, {1: [2]}),
+        defaultdict(None, {True: 1.0}),
+        deque([1, (2,)], maxlen=3),
+        deque(),
+        {frozenset({1}): {torch.float16: torch.device("cpu")}, None: {2.5: False}},
+        {"nested": [Counter(a=1), (deque([Counter()]),)]},
+        np.bool_(True),
+        np.float16(0.5),
     ],
 )
 def test_types_come_back(value: Any) -> None:
     found = there_and_back(value)
-    assert (found, type(found)) == (value, type(value))
+    assert (found, type(found), repr(found)) == (value, type(value), repr(value))
     assert not isinstance(value, OrderedDict) or list(found) == list(value)
 
 
@@ -91,7 +101,40 @@ def test_names_that_meet_are_told_apart() -> None:
     assert [float(found["a"]["b"]), float(found["a.b"])] == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("value", [object(), {"x": [lambda: 1]}, torch.eye(2).to_sparse(), np.array(["text"]), type])
+def test_parameters_and_what_requires_a_gradient_come_back() -> None:
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    for value in (torch.nn.Parameter(torch.ones(2)), frozen, torch.ones(2, requires_grad=True), torch.ones(2)):
+        found = there_and_back({"x": value})["x"]
+        assert (type(found), found.requires_grad, found.is_leaf) == (type(value), value.requires_grad, True)
+        assert torch.equal(found, value)
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+class Words(Counter[str]):
+    """Not Counter itself."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        {"x": [lambda: 1]},
+        torch.eye(2).to_sparse(),
+        np.array(["text"]),
+        type,
+        Color.RED,
+        Words(),
+        defaultdict(lambda: 1),
+        defaultdict(Color),
+        namedtuple("Pair", "a b")(1, 2),
+        {Color.RED: 1},
+        range(3),
+        np.datetime64(1, "s"),
+    ],
+)
 def test_what_cannot_be_saved_is_named(value: Any) -> None:
     with pytest.raises(GraphftError, match=r"^error\[state\]: model\.x[.0-9x]* cannot be saved"):
         Encoder().encode({"x": value}, "model")

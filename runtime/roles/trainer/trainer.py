@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_
 from graphft.runtime.data.forks import forks_are_told_to_end
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
 from graphft.runtime.execute.whole_numbers import whole_numbers
+from graphft.runtime.process.progress import DATASETS
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.queue.transactions import claims_chunks
@@ -155,16 +157,17 @@ class Trainer(Role):
         self.work_record.mark(Phase.LOADING)
         validate, held_out = self.config.validate, None
         with Loading(self.member, self.job_dir, "data", self._leaves_now):
-            reader = self._open(self.config.data, self.job_dir, max(8, self.config.trainers + 1))
+            thread = ThreadPoolExecutor(1, thread_name_prefix=DATASETS)
+            reader = self._open(self.config.data, self.job_dir, max(8, self.config.trainers + 1), thread)
             if validate is not None:
-                held_out = self._open(validate.data, self.job_dir / VALIDATION, 2)
+                held_out = self._open(validate.data, self.job_dir / VALIDATION, 2, thread)
                 if reader.spec.kind == held_out.spec.kind == "dataset":
                     held_out.take_turns(reader)
         self.work_record.mark(Phase.IDLE)
         return reader, held_out
 
-    def _open(self, spec: DataSpec, root: Path, cached_chunks: int) -> Reader:
-        make = functools.partial(open_reader, spec, root, self.config.seed, cached_chunks=cached_chunks)
+    def _open(self, spec: DataSpec, root: Path, cached_chunks: int, thread: ThreadPoolExecutor) -> Reader:
+        make = functools.partial(open_reader, spec, root, self.config.seed, cached_chunks, thread)
         return make() if spec.kind == "arrays" else open_when_there(make)
 
     def _leaves_now(self) -> bool:

@@ -32,7 +32,7 @@ from graphft.runtime.data.randomness import NeedsCallingThread
 from graphft.runtime.data.storage_away import Patience, Verdict, is_of_storage
 from graphft.runtime.etcd import EtcdError, LeaseLost, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
-from graphft.runtime.process.progress import Progress, where
+from graphft.runtime.process.progress import Progress, stacks
 from graphft.runtime.process.role_process import EXIT_FAILED
 from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.process_end import ProcessEnd
@@ -89,8 +89,8 @@ class Validator(ValidationPort, DataPort):
         if self.end.closing.is_set():
             return
         what = f"no progress for {self.progress.limit:.0f} s while it validates"
-        log.error("%s: ending this process. It is here:\n%s", what, where(self._thread))
-        place = where(self._thread, depth=6)
+        log.error("%s: ending this process. It is here:\n%s", what, stacks(self._thread))
+        place = stacks(self._thread, depth=6)
         self.member.events.emit("hung", f"trainer {self.member.index} made {what}: ending it", where=place)
         self._give_back(what)
         self.end.now(EXIT_FAILED)

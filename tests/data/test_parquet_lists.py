@@ -1,0 +1,148 @@
+"""Columns of lists in Parquet files: what pyarrow and NumPy make of them, or an error that says which record is odd."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+
+import graphft
+from graphft.data import DataSpec
+from graphft.errors import GraphftError
+from graphft.runtime.data import IN_ORDER, BadRecords, open_reader
+from tests.prediction.jobs import X, by_batches, complete_job
+
+ROWS = [[float(i), i + 0.5] for i in range(10)]
+NAN = float("nan")
+
+
+def write(folder: Path, *tables: dict[str, Any], group: int = 4) -> list[str]:
+    paths = [str(folder / f"{i}.parquet") for i in range(len(tables))]
+    for path, table in zip(paths, tables, strict=True):
+        pyarrow.parquet.write_table(pa.table(table), path, row_group_size=group)
+    return paths
+
+
+def described(paths: list[str], columns: Any, **dtypes: str) -> DataSpec:
+    spec = graphft.files(paths, "parquet", columns, dtypes, chunk_size=3)
+    return DataSpec.from_json(json.loads(json.dumps(spec.to_json())))
+
+
+def read(spec: DataSpec) -> dict[str, torch.Tensor]:
+    reader = open_reader(spec, ".", 0)
+    batches = [reader.batch(IN_ORDER, chunk.id, 0, chunk.records) for chunk in spec.chunks]
+    return {name: torch.cat([batch[name] for batch in batches]) for name in spec.columns}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.float64()), pa.list_(pa.float32(), 2), pa.large_list(pa.float16()), pa.list_(pa.decimal128(5, 2))],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_lists_of_one_length(tmp_path: Path, kind: pa.DataType, dtype: str) -> None:
+    values = ROWS if not pa.types.is_decimal(kind.value_type) else np.array(ROWS).astype("U").astype(object).tolist()
+    spec = described(write(tmp_path, {"e": pa.array(values).cast(kind), "c": range(10)}), {"e": "e", "c": "c"}, e=dtype)
+    assert spec.types["e"] == graphft.ir.Type(dtype, ("batch", 2))
+    found = read(spec)
+    assert found["e"].dtype == getattr(torch, dtype)
+    assert found["e"].tolist() == ROWS
+    assert found["c"].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(pa.int64(), "int64"), (pa.bool_(), "bool"), (pa.int8(), "int32")])
+def test_lists_of_whole_numbers(tmp_path: Path, kind: pa.DataType, dtype: str) -> None:
+    values = pa.array([[1, 0, 1]] * 5).cast(pa.list_(kind))
+    assert read(described(write(tmp_path, {"e": values}), {"e": "e"}, e=dtype))["e"].tolist() == [[1, 0, 1]] * 5
+
+
+def test_lists_lie_beside_other_fields(tmp_path: Path) -> None:
+    spec = described(write(tmp_path, {"e": ROWS, "c": range(10), "e.x": range(10)}), {"x": ("c", "e"), "one": ("e",)})
+    found = read(spec)
+    assert found["x"].tolist() == [[i, *row] for i, row in enumerate(ROWS)]
+    assert found["one"].tolist() == ROWS
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 2)])
+def test_nulls_are_nan(tmp_path: Path, kind: pa.DataType, caplog: pytest.LogCaptureFixture) -> None:
+    values = [[1.0, 2.0], None, [3.0, None], [4.0, 5.0]] * 3
+    spec = described(write(tmp_path, {"e": pa.array(values, kind)}), {"e": "e"})
+    wanted = torch.tensor([[1, 2], [NAN, NAN], [3, NAN], [4, 5]] * 3)
+    assert torch.equal(read(spec)["e"].nan_to_num(-1), wanted.nan_to_num(-1))
+    assert "field e is null in 6 of " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("values", "null"),
+    [
+        (ROWS, pa.nulls(3)),
+        (ROWS, pa.nulls(3, pa.list_(pa.float64()))),
+        ([1.0, 2.0], pa.nulls(3)),
+        ([1.0, 2.0], pa.nulls(3, pa.float64())),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_file_in_which_all_is_null(
+    tmp_path: Path, values: list[Any], null: pa.Array, first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A column of type null was read as NaN without a word, one of type double with a warning."""
+    tables = [{"e": null}, {"e": values}] if first else [{"e": values}, {"e": null}]
+    found = read(described(write(tmp_path, *tables), {"e": "e"}))["e"]
+    nulls, others = (found[:3], found[3:]) if first else (found[-3:], found[:-3])
+    assert nulls.isnan().all()
+    assert others.tolist() == values
+    assert "field e is null in 3 of 3 records, and is read as NaN" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tables", "rule", "words"),
+    [
+        ([{"e": [*ROWS, [1.0]]}], "data", r"0\.parquet: field e has 1 values in record 10, and 2 in those before"),
+        ([{"e": [*ROWS[:5], [], *ROWS]}], "data", "field e has 0 values in record 5, and 2 "),
+        ([{"e": [[1.0], [1.0, 2.0, 3.0]]}], "data", "field e has 3 values in record 1, and 1 "),
+        ([{"e": [[], []]}], "data", "field e has 0 values in record 0"),
+        (
+            [{"e": ROWS}, {"e": [[1.0]]}],
+            "columns",
+            "field e has lists of 2 values in .*0.parquet and lists of 1 values in .*1.parquet",
+        ),
+        ([{"e": ROWS}, {"e": [1.0]}], "columns", "has lists of 2 values in .*0.parquet and numbers in .*1.parquet"),
+        ([{"e": [[[1.0]]]}], "data", "field e is list<element: list<.*expected numbers for float32"),
+        ([{"e": [["a"]]}], "data", "field e is list<element: string>, expected numbers for float32"),
+        ([{"e": [{"a": 1}]}], "data", "field e is struct"),
+        ([{"e": [[1, None]] * 3}], "data", "field e is null in 3 of 6 values, expected int64"),
+    ],
+)
+def test_other_lists_are_refused(tmp_path: Path, tables: Any, rule: str, words: str) -> None:
+    dtype = "int64" if "int64" in words else "float32"
+    with pytest.raises(GraphftError, match=words) as caught:
+        described(write(tmp_path, *tables), {"e": "e"}, e=dtype)
+    assert caught.value.rule == rule
+
+
+def test_a_list_that_only_reading_finds_too_long_is_a_bad_record(tmp_path: Path) -> None:
+    """Another one of its row group is as much too short, so that the footer tells nothing."""
+    spec = described(write(tmp_path, {"e": [*ROWS[:4], [1.0], *ROWS[5:7], [1.0, 2.0, 3.0]]}), {"e": "e"})
+    with pytest.raises(BadRecords, match=r"record 4 of 0.parquet: field e has 1 values, expected 2") as caught:
+        open_reader(spec, ".", 0).batch(IN_ORDER, 2, 0, 3)
+    assert caught.value.positions == {0}
+    assert read(described(write(tmp_path, {"e": ROWS}), {"e": "e"}))["e"].tolist() == ROWS
+
+
+def test_a_value_in_a_list_that_is_none_of_the_dtype_is_a_bad_record(tmp_path: Path) -> None:
+    spec = described(write(tmp_path, {"e": [[1.0, 2.0], [1.0, 2.5]]}), {"e": "e"}, e="int64")
+    with pytest.raises(BadRecords, match=r"record 1 of 0\.parquet: field e is .*2\.5.*, no int64") as caught:
+        open_reader(spec, ".", 0).batch(IN_ORDER, 0, 0, 2)
+    assert caught.value.positions == {1}
+
+
+def test_predictions_from_lists(tmp_path: Path) -> None:
+    model = complete_job(tmp_path / "job")
+    (path,) = write(tmp_path, {"embedding": X[:96].tolist()}, group=50)
+    found = graphft.predict(tmp_path / "job", path, columns={"x": "embedding"}, workers=1)["output"]
+    assert torch.equal(found, by_batches(model, X[:96]))
