@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 
-INTERNAL = {"fork-server", "predict-worker"}
-"""Commands that other commands start."""
-
-
 class _Parser(argparse.ArgumentParser):
     """Of the command, and so of each command below it: takes options by their whole names only."""
 
@@ -150,8 +146,8 @@ def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Arg
     add_chaos(commands)
     add_slurm(commands)
     add_kubernetes(commands)
-    for name in INTERNAL.difference(given[:1]):  # a message about a misspelt command lists the others
-        del commands.choices[name]
+    if given[:1] != ["fork-server"]:  # a message about a misspelt command lists the others
+        del commands.choices["fork-server"]
     return parser, launch
 
 

@@ -1,1 +1,1 @@
-"""Predicting with what a job has trained: workers of this machine share the data, and none of them is needed."""
+"""Predicting with what a job has trained, in this process."""

@@ -1,21 +1,20 @@
-"""`graphft predict`: what a job's model predicts of data in files, as a file. Run again, it goes on."""
+"""`graphft predict`: writes what a job's model predicts of data in files to a file."""
 
 from __future__ import annotations
 
 import argparse
 import glob
 import os
-import shutil
 import sys
 import time
-import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.runtime.process.folder_lock import locked
 
-LOCK = "predict.lock"
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def add_parser(commands: Any) -> None:
@@ -36,9 +35,6 @@ def add_parser(commands: Any) -> None:
         metavar="INPUT=FIELD,...",
         help="which fields of the file an input has (default: those that the job was trained with)",
     )
-    predict.add_argument(
-        "--workers", type=int, help="processes that share the data (default: the job's trainers, at most the cores)"
-    )
     predict.add_argument("--batch-size", type=int, help="records of a forward pass (default: as in training)")
     predict.add_argument("--step", type=int, help="the weights of this checkpoint (default: the newest)")
     predict.add_argument("--best", action="store_true", help="the best model by its validations, not the newest")
@@ -47,51 +43,48 @@ def add_parser(commands: Any) -> None:
     predict.add_argument("--device", help="where to compute: cpu, cuda, cuda:1 (default: the job's)")
     predict.set_defaults(command=_predict)
 
-    worker = commands.add_parser("predict-worker")  # what `predict` starts; of no use to people
-    worker.add_argument("--folder", type=Path, required=True)
-    worker.set_defaults(command=_work)
-
 
 def _predict(options: argparse.Namespace) -> int:
     from graphft.runtime.prediction.output import check_output, write_output
-    from graphft.runtime.prediction.predict import Request, results_of
+    from graphft.runtime.prediction.predict import Prediction
 
     out, begun = Path(options.out), time.monotonic()
     out = out.resolve() if out.is_symlink() else out  # what it names is replaced, not the link
     _check_place(out, options.job, options.data)
-    request = Request.of(
+    prediction = Prediction.of(
         options.job,
         options.data,
         _columns(options.column) or None,
         options.batch_size,
         options.step,
         options.best,
-        options.device,
         options.weights,
+        options.device,
     )
-    check_output(out, request.program)
-    count = request.count(options.workers)
-    partial = out.with_name(f".{out.name}.partial")
+    check_output(out, prediction.program)
+    names, records = prediction.results, prediction.data.records
     try:
-        with locked(partial, _busy, file=LOCK):
-            work = request.compute(partial, count, _tell)
-            write_output(out, request.results, work.data.records, results_of(work, request.program), partial / "out")
-            done = partial.rename(partial.with_name(f"{partial.name}.{uuid.uuid4().hex[:8]}.done"))
-        shutil.rmtree(done)  # another command for the same file may begin: it has a folder of its own
+        with prediction.settings():
+            write_output(out, names, records, _shown(prediction.parts(), names[0], records))
     except OSError as error:
         raise GraphftError(
-            f"{out} cannot be written: {describe(error)}",
-            rule="predict",
-            help=f"see whether there is room; run again, it goes on with what is in {partial}",
+            f"{out} cannot be written: {describe(error)}", rule="predict", help="see whether there is room"
         ) from error
-    except KeyboardInterrupt:
-        print(f"what is computed is kept in {partial}: run again, it goes on", file=sys.stderr)
-        raise
-    results = ", ".join(f"{name}: {request.program.variables[name].type}" for name in request.results)
-    workers = f"{count} worker{'s' * (count > 1)}"
-    print(f"{out}: {work.data.records} records, {results}; {workers}, {time.monotonic() - begun:.1f} s")
-    print(f"weights: {request.trained.weights}")
+    results = ", ".join(f"{name}: {prediction.program.variables[name].type}" for name in names)
+    print(f"{out}: {records} records, {results}; {time.monotonic() - begun:.1f} s")
+    print(f"weights: {prediction.trained.weights}")
     return 0
+
+
+def _shown(parts: Iterator[dict[str, Tensor]], name: str, records: int) -> Iterator[dict[str, Tensor]]:
+    """Yields the parts; on a terminal, shows how many records are done."""
+    done = 0
+    for part in parts:
+        yield part
+        done += len(part[name])
+        if sys.stderr.isatty():
+            end = "\n" if done == records else ""
+            print(f"\r{done} of {records} records", end=end, file=sys.stderr, flush=True)
 
 
 def _check_place(out: Path, job: str, data: list[str]) -> None:
@@ -106,12 +99,6 @@ def _check_place(out: Path, job: str, data: list[str]) -> None:
         raise UsageError(f"{out} is the data to predict from", rule="predict", help="give another --out")
 
 
-def _work(options: argparse.Namespace) -> int:
-    from graphft.runtime.prediction.worker import serve
-
-    return serve(options.folder)
-
-
 def _columns(given: list[str]) -> dict[str, list[str]]:
     found = {}
     for text in given:
@@ -120,14 +107,3 @@ def _columns(given: list[str]) -> dict[str, list[str]]:
             raise UsageError(f"--column {text}", rule="usage", help="--column x=age,weight,height")
         found[name] = fields.split(",")
     return found
-
-
-def _busy(holder: str) -> None:
-    raise UsageError(
-        f"{holder} predicts into this file", rule="predict", help="wait for its end, or give another --out"
-    )
-
-
-def _tell(done: int, of: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{done} of {of} parts{'' if done < of else chr(10)}", end="", file=sys.stderr, flush=True)

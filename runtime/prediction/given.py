@@ -1,4 +1,4 @@
-"""The data to predict from, however it is given: as a description with the columns that the program reads."""
+"""Describes the data to predict from, however it is given, with the columns that the program reads."""
 
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ from graphft.literals import names_in
 
 Fields = str | Sequence[str]
 
-MOST, LEAST, PARTS = 65536, 1024, 64
-"""Records of a chunk, which a worker takes at a time: a 64th of them, within these bounds. The number of workers does
-not count: batches are the same with any."""
 _FORMATS = {".csv": "csv", ".parquet": "parquet", ".jsonl": "jsonl", ".npy": "npy"}
 _LISTED = "a .csv, .parquet, .jsonl, .npz or .npy file; in a script a dict of arrays, or graphft.files(...), too"
 
 
-def describe_data(
-    program: Program, given: Any, batch_size: int, columns: Mapping[str, Fields] | None, trained: DataSpec
-) -> DataSpec:
-    """`given`: arrays by column, a description, or paths and URLs of files. `columns`: which fields of a file each
-    input has; by default those that it had where the job was trained (`trained`), or one of its own name.
+def describe_data(program: Program, given: Any, columns: Mapping[str, Fields] | None, trained: DataSpec) -> DataSpec:
+    """Returns a description of the data. `given`: arrays by column, a description, or paths and URLs of files.
+    `columns`: which fields of a file each input has; by default those that it had where the job was trained
+    (`trained`), or one of its own name.
 
     Raises UsageError[columns] where it does not fit the program's inputs; and as `arrays` and `files` do.
     """
@@ -37,9 +33,9 @@ def describe_data(
     if isinstance(given, DataSpec):
         spec = given
     elif isinstance(given, Mapping):
-        spec = _of_arrays(inputs, given, batch_size)
+        spec = _of_arrays(inputs, given)
     else:
-        spec = _of_files(inputs, _paths(given), batch_size, columns, trained)
+        spec = _of_files(inputs, _paths(given), columns, trained)
         columns = None
     if columns:
         raise UsageError("columns are given, and no files that have fields", rule="columns", help=f"give {_LISTED}")
@@ -48,36 +44,29 @@ def describe_data(
     return spec
 
 
-def _of_arrays(inputs: Sequence[Variable], given: Mapping[str, Any], batch_size: int) -> DataSpec:
+def _of_arrays(inputs: Sequence[Variable], given: Mapping[str, Any]) -> DataSpec:
     wanted = {v.name: given[v.name] for v in inputs if v.name in given}
     for v in inputs:
         if v.name not in wanted:
             raise _missing(v, given)
-    first = wanted[inputs[0].name]
-    records = len(first) if getattr(first, "shape", None) != () and hasattr(first, "__len__") else 1
-    return arrays(chunk_size=_chunk_size(min(MOST, max(LEAST, records // PARTS)), batch_size), **wanted)
+    return arrays(**wanted)
 
 
 def _of_files(
-    inputs: Sequence[Variable],
-    paths: Sequence[str],
-    batch_size: int,
-    columns: Mapping[str, Fields] | None,
-    trained: DataSpec,
+    inputs: Sequence[Variable], paths: Sequence[str], columns: Mapping[str, Fields] | None, trained: DataSpec
 ) -> DataSpec:
     suffix = posixpath.splitext(paths[0])[1]
     if suffix == ".npz":
-        return _of_arrays(inputs, _npz(inputs, paths, columns), batch_size)
+        return _of_arrays(inputs, _npz(inputs, paths, columns))
     if suffix not in _FORMATS:
         raise UsageError(f"{paths[0]} ends in '{suffix}'", rule="format", help=f"give {_LISTED}")
-    chunk_size = _chunk_size(LEAST, batch_size)
     if suffix == ".npy":
         if len(inputs) > 1 or columns:
             names = ", ".join(v.name for v in inputs)
             raise UsageError(
                 f"a .npy file is one column, and the inputs are {names}", rule="columns", help="give a .npz file"
             )
-        return files({inputs[0].name: list(paths)}, "npy", chunk_size=chunk_size)
+        return files({inputs[0].name: list(paths)}, "npy")
     known = {v.name for v in inputs}
     if unknown := [name for name in columns or {} if name not in known]:
         raise UsageError(
@@ -86,7 +75,7 @@ def _of_files(
             help="--column INPUT=FIELD,FIELD; in a script columns={input: (field, field)}",
         )
     fields = {v.name: _fields(v, (columns or {}).get(v.name), trained) for v in inputs}
-    return files(list(paths), _FORMATS[suffix], fields, {v.name: v.dtype for v in inputs}, chunk_size)
+    return files(list(paths), _FORMATS[suffix], fields, {v.name: v.dtype for v in inputs})
 
 
 def _fields(v: Variable, given: Fields | None, trained: DataSpec) -> Fields:
@@ -140,11 +129,6 @@ def _paths(given: Any) -> list[str]:
     if len({posixpath.splitext(p)[1] for p in paths}) > 1:
         raise UsageError(f"the files have several formats: {', '.join(paths[:3])}", rule="format", help="give one")
     return paths
-
-
-def _chunk_size(about: int, batch_size: int) -> int:
-    """So that only the last batch is shorter."""
-    return max(1, about // batch_size) * batch_size
 
 
 def _check(v: Variable, spec: DataSpec) -> None:

@@ -1,4 +1,4 @@
-"""Predictions as files: .npz, .safetensors, .csv, .parquet; written whole, or not at all."""
+"""Writes predictions as files: .npz, .safetensors, .csv, .parquet; whole, or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import csv
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,29 @@ import torch
 from torch import Tensor
 
 from graphft.errors import UsageError
-from graphft.fileio import fsync, make_folder
+from graphft.fileio import fsync, make_folder, scratch_folder
 from graphft.ir import Program
 from graphft.tensor_file import write_tensors
 
 _SAFETENSORS = "give a .safetensors file"
+ROW_GROUP = 65536
+"""Records of a row group of a .parquet file, at least."""
 Parts = Iterable[Mapping[str, Tensor]]
-"""By chunk, the results by name."""
+"""The results of some records at a time, by name."""
+
+
+def collected(names: Sequence[str], records: int, parts: Parts) -> dict[str, Tensor]:
+    """Returns the results `names` of all `records`, each part copied once, into its place."""
+    whole: dict[str, Tensor] = {}
+    start = 0
+    for part in parts:
+        end = start + len(part[names[0]])
+        for name in names:
+            if name not in whole:
+                whole[name] = part[name].new_empty((records, *part[name].shape[1:]))
+            whole[name][start:end] = part[name]
+        start = end
+    return whole
 
 
 def check_output(path: Path, program: Program) -> None:
@@ -67,43 +83,28 @@ def _columns(name: str, shape: Sequence[Any]) -> list[str]:
     return [f"{name}_{i}" for i in range(shape[0])] if shape else [name]
 
 
-def write_output(path: Path, names: Sequence[str], records: int, parts: Parts, temporary: Path) -> None:
-    """The results `names` of all `records`. What was there is replaced in the end, by the `temporary` file, which is in
-    the same file system. Raises OSError."""
-    with _replacing(path, temporary):
-        _WRITERS[path.suffix](temporary, names, records, parts)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path, temporary: Path) -> Iterator[None]:
-    make_folder(path.absolute().parent)
-    try:
-        yield
-        fsync(temporary)
-        os.replace(temporary, path)
-        fsync(path.absolute().parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+def write_output(path: Path, names: Sequence[str], records: int, parts: Parts) -> None:
+    """Writes the results `names` of all `records`. What is at `path` is replaced in the end. Raises OSError."""
+    folder = path.absolute().parent
+    make_folder(folder)
+    with scratch_folder(path) as scratch:
+        new = scratch / "job"  # the name by which `scratch_folder` knows what a killed process has left
+        _WRITERS[path.suffix](new, names, records, parts)
+        fsync(new)
+        os.replace(new, path)
+    fsync(folder)
 
 
 def _npz(path: Path, names: Sequence[str], records: int, parts: Parts) -> None:
-    """Arrays one behind the other, though the parts come with a piece of each."""
-    pieces: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for part in parts:
-        for name in names:
-            pieces[name].append(_array(part[name]))
+    whole = collected(names, records, parts)
     with zipfile.ZipFile(path, "w") as file:
-        for name, arrays in pieces.items():
+        for name in names:
             with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                header = {"shape": (records, *arrays[0].shape[1:]), "fortran_order": False}
-                np.lib.format.write_array_header_1_0(entry, header | {"descr": arrays[0].dtype.str})
-                for array in arrays:
-                    entry.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+                np.lib.format.write_array(entry, _array(whole[name]), allow_pickle=False)
 
 
 def _safetensors(path: Path, names: Sequence[str], records: int, parts: Parts) -> None:
-    found = list(parts)
-    write_tensors(path, {name: torch.cat([part[name] for part in found]) for name in names}, {"format": "pt"})
+    write_tensors(path, collected(names, records, parts), {"format": "pt"})
 
 
 def _csv(path: Path, names: Sequence[str], records: int, parts: Parts) -> None:
@@ -125,12 +126,17 @@ def _parquet(path: Path, names: Sequence[str], records: int, parts: Parts) -> No
         raise UsageError(
             ".parquet needs pyarrow, which is not installed", rule="missing-package", help="pip install pyarrow"
         ) from error
-    writer: Any = None
-    for part in parts:
-        table = pyarrow.table(_table(part, names))
-        writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema)
-        writer.write_table(table)
-    writer.close()
+    with contextlib.ExitStack() as stack:
+        writer: Any = None
+        tables: list[Any] = []
+        rows = 0
+        for part in parts:
+            tables.append(pyarrow.table(_table(part, names)))
+            writer = writer or stack.enter_context(pyarrow.parquet.ParquetWriter(path, tables[0].schema))
+            rows += len(tables[-1])
+            if rows >= records or sum(map(len, tables)) >= ROW_GROUP:
+                writer.write_table(pyarrow.concat_tables(tables))
+                tables = []
 
 
 def _table(part: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, np.ndarray]:

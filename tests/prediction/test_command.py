@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import graphft
-from graphft.runtime.process.folder_lock import locked
+from graphft.runtime.cli import main
+from graphft.runtime.executor import Executor
 from tests.prediction.jobs import X, by_batches, complete_job
 from tests.support.commands import refused, shown
-from tests.support.waiting import until
 
 FIELDS = ("a", "b", "c", "d")
 
@@ -35,10 +37,8 @@ def write_csv(path: Path, x: torch.Tensor, names: tuple[str, ...] = FIELDS) -> P
 def test_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, data, out = complete_job(tmp_path / "job"), write_csv(tmp_path / "new.csv", X[:100]), tmp_path / "p.csv"
     out.write_text("older")
-    said = shown(
-        capsys, "predict", tmp_path / "job", "--data", data, "--column", "x=a,b,c,d", "--out", out, "--workers", 1
-    )
-    assert said.startswith(f"{out}: 100 records, output: float32[batch, 3]; 1 worker, ")
+    said = shown(capsys, "predict", tmp_path / "job", "--data", data, "--column", "x=a,b,c,d", "--out", out)
+    assert said.startswith(f"{out}: 100 records, output: float32[batch, 3]; ")
     found = np.loadtxt(out, delimiter=",", skiprows=1, dtype=np.float32)
     assert np.array_equal(found, by_batches(model, X[:100]).numpy())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["job", "new.csv", "p.csv"], "nothing is left"
@@ -72,25 +72,47 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Ca
     assert len(out.read_text().splitlines()) == 1001
 
 
-def test_a_command_that_is_killed_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    model, x, out = complete_job(tmp_path / "job"), X.repeat(10, 1), tmp_path / "p.npz"
-    np.savez(tmp_path / "x.npz", x=x.numpy())
-    results = tmp_path / ".p.npz.partial" / "results"
-    command = [sys.executable, "-m", "graphft", "predict", str(tmp_path / "job"), "--data", str(tmp_path / "x.npz")]
-    command += ["--out", str(out), "--batch-size", "1", "--workers", "2"]
-    complete = True
-    while complete:  # where this process gets no turn for so long
-        process = subprocess.Popen(command)
-        until(lambda: out.exists() or any(results.glob("[!.]*")))
-        process.kill()
-        process.wait()
-        complete = out.exists()
-        out.unlink(missing_ok=True)
-    capfd.readouterr()
-    subprocess.run(command, check=True)
-    assert "going on: " in capfd.readouterr().err
-    assert np.array_equal(np.load(out)["output"], by_batches(model, x, 1).numpy())
-    assert not results.exists()
+def test_a_command_that_is_interrupted_leaves_the_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    complete_job(tmp_path / "job")
+    np.save(tmp_path / "x.npy", X.numpy())
+    run, calls = Executor.run, list[int]()
+
+    def interrupted(*args: Any, **options: Any) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+        return run(*args, **options)
+
+    monkeypatch.setattr(Executor, "run", interrupted)
+    monkeypatch.setattr("graphft.runtime.prediction.predict.PART", 64)
+    for name in ("p.csv", "p.npz", "p.parquet", "p.safetensors"):
+        calls.clear()
+        (tmp_path / name).write_text("older")
+        arguments = ["predict", str(tmp_path / "job"), "--data", str(tmp_path / "x.npy"), "--out", str(tmp_path / name)]
+        assert main(arguments) == 130
+        assert capsys.readouterr().err == "interrupted\n"
+        assert (tmp_path / name).read_text() == "older"
+        (tmp_path / name).unlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["job", "x.npy"]
+
+
+def test_what_a_killed_command_left_is_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    complete_job(tmp_path / "job")
+    np.save(tmp_path / "x.npy", X.numpy())
+    code = f"""
+import os, signal
+from pathlib import Path
+from graphft.fileio import scratch_folder
+with scratch_folder(Path({str(tmp_path / "p.csv")!r})) as scratch:
+    (scratch / "job").write_text("begun")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 3
+    shown(capsys, "predict", tmp_path / "job", "--data", tmp_path / "x.npy", "--out", tmp_path / "p.csv")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["job", "p.csv", "x.npy"]
 
 
 class Tokens(nn.Module):
@@ -135,8 +157,6 @@ def test_a_value_that_the_model_cannot_take_is_told_with_its_record(
 
 
 def refused_aloud(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    from graphft.runtime.cli import main
-
     assert main([str(a) for a in arguments]) == 2
     return capsys.readouterr().err
 
@@ -160,8 +180,4 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     said = refused(capsys, "predict", job, "--data", data, *column, "--out", model)
     assert "is in the folder of the job" in said
     assert graphft.read_weights(model)
-    with locked(tmp_path / ".p.csv.partial", file="predict.lock"):
-        code = [sys.executable, "-m", "graphft", "predict", job, "--data", data, *column, "--out", tmp_path / "p.csv"]
-        ended = subprocess.run([str(c) for c in code], capture_output=True, text=True, check=False)
-    assert "predicts into this file" in ended.stderr
     assert not (tmp_path / "p.csv").exists()

@@ -29,12 +29,12 @@ def parts() -> Iterator[dict[str, Tensor]]:
 
 
 def test_npz_and_safetensors(tmp_path: Path) -> None:
-    write_output(tmp_path / "p.npz", NAMES, 5, parts(), tmp_path / "new")
+    write_output(tmp_path / "p.npz", NAMES, 5, parts())
     found = np.load(tmp_path / "p.npz")
     assert {name: found[name].dtype for name in found} == {"best": np.int64, "p": np.float32, "half": np.float32}
     for name in NAMES:
         assert np.array_equal(found[name], (ALL[name].float() if name == "half" else ALL[name]).numpy(), equal_nan=True)
-    write_output(tmp_path / "p.safetensors", NAMES, 5, parts(), tmp_path / "new")
+    write_output(tmp_path / "p.safetensors", NAMES, 5, parts())
     loaded = load_file(tmp_path / "p.safetensors")
     assert loaded["half"].dtype == torch.bfloat16
     assert torch.equal(loaded["p"], ALL["p"])
@@ -42,7 +42,7 @@ def test_npz_and_safetensors(tmp_path: Path) -> None:
 
 
 def test_csv_has_the_digits_that_give_the_same_bits(tmp_path: Path) -> None:
-    write_output(tmp_path / "p.csv", NAMES, 5, parts(), tmp_path / "new")
+    write_output(tmp_path / "p.csv", NAMES, 5, parts())
     head, *rows = (tmp_path / "p.csv").read_text().splitlines()
     assert head == "best,p_0,p_1,half"
     assert [row.split(",")[0] for row in rows] == ["3", "1", "2", "0", "9"]
@@ -53,7 +53,7 @@ def test_csv_has_the_digits_that_give_the_same_bits(tmp_path: Path) -> None:
 
 def test_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    write_output(tmp_path / "p.parquet", NAMES, 5, parts(), tmp_path / "new")
+    write_output(tmp_path / "p.parquet", NAMES, 5, parts())
     table = parquet.read_table(tmp_path / "p.parquet")
     assert table.column_names == ["best", "p_0", "p_1", "half"]
     assert np.array_equal(table["p_1"].to_numpy(), ALL["p"][:, 1].numpy())
@@ -67,7 +67,7 @@ def test_what_ends_in_between_leaves_the_older_file(tmp_path: Path) -> None:
     for name in ("p.npz", "p.csv", "p.safetensors", "p.parquet"):
         (tmp_path / name).write_text("older")
         with pytest.raises(KeyboardInterrupt):
-            write_output(tmp_path / name, NAMES, 5, ended(), tmp_path / "new")
+            write_output(tmp_path / name, NAMES, 5, ended())
         assert (tmp_path / name).read_text() == "older"
     assert len(list(tmp_path.iterdir())) == 4
 

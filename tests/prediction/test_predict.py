@@ -1,4 +1,4 @@
-"""`graphft.predict`: each record once, in order, with the bits of the model, whatever works on it and dies."""
+"""`graphft.predict`: each record once, in order, with the bits of the model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import logging
 import math
 import os
 import shutil
-import signal
+import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -23,12 +21,10 @@ from graphft.errors import GraphftError
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.launch import _told
 from graphft.runtime.launcher.result import Result
-from graphft.runtime.prediction.predict import Request, results_of
 from graphft.runtime.process.validations import note_validation
 from graphft.runtime.validation.best_model import BestModels, Kept
 from graphft.transpiler import Job
 from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model
-from tests.support.processes import command_line
 
 
 @pytest.fixture(scope="module")
@@ -37,144 +33,75 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Sequential]:
     return folder, complete_job(folder)
 
 
-def request(folder: Path, data: Any, **options: Any) -> Request:
-    given = {"columns": None, "batch_size": None, "step": None, "best": False, "device": None, **options}
-    return Request.of(folder, data, **given)
-
-
-def workers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "predict-worker" in command_line(p)]
-
-
-def test_any_number_of_workers_gives_the_bits_of_the_model(job: tuple[Path, nn.Sequential]) -> None:
-    folder, model = job
-    data = graphft.arrays(x=X, y=torch.zeros(RECORDS), chunk_size=96)  # what is not needed is not looked at
-    want = by_batches(model, X[:960])
-    for count in (1, 3):
-        found = graphft.predict(folder, data, workers=count)["output"]
-        assert found.shape == (RECORDS, 3)
-        assert torch.equal(found[:960], want)
-    assert torch.equal(graphft.predict(folder, {"x": X})["output"], by_batches(model, X))
-
-
-def test_workers_that_are_killed_lose_nothing(
-    job: tuple[Path, nn.Sequential], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("chunk_size", [7, 96, 1000])
+def test_the_bits_are_those_of_the_model_whatever_the_chunks_are(
+    job: tuple[Path, nn.Sequential], chunk_size: int
 ) -> None:
-    folder, model = job
-    made, killed = request(folder, graphft.arrays(x=X, chunk_size=64)), []
-
-    def kill(done: int, of: int) -> None:
-        if done in (1, 5) and of == 16:
-            for process in workers():
-                process.send_signal(signal.SIGKILL)
-                killed.append(process.pid)
-
-    work = made.compute(tmp_path, 2, kill)
-    assert len(killed) >= 2
-    assert "another one computes them" in caplog.text
-    found = torch.cat([part["output"] for part in results_of(work, made.program)])
-    assert torch.equal(found, by_batches(model, X))
-    assert not workers()
+    data = graphft.arrays(x=X, y=torch.zeros(RECORDS), chunk_size=chunk_size)  # what is not needed is not looked at
+    assert torch.equal(graphft.predict(job[0], data)["output"], by_batches(job[1], X))
+    assert torch.equal(graphft.predict(job[0], data, batch_size=300)["output"], by_batches(job[1], X, 300))
 
 
-def test_a_part_that_ends_its_workers_is_named(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
-    module = tmp_path / "deadly.py"
-    module.write_text(
+def test_parts_are_put_together_in_order(job: tuple[Path, nn.Sequential], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphft.runtime.prediction.predict.PART", 64)
+    assert torch.equal(graphft.predict(job[0], {"x": X})["output"], by_batches(job[1], X))
+
+
+def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
+    model, seen = complete_job(tmp_path / "job", threads=2), list[tuple[int, bool]]()
+    (tmp_path / "noted.py").write_text(
         textwrap.dedent(
             f"""
-            import os, signal, torch
-            class Deadly(torch.utils.data.Dataset):
-                def __init__(self, spared):
-                    self.spared = spared
+            import torch
+            SEEN = []
+            class Noted(torch.utils.data.Dataset):
                 def __len__(self):
-                    return 96
+                    return 40
                 def __getitem__(self, i):
-                    if i == 40 and os.getpid() != self.spared:
-                        os.kill(os.getpid(), signal.SIGKILL)
+                    SEEN.append((torch.get_num_threads(), torch.is_autocast_enabled("cpu")))
+                    print("user code prints")
                     return torch.full(({FEATURES},), float(i)),
             """
         )
     )
-    data = graphft.dataset(f"{module}:Deadly", {"spared": os.getpid()}, columns=("x",), chunk_size=32)
-    with pytest.raises(
-        GraphftError, match="3 workers in a row died with records 32 to 64, the last one: killed by SIG"
-    ):
-        graphft.predict(job[0], data, workers=2)
-    assert not workers()
+    data = graphft.dataset(f"{tmp_path / 'noted.py'}:Noted", columns=("x",), chunk_size=32)
+    noted = next(module for name, module in sys.modules.items() if "noted" in name and hasattr(module, "SEEN"))
+    noted.SEEN = seen
+    threads, state, training = torch.get_num_threads(), torch.get_rng_state(), model.training
+    with torch.autocast("cpu", torch.bfloat16):
+        found = graphft.predict(tmp_path / "job", data)["output"]
+        assert torch.is_autocast_enabled("cpu")
+    want = by_batches(model, torch.arange(40.0)[:, None].repeat(1, FEATURES))
+    torch.testing.assert_close(found, want)
+    assert found.dtype == torch.float32
+    assert set(seen) == {(2, False)}
+    assert (torch.get_num_threads(), model.training) == (threads, training)
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(GraphftError):
+        graphft.predict(tmp_path / "job", {"x": X[:, :2]})
+    assert torch.get_num_threads() == threads
 
 
-def test_a_dead_worker_whose_child_lives_on_is_replaced(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
-    module, left = tmp_path / "forking.py", tmp_path / "child"
-    module.write_text(
+def test_a_dataset_that_would_end_the_process(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(
         textwrap.dedent(
             f"""
-            import os, signal, time, torch
-            class Forking(torch.utils.data.Dataset):
-                def __init__(self, child, spared):
-                    self.child, self.spared = child, spared
+            import sys, torch
+            class Ending(torch.utils.data.Dataset):
                 def __len__(self):
                     return 96
                 def __getitem__(self, i):
-                    if i == 40 and os.getpid() != self.spared and not os.path.exists(self.child):
-                        if (pid := os.fork()) == 0:
-                            time.sleep(600)
-                            os._exit(0)
-                        with open(self.child, "w") as file:
-                            file.write(str(pid))
-                        os.kill(os.getpid(), signal.SIGKILL)
+                    if i == 40:
+                        sys.exit(0)
                     return torch.full(({FEATURES},), float(i)),
             """
         )
     )
-    args = {"child": str(left), "spared": os.getpid()}
-    data = graphft.dataset(f"{module}:Forking", args, columns=("x",), chunk_size=32)
-    try:
-        found = graphft.predict(job[0], data, workers=1)["output"]
-    finally:
-        os.kill(int(left.read_text()), signal.SIGKILL)  # it has the pipe that its parent answered by
-    assert torch.equal(found, by_batches(job[1], torch.arange(96.0)[:, None].repeat(1, FEATURES)))
-
-
-def test_what_a_killed_command_had_computed_counts(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
-    folder, model = job
-    data = graphft.arrays(x=X, chunk_size=256)
-    made = request(folder, data)
-
-    def die(done: int, of: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made.compute(tmp_path, 1, die)
-    (there,) = (tmp_path / "results").iterdir()
-    inode = there.stat().st_ino
-    again = request(folder, data).compute(tmp_path, 1)
-    assert there.stat().st_ino == inode, "not computed again"
-    found = torch.cat([part["output"] for part in again.results()])
-    assert torch.equal(found, by_batches(model, X))
-    for damaged in ("program/values.safetensors", "program/program.gft", "data/x.npy"):
-        (tmp_path / damaged).write_bytes(b"what nobody has written")
-    (tmp_path / "results" / "000002.safetensors").unlink()
-    found = torch.cat([part["output"] for part in request(folder, data).compute(tmp_path, 1).results()])
-    assert torch.equal(found, by_batches(model, X)), "what workers need is written anew"
-    other = request(folder, data, batch_size=16)
-    assert not replace(other.work, folder=tmp_path).begin(other.program)
-    assert not (tmp_path / "results").exists(), "those of another request do not count"
-
-
-def test_a_result_that_is_damaged_is_no_result(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
-    made = request(job[0], graphft.arrays(x=X, chunk_size=512))
-    work = made.compute(tmp_path, 1)
-    part = tmp_path / "results" / "000001.safetensors"
-    data = bytearray(part.read_bytes())
-    data[-1] ^= 1
-    part.write_bytes(data)
-    with pytest.raises(GraphftError, match="is not what was written\nhelp: run it again"):
-        list(results_of(work, made.program))
-    assert work.missing() == [1]
-    shutil.copy(part.with_name("000000.safetensors"), part)
-    with pytest.raises(GraphftError, match="holds other records"):
-        list(results_of(work, made.program))
-    assert work.missing() == [1]
+    data = graphft.dataset(f"{tmp_path / 'ending.py'}:Ending", columns=("x",), chunk_size=32)
+    threads = torch.get_num_threads()
+    with pytest.raises(GraphftError, match=r"reading chunk 1 \(records 32 to 64\) failed: SystemExit"):
+        graphft.predict(job[0], data)
+    assert torch.get_num_threads() == threads
 
 
 def test_what_is_not_finite_is_told(job: tuple[Path, nn.Sequential], caplog: pytest.LogCaptureFixture) -> None:
@@ -193,7 +120,7 @@ def test_a_batch_of_fixed_size_is_filled_up(tmp_path: Path) -> None:
     found = graphft.predict(tmp_path / "job", {"x": X[:21]})["output"]
     filled = torch.cat([X[:21], X[20:21].expand(3, FEATURES)])
     assert torch.equal(found, by_batches(model, filled, 8)[:21])
-    with pytest.raises(GraphftError, match="captured for batches of 8, batch_size is 5"):
+    with pytest.raises(GraphftError, match="captured for batches of 8 only, and batch_size is 5"):
         graphft.predict(tmp_path / "job", {"x": X[:21]}, batch_size=5)
 
 
@@ -203,8 +130,8 @@ def test_a_batch_of_fixed_size_is_filled_up(tmp_path: Path) -> None:
         ({"z": X}, {}, r"input x \(float32\[batch, 4\]\) is not in the data, which has z"),
         ({"x": X.double()}, {}, r"the data's column is float64\[batch, 4\]\nhelp: convert it: x.astype\('float32'\)"),
         ({"x": X[:, :3]}, {}, r"the data's column is float32\[batch, 3\]"),
-        ({"x": X}, {"workers": 0}, "workers is 0, expected a number, 1 or more"),
-        ({"x": X}, {"worker": 2}, r"predict has no option worker\nhelp: did you mean workers\?"),
+        ({"x": X}, {"workers": 2}, r"predict has no option workers\nhelp: "),
+        ({"x": X}, {"weight": 2}, r"predict has no option weight\nhelp: did you mean weights\?"),
         ({"x": X}, {"batch_size": "8"}, "batch_size is '8', expected a number, 1 or more"),
         ({"x": 3.0}, {}, "column x is a single value"),
         ({"x": X.to("meta")}, {}, "column x: "),
@@ -224,13 +151,12 @@ def test_what_does_not_fit(job: tuple[Path, nn.Sequential], data: Any, options: 
     with pytest.raises(GraphftError, match=message) as caught:
         graphft.predict(job[0], data, **options)
     assert caught.value.help
-    assert not workers()
 
 
 def test_a_file_of_arrays_that_is_damaged(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "x.npz", x=X.numpy(), note=np.array(["text", None]))
     data = (tmp_path / "x.npz").read_bytes()
-    found = graphft.predict(job[0], tmp_path / "x.npz", workers=1)
+    found = graphft.predict(job[0], tmp_path / "x.npz")
     assert torch.equal(found["output"], by_batches(job[1], X)), "other arrays are not read"
     flipped = bytes([*data[:200], data[200] ^ 64, *data[201:]])
     for name, content in (("cut", data[:-30]), ("flipped", flipped), ("empty", b""), ("text", b"1,2,3\n")):

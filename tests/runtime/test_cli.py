@@ -262,7 +262,6 @@ def test_a_misspelt_command_is_told_which_there_are(capsys: pytest.CaptureFixtur
     message = capsys.readouterr().err
     assert "launch" in message
     assert "fork-server" not in message
-    assert "predict-worker" not in message
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +276,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["launch", "--trainer", "1", "a.py"], "--trainer"),
         (["checkpoint", "export", "job", "f.pt2", "--bes"], "--bes"),
-        (["predict", "job", "--data", "a", "--out", "b", "--work=2"], "--work=2"),
+        (["predict", "job", "--data", "a", "--out", "b", "--dev=cpu"], "--dev=cpu"),
+        (["predict", "job", "--data", "a", "--out", "b", "--workers", "2"], "--workers"),
     ],
 )
 def test_options_have_their_whole_names(capsys: pytest.CaptureFixture[str], command: list[str], option: str) -> None:

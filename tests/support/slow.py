@@ -213,17 +213,7 @@ SLOW = {
     "tests/loop/test_odd_uses.py": ["test_a_failed_save_that_nobody_waited_for_is_told_at_exit[False]"],
     "tests/loop/test_ranks.py": ["test_all_ranks_go_on_to_the_bit"],
     "tests/page/test_browser.py": ["test_a_job_from_training_to_its_end"],
-    "tests/prediction/test_command.py": [
-        "test_a_command_that_is_killed_goes_on",
-        "test_a_value_that_the_model_cannot_take_is_told_with_its_record",
-    ],
-    "tests/prediction/test_predict.py": [
-        "test_a_dead_worker_whose_child_lives_on_is_replaced",
-        "test_a_part_that_ends_its_workers_is_named",
-        "test_arrays_of_numpy_and_files_are_the_same",
-        "test_the_best_model",
-        "test_what_a_killed_command_had_computed_counts",
-    ],
+    "tests/prediction/test_predict.py": ["test_the_best_model"],
     "tests/runtime/test_cli.py": ["test_output_into_a_closed_pipe"],
     "tests/runtime/test_environment.py": [
         "test_a_rank_so_late_that_the_job_ends_under_it_ends_well[spec]",
