@@ -1,4 +1,4 @@
-"""etcd: client, lasting watches, leases with an own deadline, lock and election, an embedded server, a simulated store.
+"""etcd: client, lasting watches, leases with an own deadline, lock and election and an embedded server.
 
 Import from here. gRPC, and etcd3's messages, load on first use of `Etcd`'s module; gRPC does not survive a fork.
 """
@@ -42,7 +42,6 @@ from graphft.runtime.etcd.model import (
     value_is,
 )
 from graphft.runtime.etcd.recipes import Election, Lock, holder
-from graphft.runtime.etcd.sim import SimEtcd
 from graphft.runtime.etcd.view import View
 from graphft.runtime.etcd.watch import Watch
 
@@ -70,7 +69,6 @@ __all__ = [
     "Op",
     "RangeResult",
     "Session",
-    "SimEtcd",
     "Status",
     "Store",
     "StreamEnded",

@@ -20,7 +20,6 @@ from graphft.runtime.etcd import (
     LeaseLost,
     Lock,
     Session,
-    SimEtcd,
     Store,
     Watch,
     absent,
@@ -35,6 +34,7 @@ from graphft.runtime.etcd import (
     range_op,
     value_is,
 )
+from tests.sim.etcd_store import SimEtcd
 from tests.support.waiting import until
 
 

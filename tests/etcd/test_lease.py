@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Session, SimEtcd, lease
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Session, lease
 from graphft.runtime.etcd.lease_keeper import steady_clock
+from tests.sim.etcd_store import SimEtcd
 from tests.support.waiting import until
 
 

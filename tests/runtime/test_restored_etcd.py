@@ -17,10 +17,11 @@ from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_committed, decode_generation
 from graphft.runtime.coordination.status import read_left_out
-from graphft.runtime.etcd import EtcdUnreachable, SimEtcd, put_op
+from graphft.runtime.etcd import EtcdUnreachable, put_op
 from graphft.runtime.protocol.left_out import LeftOut, Omission
 from graphft.runtime.roles.pserver import recovery as recovery_module
 from graphft.runtime.roles.pserver.recovery import Recovery
+from tests.sim.etcd_store import SimEtcd
 
 SHARDS = 2
 KEYS = Keys("job")

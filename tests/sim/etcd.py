@@ -26,7 +26,7 @@ from graphft.runtime.etcd.model import (
     put_op,
     verify_by_token,
 )
-from graphft.runtime.etcd.sim import SimEtcd, SimStream
+from tests.sim.etcd_store import SimEtcd, SimStream
 from tests.sim.world import Process, World
 
 T = TypeVar("T")

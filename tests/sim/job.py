@@ -17,7 +17,6 @@ from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import EtcdError
-from graphft.runtime.etcd.sim import SimEtcd
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.roles.environment import RoleSpec, _make_role
 from graphft.runtime.transport.faults import Faults
@@ -25,6 +24,7 @@ from graphft.tensor_file import read_tensors
 from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
 from tests.sim.disk import Disk, SimPath
 from tests.sim.etcd import Client, Way
+from tests.sim.etcd_store import SimEtcd
 from tests.sim.machines import watched
 from tests.sim.network import WorldNetwork
 from tests.sim.substitutes import substituted

@@ -8,7 +8,7 @@ from typing import Any
 from graphft.runtime.protocol.messages import decode
 from graphft.runtime.transport.faults import Faults
 from graphft.runtime.transport.port import Limits
-from graphft.runtime.transport.sim import SimClient, SimNetwork, SimServer
+from tests.sim.transport import SimClient, SimNetwork, SimServer
 from tests.sim.world import Task, World
 
 

@@ -17,9 +17,9 @@ from graphft.runtime.etcd import free_ports
 from graphft.runtime.protocol.messages import Message, decode
 from graphft.runtime.transport.faults import Faults, FaultyClient, FaultyServer
 from graphft.runtime.transport.port import ClientTransport, Limits, Received, ServerTransport
-from graphft.runtime.transport.sim import SimNetwork
 from graphft.runtime.transport.zeromq_client import ZmqClient
 from graphft.runtime.transport.zeromq_server import ZmqServer
+from tests.sim.transport import SimNetwork
 
 LIMITS = Limits(max_frame=1 << 20, max_header=4096, poll_batch=64)
 WAIT = 120.0

@@ -15,7 +15,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.protocol.messages import Query
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, byte_view, pack, unpack
-from graphft.runtime.transport.sim import SimNetwork
+from tests.sim.transport import SimNetwork
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]
 

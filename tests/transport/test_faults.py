@@ -8,9 +8,9 @@ from transport.rigs import FaultyRig, SimRig, ZmqRig, collect
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Parameters, Push, Query
 from graphft.runtime.transport.faults import Faults, FaultSchedule, FaultyClient, FaultyServer
-from graphft.runtime.transport.sim import SimNetwork
 from graphft.runtime.transport.zeromq_client import ZmqClient
 from graphft.runtime.transport.zeromq_server import ZmqServer
+from tests.sim.transport import SimNetwork
 
 ALL = Faults(seed=1, drop=0.2, duplicate=0.2, delay=0.2, reorder=0.2, max_delay=0.01)
 
