@@ -46,7 +46,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from zoo_cases import FAMILIES, Batch, Case, Spec, Subject
+from zoo_cases import FAMILIES, Batch, Case, Spec, Subject, spec
 
 import graphft
 
@@ -138,10 +138,9 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def fixed(subject: Subject) -> tuple[Spec, list[Batch]]:
-    """Sizes that are the same in all batches."""
-    sizes = {n: min(b[n].shape[0] for b in subject.batches) for n, t in subject.batches[0].items() if t.dim()}
-    batches = [{n: t[: sizes.get(n)] if t.dim() else t for n, t in b.items()} for b in subject.batches]
-    return {n: (tuple(t.shape), t.dtype) for n, t in batches[0].items()}, batches
+    sizes = {n: min(len(b[n]) for b in subject.batches) for n, t in subject.batches[0].items() if t.dim()}
+    batches = [{n: t[: sizes[n]] if n in sizes else t for n, t in b.items()} for b in subject.batches]
+    return spec(batches[0], batched=False), batches
 
 
 def check(case: Case) -> Found:
@@ -218,9 +217,9 @@ def survive(case: Case) -> Found:
     except graphft.GraphftError as error:
         return Found("fails", told(error))
     outcome, detail = compare(calm, disturbed)
-    return (
-        Found("bits" if outcome == "bits" else "WRONG", detail) if killed else Found("fails", "it was over too early")
-    )
+    if not killed:
+        return Found("fails", "the job was over before the kill")
+    return Found("bits" if outcome == "bits" else "WRONG", detail)
 
 
 # -- each case in a process of its own -----------------------------------------------------------------------------
@@ -280,9 +279,7 @@ def main() -> None:
     parser.add_argument("--only", choices=FAMILIES, action="append", help="this part (may be repeated)")
     parser.add_argument("--match", default="", metavar="TEXT", help="cases whose name has this text")
     parser.add_argument("--kills", action="store_true", help="a job of each tenth architecture, too")
-    parser.add_argument(
-        "--limit", type=float, default=60.0, metavar="S", help="seconds of a case (default 60; a job: 5 x)"
-    )
+    parser.add_argument("--limit", type=float, default=60, metavar="S", help="of a case (60; of a job 5 times that)")
     parser.add_argument("--workers", type=int, default=1, help="so many cases at a time (default 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")

@@ -5,13 +5,11 @@ Architectures have random weights and tiny sizes; nothing is downloaded. A case 
 
 from __future__ import annotations
 
-import math
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,30 +25,28 @@ pytree.register_pytree_node(
 )
 
 Batch = dict[str, Tensor]
-_SGD = partial(torch.optim.SGD, lr=0.01, fused=True)
+SIZES = (4, 4, 3)
+"""Of the batches, but those of modules."""
 Spec = Mapping[str, tuple[tuple[int | None, ...], torch.dtype]]
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """What `graphft.build` takes, three batches, and torch's optimizer."""
 
     model: nn.Module
     loss_fn: Callable[..., Tensor]
     inputs: Spec
     batches: list[Batch]
-    optimizer: Callable[[Any], torch.optim.Optimizer] = _SGD
+    optimizer: Callable[[Any], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01, fused=True)
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     family: str
     name: str
     make: Callable[[], Subject]
-    """Deterministic: torch is seeded before."""
 
 
-def _spec(batch: Batch, batched: bool = True) -> Spec:
+def spec(batch: Batch, batched: bool = True) -> Spec:
     return {n: ((None, *t.shape[1:]) if batched else tuple(t.shape), t.dtype) for n, t in batch.items()}
 
 
@@ -61,12 +57,11 @@ SAMPLES = 16
 _WEIGHTS = torch.randn(1 << 14, generator=torch.Generator().manual_seed(1))
 
 
-def _loss_of(outputs: Any, batched: bool = True) -> Tensor:
-    """Squares, and a fixed random weighting, of all floating outputs: no gradient is zero by symmetry."""
+def _loss_of(outputs: Any, batched: bool) -> Tensor:
+    """Squares, and a fixed random weighting, of all floating outputs."""
     found = [o for o in pytree.tree_leaves(outputs) if isinstance(o, Tensor) and o.is_floating_point()]
-    rows = [o.reshape(o.shape[0], -1) if batched and o.dim() > 1 else o.reshape(1, -1) for o in found]
-    weigh = [_WEIGHTS[: math.prod(o.shape[1:])] if batched and o.dim() > 1 else _WEIGHTS[: o.numel()] for o in found]
-    return torch.stack([(r * r).mean() + (r * w).mean() for r, w in zip(rows, weigh, strict=True)]).sum()
+    rows = [o.reshape(o.shape[0] if batched and o.dim() > 1 else 1, -1) for o in found]
+    return torch.stack([(r.square() + r * _WEIGHTS[: r.shape[1]]).mean() for r in rows]).sum()
 
 
 def _samples(info: Any, seed: int) -> list[Any]:
@@ -94,7 +89,7 @@ def _module(info: Any, index: int) -> Subject:
         args, kwargs = pytree.tree_unflatten(leaves, calls[0][1])
         return _loss_of(model(*args, **kwargs), batched)
 
-    return Subject(_construct(info, samples[0]), loss_fn, _spec(batches[0], batched), batches)
+    return Subject(_construct(info, samples[0]), loss_fn, spec(batches[0], batched), batches)
 
 
 def modules() -> Iterator[Case]:
@@ -111,26 +106,15 @@ def modules() -> Iterator[Case]:
 # -- optimizers: torch.testing._internal.common_optimizers ---------------------------------------------------------
 
 
-class Small(nn.Module):
-    """A convolution and a linear layer, laid out in memory as `layout` says. No gradient is zero but for rounding, as
-    that of a bias before a batch norm is: Adam would make steps of it."""
-
-    def __init__(self, layout: str) -> None:
-        super().__init__()
-        self.conv, self.norm, self.linear = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(64, 5)
-        if layout == "transposed":
-            self.linear.weight = nn.Parameter(self.linear.weight.detach().t().contiguous().t())
-            self.conv.weight = nn.Parameter(self.conv.weight.detach().transpose(2, 3).contiguous().transpose(2, 3))
-        elif layout == "channels_last":
-            self.to(memory_format=torch.channels_last)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.norm(torch.tanh(self.conv(x))).flatten(1))
-
-
 def _small(layout: str, optimizer: Callable[[Any], torch.optim.Optimizer]) -> Subject:
-    batches = [{"x": torch.randn(n, 3, 6, 6), "y": torch.randint(5, (n,))} for n in (4, 4, 3)]
-    return Subject(Small(layout), _classify, _spec(batches[0]), batches, optimizer)
+    """No gradient is zero but for rounding, as that of a bias before a batch norm is: Adam would make steps of it."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5))
+    if layout == "channels_last":
+        model.to(memory_format=torch.channels_last)
+    for p in model.parameters() if layout == "transposed" else ():
+        p.data = p.data.mT.contiguous().mT if p.dim() > 1 else p.data
+    batches = [{"x": torch.randn(n, 3, 6, 6), "y": torch.randint(5, (n,))} for n in SIZES]
+    return Subject(model, _classify, spec(batches[0]), batches, optimizer)
 
 
 def optimizers() -> Iterator[Case]:
@@ -150,9 +134,6 @@ def optimizers() -> Iterator[Case]:
 
 # -- architectures -------------------------------------------------------------------------------------------------
 
-SIZES = (4, 4, 3)
-"""Of the batches."""
-
 
 def _classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     out = model(x)
@@ -165,65 +146,68 @@ def _tokens_loss(model: nn.Module, ids: Tensor) -> Tensor:
 
 def _classifier(model: nn.Module, *shape: int) -> Subject:
     batches = [{"x": torch.randn(n, *shape), "y": torch.randint(10, (n,))} for n in SIZES]
-    return Subject(model.train(), _classify, _spec(batches[0]), batches)
+    return Subject(model.train(), _classify, spec(batches[0]), batches)
 
 
 TINY = (
-    dict.fromkeys(("hidden_size", "embedding_size"), 32)
-    | dict.fromkeys(("intermediate_size", "d_ff", "hidden_dim", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 64)
-    | dict.fromkeys(("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"), 4)
-    | dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"), 2)
+    dict.fromkeys(["hidden_size", "embedding_size"], 32)
+    | dict.fromkeys(["intermediate_size", "d_ff", "hidden_dim", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"], 64)
+    | dict.fromkeys(["num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"], 4)
+    | dict.fromkeys(["num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"], 2)
     | dict(vocab_size=60, max_position_embeddings=32, num_labels=10, num_key_value_heads=2, head_dim=8, d_kv=8)
-    | dict(attention_window=4, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=0)
-    | dict(attention_dropout=0.1)
+    | dict(
+        attention_window=4,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=0,
+        attention_dropout=0.1,
+    )
 )
-TINY_IMAGES = dict(image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=2, num_attention_heads=4) | dict(
-    intermediate_size=64, num_labels=10, hidden_dropout_prob=0.1
+_AUDIO: dict[str, Any] = dict(
+    conv_dim=(16, 16), conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2, squeeze_factor=1
 )
-TINY_AUDIO = (
-    TINY
-    | dict(conv_dim=(16, 16), conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2, squeeze_factor=1)
-    | dict(num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=4, mask_time_length=4)
-)
+_AUDIO |= dict(num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=4, mask_time_length=4)
+OF_TASK: dict[str, dict[str, Any]] = {
+    "ImageClassification": dict(image_size=32, patch_size=8, num_key_value_heads=4),
+    "AudioClassification": _AUDIO,
+}
 TRANSFORMERS: dict[str, str] = {
-    "CausalLM": "gpt2 gpt_neo gpt_neox gptj openai-gpt ctrl opt bloom mpt codegen gpt_bigcode llama mistral "
+    "CausalLM": "gpt2 gpt_neo gpt_neox gptj openai-gpt ctrl opt bloom mpt gpt_bigcode llama mistral "
     "mixtral qwen2 qwen3 qwen2_moe qwen3_moe gemma gemma2 gemma3_text phi phi3 phimoe olmo olmo2 olmoe stablelm "
     "starcoder2 cohere granite granitemoe persimmon xglm biogpt glm nemotron smollm3 gpt_oss helium ernie4_5 bitnet "
-    "diffllama mamba mamba2 falcon_mamba rwkv jamba trocr reformer",
-    "MaskedLM": "bert roberta distilbert albert electra deberta deberta-v2 mpnet camembert convbert megatron-bert "
+    "mamba mamba2 falcon_mamba rwkv jamba trocr",
+    "MaskedLM": "bert roberta distilbert albert electra deberta deberta-v2 mpnet camembert megatron-bert "
     "mobilebert modernbert nystromformer roformer squeezebert longformer big_bird xlm fnet ibert rembert esm yoso",
     "Seq2SeqLM": "t5 mt5 umt5 longt5 switch_transformers bart mbart pegasus marian blenderbot m2m_100 led",
     "ImageClassification": "vit vit_msn ijepa beit data2vec-vision dinov2 dinov2_with_registers swiftformer "
     "mobilenet_v1 mobilenet_v2",
     "AudioClassification": "wav2vec2 hubert wavlm sew unispeech",
 }
-SPECIAL: dict[str, dict[str, Any]] = {
+OF_KIND: dict[str, dict[str, Any]] = {
     "big_bird": dict(attention_type="original_full"),  # it becomes this, and another module, in its first forward
-    "codegen": dict(rotary_dim=8),
-    "convbert": dict(head_ratio=2, conv_kernel_size=3),
-    "diffllama": dict(attention_dropout=0.0),
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]]),
     "gptj": dict(rotary_dim=8),
+    "hubert": dict(layerdrop=0.0),
     "jamba": dict(attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8, mamba_dt_rank=4, num_experts=2),
+    "longformer": dict(attention_window=4),
+    "led": dict(attention_window=4, encoder_layerdrop=0.0, decoder_layerdrop=0.0),
     "mamba2": dict(num_heads=8),
     "mobilebert": dict(embedding_size=16, true_hidden_size=16, intra_bottleneck_size=16),
-    "reformer": dict(is_decoder=True, axial_pos_shape=[3, 4], axial_pos_embds_dim=[16, 16], attention_head_size=8)
-    | dict(attn_layers=["local", "lsh"], num_buckets=2, feed_forward_size=64),
 }
 
 
 def _transformer(task: str, kind: str, **checkpoint: Any) -> Subject:
     import transformers
 
-    tiny = {"ImageClassification": TINY_IMAGES, "AudioClassification": TINY_AUDIO}.get(task, TINY)
-    config = transformers.AutoConfig.for_model(kind, **tiny | SPECIAL.get(kind, {}))
+    config = transformers.AutoConfig.for_model(kind, **TINY | OF_TASK.get(task, {}) | OF_KIND.get(kind, {}))
     model = getattr(transformers, f"AutoModelFor{task}").from_config(config)
     if checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint)
     if "Classification" in task:
         return _classifier(model, *((3, 32, 32) if task.startswith("Image") else (800,)))
     batches = [{"ids": torch.randint(3, 60, (n, 12))} for n in SIZES]
-    return Subject(model.train(), _tokens_loss, _spec(batches[0]), batches)
+    return Subject(model.train(), _tokens_loss, spec(batches[0]), batches)
 
 
 TIMM = (
@@ -251,23 +235,13 @@ def _timm(name: str, checkpoint: bool = False) -> Subject:
     return _classifier(model, 3, 64, 64)
 
 
-TORCHVISION = (
-    "squeezenet1_1 mobilenet_v2 mobilenet_v3_small shufflenet_v2_x0_5 mnasnet0_5 efficientnet_b0 regnet_x_400mf "
-    "resnet18"
-)
-_SWIN = ([4, 4], 16, [2, 2], [2, 4], [4, 4], 4.0, 0.1)
+TORCHVISION = "squeezenet1_1 mobilenet_v2 shufflenet_v2_x0_5 mnasnet0_5 efficientnet_b0 regnet_x_400mf resnet18"
 _DENSE = (8, (2, 2, 2), 16, 4, 0.1, 10)
-TORCHVISION_CLASSES: dict[str, Callable[[Any], nn.Module]] = {
+OF_CLASSES: dict[str, Callable[[Any], nn.Module]] = {
     "densenet": lambda m: m.DenseNet(*_DENSE),
     "densenet, checkpoint": lambda m: m.DenseNet(*_DENSE, memory_efficient=True),
     "vit": lambda m: m.VisionTransformer(64, 16, 2, 4, 32, 64, dropout=0.1, num_classes=10),
-    "swin": lambda m: m.SwinTransformer(*_SWIN, num_classes=10),
-    "swin_v2": lambda m: m.SwinTransformer(
-        *_SWIN,
-        num_classes=10,
-        block=m.swin_transformer.SwinTransformerBlockV2,
-        downsample_layer=m.swin_transformer.PatchMergingV2,
-    ),
+    "swin": lambda m: m.SwinTransformer([4, 4], 16, [2, 2], [2, 4], [4, 4], 4.0, 0.1, num_classes=10),
     "maxvit": lambda m: m.MaxVit((64, 64), 16, 4, [16, 32], [1, 1], 8, 0.1, num_classes=10),
 }
 
@@ -275,11 +249,12 @@ TORCHVISION_CLASSES: dict[str, Callable[[Any], nn.Module]] = {
 def _torchvision(name: str) -> Subject:
     from torchvision import models
 
-    make = TORCHVISION_CLASSES.get(name, lambda m: getattr(m, name)(num_classes=10))
+    make = OF_CLASSES.get(name, lambda m: getattr(m, name)(num_classes=10))
     return _classifier(make(models), 3, 64, 64)
 
 
 def architectures() -> Iterator[Case]:
+    (_transformer("CausalLM", "gpt2"), _timm("test_vit"), _torchvision("vit"))  # imports, once for all
     for task, kinds in TRANSFORMERS.items():
         for kind in kinds.split():
             yield Case("transformers", kind, partial(_transformer, task, kind))
@@ -292,12 +267,8 @@ def architectures() -> Iterator[Case]:
         yield Case("timm", name, partial(_timm, name))
     for name in ("test_vit", "test_resnet", "test_convnext", "mobilenetv3_small_050"):
         yield Case("timm", f"{name}, checkpoint", partial(_timm, name, checkpoint=True))
-    for name in (*TORCHVISION.split(), *TORCHVISION_CLASSES):
+    for name in (*TORCHVISION.split(), *OF_CLASSES):
         yield Case("torchvision", name, partial(_torchvision, name))
 
 
-FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
-    "modules": modules,
-    "optimizers": optimizers,
-    "architectures": architectures,
-}
+FAMILIES = {"modules": modules, "optimizers": optimizers, "architectures": architectures}
