@@ -277,7 +277,7 @@ def told_of(found: Found) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=FAMILIES, action="append", help="this part (may be repeated)")
-    parser.add_argument("--match", default="", metavar="TEXT", help="cases whose name has this text")
+    parser.add_argument("--match", default="", metavar="TEXT", help="cases whose family and name have this text")
     parser.add_argument("--kills", action="store_true", help="a job of each tenth architecture, too")
     parser.add_argument("--limit", type=float, default=60, metavar="S", help="of a case (60; of a job 5 times that)")
     parser.add_argument("--workers", type=int, default=1, help="so many cases at a time (default 1)")
@@ -291,7 +291,7 @@ def main() -> None:
     if options.kills:
         job = partial(isolated, survive, "jobs with a kill", 5 * options.limit)
         todo += [(job, c) for c in wanted.get("architectures", [])[::10]]
-    todo = [(run, case) for run, case in todo if options.match in case.name]
+    todo = [(run, case) for run, case in todo if options.match in f"{case.family} {case.name}"]
     results: list[Found] = []
     with ThreadPoolExecutor(options.workers) as pool:
         for found in pool.map(lambda each: each[0](each[1]), todo):
