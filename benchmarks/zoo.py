@@ -154,15 +154,17 @@ def check(case: Case) -> Found:
             expected = eager(case, batches)
         except Exception as error:
             return Found("no reference", told(error))
-        subject, before = made(case), generators()
+        subject, before, program = made(case), generators(), None
+        note = "; ".join([way, *refusals[:1]] if way else [])
         try:
             program = program_of(subject, inputs, **options)
         except graphft.GraphftError as error:
             refusals.append(told(error))
+        drawn = before != generators()
+        if changed := compare(tensors_of(made(case).model), tensors_of(subject.model))[1]:
+            return Found("WRONG", f"build has changed the model: {changed}", note)
+        if program is None:
             continue
-        drawn, note = before != generators(), "; ".join([way, *refusals[:1]] if way else [])
-        if compare(tensors_of(made(case).model), tensors_of(subject.model))[1]:
-            return Found("WRONG", "build has changed the model", note)
         try:
             outcome, detail = compare(expected, replayed(subject.model, program, batches))
         except Exception as error:
