@@ -52,7 +52,7 @@ import graphft
 
 LIMITS = {"bits": 0.0, "1e-6": 1e-6, "sqrt(eps)": torch.finfo(torch.float32).eps ** 0.5}
 LEAST = 1e-3
-"""The magnitude that is compared with where there is less: a bias before a batch norm has a gradient of mere rounding."""
+"""The magnitude that counts where there is less: the gradient of a bias before a batch norm is mere rounding."""
 BAD = ("WRONG", "fails", "hangs", "crashes")
 OPAQUE = {"capture": False} if "capture" in inspect.signature(graphft.build).parameters else {}
 BATCH, STEPS, EPOCHS = 4, 10, 20
