@@ -10,8 +10,9 @@ PYTHON ?= python3
 WORKERS ?= 3
 # Simulated jobs of each mode: make sim SEEDS=100000
 SEEDS ?= 1000
-# Options of `make chaos`.
+# Options of `make chaos`, and of `make zoo`.
 ARGS ?=
+ZOO ?=
 # Added to every `pip install`; for a torch without CUDA on Linux:
 #   make setup PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
@@ -24,7 +25,7 @@ ETCD := .etcd/.fetched
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test test-slow test-loaded lint types accept bench converge chaos sim hdfs ray slurm docs clean
+.PHONY: help setup run test test-slow test-loaded lint types accept bench zoo converge chaos sim hdfs ray slurm docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,9 +75,19 @@ types: setup  ## mypy
 accept: setup  ## rewrite the golden files from what the code prints now; review with git diff
 	@GRAPHFT_ACCEPT=1 $(PY) -m pytest -q $$(grep -rl assert_golden tests --include='test_*.py')
 
+NOT_BENCH := benchmarks/convergence.py benchmarks/ray_%.py benchmarks/zoo%.py
+
 bench: setup  ## what a step costs beside plain PyTorch
-	@set -e; for file in $(filter-out benchmarks/convergence.py benchmarks/ray_%.py,$(wildcard benchmarks/*.py)); do \
-	  $(PY) $$file; done
+	@set -e; for file in $(filter-out $(NOT_BENCH),$(wildcard benchmarks/*.py)); do $(PY) $$file; done
+
+zoo: setup .zoo  ## what users of torch train, captured and compared with torch (about half an hour; ZOO="--match llama")
+	@PYTHONPATH=.:.zoo $(PY) benchmarks/zoo.py $(ZOO)
+
+# The extra zoo, in a folder of its own: where torchvision does not fit torch's build, transformers cannot be imported
+# beside it. Without dependencies: they are there, and none brings another build of torch.
+.zoo: setup.cfg constraints.txt | $(INSTALLED)
+	@$(PIP) --no-deps --upgrade --target $@ expecttest timm torchvision || { rm -rf $@; exit 1; }
+	@touch $@
 
 converge: setup  ## sync, async and its modes side by side, with the tables of docs/convergence.md (about 15 minutes)
 	@$(PY) benchmarks/convergence.py --faults 4
@@ -107,5 +118,5 @@ docs: setup  ## regenerate docs/ops.md and docs/options.md from the code
 	@$(PY) -m graphft.runtime.option_docs
 
 clean:  ## remove what make made (virtual environment, etcd, job folders, caches)
-	rm -rf $(VENV) .etcd .hdfs jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .etcd .hdfs .zoo jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
