@@ -8,7 +8,7 @@ batches and seed. Losses, parameters, buffers and the optimizer's state are comp
 | outcome | what it means |
 | --- | --- |
 | bits | all tensors have the same bits |
-| 1e-6, sqrt(eps) | each differs by at most 1e-6, or 3.5e-4, of its own largest magnitude (1e-3, if that is less) |
+| 1e-6, sqrt(eps) | each differs by at most 1e-6, or 3.5e-4, of its own largest magnitude (see LEAST) |
 | WRONG | one differs by more |
 | drawn once | it does, and `build` drew from Python's or NumPy's generator, of which it warns |
 | refused | `build` or `minimize` raises; with capture=False, where there is that, the outcome of it instead |
@@ -51,8 +51,9 @@ from zoo_cases import FAMILIES, Batch, Case, Spec, Subject, spec
 import graphft
 
 LIMITS = {"bits": 0.0, "1e-6": 1e-6, "sqrt(eps)": torch.finfo(torch.float32).eps ** 0.5}
-LEAST = 1e-3
-"""The magnitude that counts where there is less: the gradient of a bias before a batch norm is mere rounding."""
+LEAST, LEAST_MEAN = 1e-6, 1e-3
+"""The magnitude that counts where there is less, and of a running mean: a bias before a batch norm has a gradient of
+mere rounding, and a mean of what was normalized is rounding of values around 1."""
 BAD = ("WRONG", "fails", "hangs", "crashes")
 OPAQUE = {"capture": False} if "capture" in inspect.signature(graphft.build).parameters else {}
 BATCH, STEPS, EPOCHS = 4, 10, 20
@@ -120,15 +121,15 @@ def replayed(model: nn.Module, program: graphft.Program, batches: list[Batch]) -
 
 def compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[str, str]:
     """The outcome, and in words the tensor that differs most."""
-    apart = {n: distance(t, found[n]) if n in found else math.inf for n, t in expected.items()}
+    apart = {n: distance(n, t, found[n]) if n in found else math.inf for n, t in expected.items()}
     worst = max(apart, key=lambda n: apart[n])
     differing = sum(d > 0 for d in apart.values())
     outcome = next((name for name, limit in LIMITS.items() if apart[worst] <= limit), "WRONG")
     return outcome, f"{worst} by {apart[worst]:.1e} ({differing} of {len(apart)} tensors differ)" if differing else ""
 
 
-def distance(one: Tensor, other: Tensor) -> float:
-    """0 for the same bits; else the largest difference, relative to the largest magnitude, or to LEAST."""
+def distance(name: str, one: Tensor, other: Tensor) -> float:
+    """0 for the same bits; else the largest difference, relative to the largest magnitude."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return math.inf
     if torch.equal(*(t.contiguous().reshape(-1, 1).view(torch.uint8) for t in (one, other))):
@@ -136,7 +137,8 @@ def distance(one: Tensor, other: Tensor) -> float:
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
     one, other = (t.double().nan_to_num() for t in (one, other))
-    return max(float((one - other).abs().max() / one.abs().max().clamp_min(LEAST)), 1e-30)
+    magnitude = one.abs().max().clamp_min(LEAST_MEAN if name.endswith("running_mean") else LEAST)
+    return max(float((one - other).abs().max() / magnitude), 1e-30)
 
 
 def fixed(subject: Subject) -> tuple[Spec, list[Batch]]:
