@@ -109,8 +109,9 @@ class ModuleStep:
             look(loss)
             if self.training:
                 loss.backward()
-        if written := [n for n, p in trainable.items() if p._version != versions[n]]:
-            raise parameter_written(written[0])
+        for name, parameter in trainable.items():  # by value as well: a write through .data is no version
+            if parameter._version != versions[name] or not same_bits(parameter, values[name]):
+                raise parameter_written(name)
         now = dict(self.model.named_buffers())
         # By value: the kernels of batch norm do not count their writes as versions.
         changed = {n: b.detach().clone() for n, b in now.items() if n in values and not same_bits(b, values[n])}
