@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from graphft.errors import UsageError
 from graphft.locations import TRACED, user_line
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("graphft")
 
 _CLIP = "leave it out, and clip by minimize: graphft.minimize(program, optimizer, graphft.ClipByGlobalNorm(1.0)), or {}"
 _HELP = {  # what is called: the remedy
