@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,17 @@ def used_twice(net: Net, x: Tensor) -> Tensor:
 
 def sequential(net: Net, x: Tensor) -> Tensor:
     return torch.utils.checkpoint.checkpoint_sequential(net.b, 2, net.a(x), use_reentrant=False)
+
+
+def selective() -> nn.Module:
+    """Of code that is pickled by value, and refers to torch.ops."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        kept = [torch.ops.aten.addmm.default]
+        contexts = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, kept)
+        return checkpoint(net.b, net.a(x), use_reentrant=False, context_fn=contexts)
+
+    return Net(forward)
 
 
 class Scaled(torch.autograd.Function):
@@ -150,6 +162,7 @@ def test_a_checkpoint_trains_240_steps_like_torch(reentrant: bool, p: float) -> 
             "in place": lambda: Net(recomputed(False), block(inplace=True)),
             "batch norm": lambda: Net(recomputed(False), block(nn.BatchNorm1d(16))),
             "batch norm, reentrant": lambda: Net(recomputed(True), block(nn.BatchNorm1d(16))),
+            "selective": selective,
             "function": lambda: Net(scaled),
             "re-entered": lambda: Net(lambda net, x: Reentered.apply(net.a(x), net.b)),
             "hook": lambda: Net(hooked),
