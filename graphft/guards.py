@@ -55,6 +55,10 @@ _WANTS_ONE_DTYPE = (
     "expected dtype",
     "self.dtype to be equal to src.dtype",
     "Type promoting not supported",
+    "Found dtype",
+    "expected scalar type",
+    "dtypes match",
+    "same scalar type",
 )
 """Of torch's errors when two operands differ in dtype."""
 ONE_DTYPE = (

@@ -7,11 +7,13 @@ the user who started the job. Nothing that comes from the network, and no checkp
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -68,6 +70,8 @@ class _Pickler(cloudpickle.Pickler):
             return _scripted, (buffer.getvalue(),)
         if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
             return _parametrized, (type(value).__mro__[1], dict(vars(value)))
+        if isinstance(value, ModuleType) and value.__name__ in ("torch.ops", "torch.classes"):
+            return importlib.import_module, (value.__name__,)  # of a class that cloudpickle takes for no module
         reduced = super().reducer_override(value)
         if isinstance(value, type) and isinstance(reduced, tuple):  # a class of the script, by value
             known = _DYNAMIC_CLASS_TRACKER_BY_CLASS.get(value)

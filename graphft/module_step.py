@@ -60,9 +60,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                 del now[name]
             for name, value in before.items():
                 if isinstance(value, dict) and isinstance(now.get(name), dict):
-                    if {**now[name]}.items() != value.items():
-                        now[name].clear()
-                        now[name].update(value)
+                    now[name].clear()
+                    now[name].update(value)
                 elif now.get(name) is not value:
                     now[name] = value
         with torch.no_grad():

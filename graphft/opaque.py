@@ -21,8 +21,9 @@ from graphft.literals import dtype_of, evaluate, names_in
 from graphft.locations import error_line, line_of
 from graphft.mode import listed
 from graphft.module_code import Packed, pack, source_digest
-from graphft.module_step import ModuleStep, tensors_of, unchanged
+from graphft.module_step import ModuleStep, parameter_written, tensors_of, unchanged
 from graphft.outside import describe_tensor, leaves
+from graphft.tensor_file import same_bits
 
 log = logging.getLogger("graphft")
 
@@ -102,6 +103,9 @@ def _run_once(
                 values, changed = step.run(before, feeds, look)
                 if step.training:
                     _tell_gradients(step, values)
+                    for name, parameter in step.model.named_parameters():  # a write through .data is not counted
+                        if parameter.requires_grad and not same_bits(parameter, before[name]):
+                            raise parameter_written(name)
             return feeds, values, list(changed)
         except GraphftError:
             raise

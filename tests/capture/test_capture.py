@@ -137,11 +137,13 @@ def test_gradients_lie_in_memory_of_their_own() -> None:
     assert out["b@GRAD"].tolist() == [[1.0, 1.0]] * 3
 
 
-def test_channels_last_gradients_keep_the_layout() -> None:
+def test_channels_last_tensors_are_contiguous_in_a_program() -> None:
+    """Fused kernels of optimizers walk raw memory: every value of a program has one layout."""
     model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
     program = graphft.build(model, square, {"x": (None, 2, 5, 5)})
     out = graphft.Executor().run(program, {"x": torch.randn(2, 2, 5, 5)}, "weight@GRAD")
-    assert out["weight@GRAD"].is_contiguous(memory_format=torch.channels_last)
+    assert out["weight@GRAD"].is_contiguous()
+    assert program.values["weight"].is_contiguous()
 
 
 # -- targets --------------------------------------------------------------------------------------------------
@@ -238,24 +240,9 @@ def mismatch(self: Model, x: Tensor) -> Tensor:
     return y @ torch.ones(3, 3)
 
 
-def two_dtypes(self: Model, x: Tensor) -> Tensor:
-    y = self.linear(x)
-    return y @ torch.ones(4, 3, dtype=torch.float64)
-
-
 def two_dtypes_at_once(self: Model, x: Tensor) -> Tensor:
     y = self.linear(x)
     return torch.dot(y[:, 0], x[:, 0].double())
-
-
-def small_labels(self: Model, x: Tensor) -> Tensor:
-    y = self.linear(x)
-    return nn.functional.cross_entropy(y, torch.zeros_like(x[:, 0], dtype=torch.int32))
-
-
-def weights_of_classes(self: Model, x: Tensor) -> Tensor:
-    y = self.linear(x)
-    return nn.functional.cross_entropy(y, torch.zeros_like(x[:, 0]).long(), torch.ones(4, dtype=torch.float64))
 
 
 def loop(self: Model, x: Tensor) -> Tensor:
@@ -299,10 +286,7 @@ def cut(self: Model, x: Tensor) -> Tensor:
         (truth, "capture", 2, "torch.where"),
         (numpy, "capture", 2, "numpy"),
         (mismatch, "capture", 2, r"\[batch, 4\] X \[3, 3\]"),
-        (two_dtypes, "capture", 2, r"aten.mm of float32 and float64 tensors.*\n.*model.float\(\)"),
         (two_dtypes_at_once, "capture", 2, r"same dtype.*\n.*model.float\(\)"),
-        (small_labels, "capture", 2, r"of int32 class labels, expected int64\n.*torch.int64\)"),
-        (weights_of_classes, "capture", 2, "nll_loss_forward of float32 and float64 tensors"),
         (loop, "dimension", 2, "dimension batch must vary.* makes a number of it"),
         (listed, "dimension", 2, "dimension batch must vary.* makes a number of it"),
         (plain_written, "constant-written", 2, "register_buffer"),

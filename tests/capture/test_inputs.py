@@ -77,9 +77,10 @@ def test_labels_and_indices_are_integers(loss_fn: Any) -> None:
 
 
 def test_a_value_cannot_be_formatted() -> None:
-    with pytest.raises(UsageError, match=r"in formatted: the code formats the value of a tensor") as caught:
+    with pytest.raises(GraphftError, match="in formatted: ") as caught:
         build(LABELS, formatted)
-    assert "return it as a metric" in caught.value.help
+    assert caught.value.rule == "capture"
+    assert "return loss, {" in caught.value.help
 
 
 def test_a_metric_as_a_number() -> None:

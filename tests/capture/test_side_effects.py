@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,25 +55,6 @@ def test_refused(effect: Effect, called: str, remedy: str) -> None:
     assert remedy in caught.value.help
     loss = nn.Linear(8, 3)(torch.ones(1, 8)).mean()
     loss.backward()  # torch does again what it did
-
-
-@pytest.mark.parametrize(
-    ("draw", "generator"),
-    [
-        (random.random, "Python's random"),
-        (lambda: random.gauss(0, 1), "Python's random"),
-        (np.random.rand, "numpy.random"),
-        (np.random.randn, "numpy.random"),
-    ],
-)
-def test_draws_of_other_generators_are_told(
-    draw: Callable[[], float], generator: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    draw()  # of two normal numbers, the second is kept from the first draw
-    build(lambda model, loss: None, lambda loss: loss * draw())
-    (told,) = [r.getMessage() for r in caplog.records]
-    assert f"draws from {generator} while it is captured: the program holds the numbers drawn now" in told
-    assert "torch.rand" in told
 
 
 def test_what_may_stay() -> None:

@@ -1,0 +1,220 @@
+"""A program is compared with its module: what a capture held as a constant is named, and nothing else changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import graphft
+from graphft.errors import GraphftError
+from tests.support.eager import INPUTS, Net, classify
+
+X, Y = torch.randn(8, 8, generator=torch.Generator().manual_seed(2)), torch.arange(8) % 3
+BATCHES = [{"x": X, "y": Y}, {"x": -X, "y": Y}]
+
+
+def build(net: nn.Module, loss_fn: Any = classify, **options: Any) -> graphft.Program:
+    return graphft.build(net, loss_fn, INPUTS, **options)
+
+
+def by_random(net: Net, h: Tensor) -> Tensor:
+    return h * (1 + random.random())
+
+
+def by_numpy(net: Net, h: Tensor) -> Tensor:
+    return h * float(1 + np.random.rand())
+
+
+def by_counter(net: Net, h: Tensor) -> Tensor:
+    net.count += 1
+    return h * (1 + net.count)
+
+
+def by_average(net: Net, h: Tensor) -> Tensor:
+    net.average = net.average * 0.9 + h.detach().abs().mean()
+    return h + net.average
+
+
+def by_alias(net: Net, h: Tensor) -> Tensor:
+    return h + net.alias[0].detach().sum()
+
+
+@pytest.fixture(params=[by_random, by_numpy, by_counter, by_average])
+def wrong(request: pytest.FixtureRequest) -> Net:
+    torch.manual_seed(0)
+    return Net(request.param)
+
+
+def test_a_difference_is_named(wrong: Net) -> None:
+    state = {n: t.clone() for n, t in wrong.state_dict().items()}
+    wrong.a.weight.grad = torch.ones(16, 8)
+    attributes = (wrong.count, wrong.average, wrong.training)
+    program, generator = build(wrong), torch.get_rng_state()
+    executor = graphft.Executor(seed=0)
+    for compare in (
+        lambda: graphft.check_capture(program, BATCHES),
+        lambda: [executor.run(program, batch) for batch in BATCHES],
+    ):
+        with pytest.raises(GraphftError) as caught:
+            compare()
+        assert caught.value.rule == "capture-check"
+        assert "capture=False" in caught.value.help
+        line = wrong.code.__code__.co_firstlineno + 1 + (wrong.code is by_counter)
+        assert ": loss is " in caught.value.message
+        assert f"test_capture_check.py:{line} in {wrong.code.__name__}" in caught.value.message
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert not [n for n, t in wrong.state_dict().items() if not torch.equal(t, state[n])]
+    assert wrong.a.weight.grad.eq(1).all()
+    assert (wrong.count, wrong.average, wrong.training) == attributes
+    graphft.Executor(check=False).run(program, BATCHES[0])
+
+
+def test_transpile_compares_on_the_data() -> None:
+    program = build(Net(by_counter))
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    options = {"data": graphft.arrays(x=X, y=Y, chunk_size=8), "batch_size": 4}
+    with pytest.raises(GraphftError) as caught:
+        graphft.transpile(program, **options)
+    assert caught.value.rule == "capture-check"
+    graphft.transpile(program, check=False, **options)
+
+
+@pytest.mark.parametrize("code", [by_random, by_numpy, by_counter])
+def test_a_step_of_the_module_must_repeat_itself(code: Any) -> None:
+    with pytest.raises(GraphftError) as caught:
+        graphft.check_capture(build(Net(code), capture=False), BATCHES)
+    assert caught.value.rule == "capture-check"
+    assert "check=False" in caught.value.help
+
+
+def test_a_second_name_of_a_parameter() -> None:
+    with pytest.raises(GraphftError, match=r"in by_alias uses a second name of parameter b\.weight") as caught:
+        build(Net(by_alias))
+    assert caught.value.rule == "outside"
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "help"),
+    [({"x": X, "y": Y + 1}, "plain torch"), ({"x": X, "y": Y.float()}, "torch.int64")],
+    ids=["out of range", "floats"],
+)
+def test_what_the_module_refuses(batch: dict[str, Tensor], help: str, capture: bool) -> None:
+    inputs = {"x": (None, 8), "y": ((None,), batch["y"].dtype)}
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.nll_loss(model(x).log_softmax(1), y)
+
+    with pytest.raises(GraphftError) as caught:
+        graphft.check_capture(graphft.build(Net(), loss_fn, inputs, capture=capture), [batch])
+    assert caught.value.rule in ("capture", "capture-check", "example")
+    assert "test_capture_check.py" in caught.value.message
+    if caught.value.rule != "example":
+        assert help in caught.value.help
+
+
+def one_hot(net: Net, h: Tensor) -> Tensor:
+    return h * F.one_hot(net.hot.argmax(), 16)
+
+
+def probabilities(net: Net, h: Tensor) -> Tensor:
+    assert net.p.device.type == "cpu"
+    return h + torch.distributions.Categorical(net.p, validate_args=False).entropy()
+
+
+def permuted(net: Net, h: Tensor) -> Tensor:
+    return h[:, net.order.long()]
+
+
+def rounded(net: Net, h: Tensor) -> Tensor:
+    return h[:, net.order.round().long()]
+
+
+def counted(net: Net, h: Tensor) -> Tensor:
+    net.n += 1
+    return h / net.n.sqrt()
+
+
+def normed(net: Net, h: Tensor) -> Tensor:
+    return (h - net.mean) / net.var.sqrt()
+
+
+BUFFERS: dict[str, tuple[Any, dict[str, Tensor]]] = {
+    "none": (lambda net, h: h, {}),
+    "one-hot": (one_hot, {"hot": torch.eye(16)[3]}),
+    "probabilities": (probabilities, {"p": torch.full((16,), 1 / 16)}),
+    "indices": (permuted, {"order": torch.arange(15, -1, -1)}),
+    "indices as floats": (permuted, {"order": torch.arange(15, -1, -1).float()}),
+    "rounded": (rounded, {"order": torch.arange(15, -1, -1).float()}),
+    "integers": (counted, {"n": torch.zeros((), dtype=torch.int64)}),
+    "variances": (normed, {"mean": torch.zeros(16), "var": torch.full((16,), 1e-6)}),
+    "a mask of infinities": (lambda net, h: h + net.mask.exp(), {"mask": torch.tensor([0.0, -torch.inf] * 8)}),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sound_models_are_not_refused(name: str, dtype: torch.dtype) -> None:
+    code, buffers = BUFFERS[name]
+    torch.manual_seed(0)
+    net = Net(code, **buffers).to(dtype)
+    inputs = {**INPUTS, "x": ((None, 8), dtype)}
+    feeds = [{"x": batch["x"].to(dtype), "y": Y} for batch in BATCHES]
+    program = graphft.build(net, classify, inputs)
+    exact = graphft.check_capture(program, feeds)
+    assert exact or dtype is torch.bfloat16, "a program's dropout rounds its factor to bfloat16 later than torch's"
+    program = graphft.build(net, lambda model, x, y: classify(model, x, y) * torch.nan, inputs)
+    assert graphft.check_capture(program, feeds), "a loss that is not finite is not for this check to tell of"
+
+
+class Complex(nn.Module):
+    """Its weight is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.fft.fft(x) * self.w).abs()
+
+
+def by_func(net: Net, h: Tensor) -> Tensor:
+    slope = torch.func.vmap(torch.func.grad(lambda row: net.b(row).square().sum()))(h)
+    return h + slope
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("make", [Complex, lambda: Net(by_func)], ids=["complex", "torch.func"])
+def test_rare_parts_are_compared(make: Callable[[], nn.Module], capture: bool) -> None:
+    torch.manual_seed(0)
+    assert graphft.check_capture(build(make(), capture=capture), BATCHES)
+
+
+@pytest.mark.parametrize(
+    "later", [lambda net: net.eval(), lambda net: net.double(), lambda net: net.to("meta"), lambda net: None]
+)
+def test_what_becomes_of_the_model_later_is_no_matter(later: Callable[[Net], Any]) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    program = build(net)
+    later(net)
+    modes = [m.training for m in net.modules()]
+    assert graphft.check_capture(program, BATCHES)
+    assert [m.training for m in net.modules()] == modes
+    graphft.Executor().run(program, BATCHES[0])
+
+
+def test_parameters_that_are_zero() -> None:
+    """Moved a little, a constant that was taken from one of them shows."""
+    net = Net(lambda net, h: h * (1 + ZERO.detach().clone().sum()))
+    ZERO = nn.init.zeros_(net.b.bias)
+    with pytest.raises(GraphftError) as caught:
+        graphft.check_capture(build(net), BATCHES)
+    assert caught.value.rule in ("outside", "capture-check")

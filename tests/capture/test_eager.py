@@ -1,0 +1,229 @@
+"""`capture=False`: the step is one op that runs the pickled module, whatever its code does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.ir import Kind
+from graphft.transpiler.prediction import with_weights
+from tests.support.eager import INPUTS, Net, assert_trains_like_torch, batches, classify, sgd
+from tests.support.golden import assert_golden
+
+
+def by_sign(net: Net, h: Tensor) -> Tensor:
+    return h * 2 if h.sum().item() > 0 else h.tanh()
+
+
+def in_place(net: Net, h: Tensor) -> Tensor:
+    net.seen += h.detach().abs().mean()
+    return h * net.seen
+
+
+def assigned(net: Net, h: Tensor) -> Tensor:
+    net.seen = net.seen * 0.9 + h.detach().abs().mean()
+    return h * net.seen
+
+
+def hooked(net: Net, h: Tensor) -> Tensor:
+    if h.requires_grad:
+        h.register_hook(lambda g: g * net.b.weight.abs().mean())
+    return h
+
+
+def penalised(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    loss = classify(model, x, y)
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + slope.square().sum()
+
+
+def with_extras(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    out = model(x)
+    return F.cross_entropy(out, y), {"accuracy": (out.argmax(1) == y).float().mean(), "out": out}
+
+
+def with_accuracy(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    loss, extras = with_extras(model, x, y)
+    return loss, {"accuracy": extras["accuracy"]}
+
+
+def tied() -> nn.Module:
+    net = Net()
+    net.extra = nn.Linear(8, 16)
+    net.extra.weight = net.a.weight
+    net.code = lambda net, h: h + net.extra(h[:, :8])
+    return net
+
+
+def frozen() -> nn.Module:
+    net = Net(by_sign)
+    net.a.requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("make", "loss_fn"),
+    [
+        (lambda: Net(by_sign), with_extras),
+        (lambda: Net(in_place), classify),
+        (lambda: Net(assigned), classify),
+        (lambda: Net(hooked), classify),
+        (Net, penalised),
+        (tied, classify),
+        (frozen, classify),
+    ],
+    ids=["data", "in place", "assigned", "hook", "penalty", "tied", "frozen"],
+)
+def test_it_trains_like_torch(make: Callable[[], nn.Module], loss_fn: Any, momentum: float) -> None:
+    torch.manual_seed(0)
+    program = assert_trains_like_torch(make(), loss_fn, INPUTS, batches(), sgd(0.2, momentum), capture=False)
+    assert [op.type for op in program.blocks["step"].ops] == ["eager_step"]
+    if loss_fn is with_extras:
+        assert program.attrs["extras"] == ("accuracy", "out")
+        assert program.variables["out"].type.shape == ("batch", 3)
+
+
+def locked() -> nn.Module:
+    net = Net()
+    net.lock = threading.Lock()
+    return net
+
+
+def test_an_example_stands_for_the_made_up_batch() -> None:
+    model, inputs = nn.Embedding(1, 3), {"x": ((None,), torch.int64), "y": INPUTS["y"]}
+    nowhere: Any = {"x": torch.full((4,), 7), "y": torch.zeros(4, dtype=torch.int64)}
+    with pytest.raises(GraphftError) as caught:
+        graphft.build(model, classify, inputs, capture=False, example=nowhere)
+    assert caught.value.rule == "example"
+    good = {"x": torch.zeros(4, dtype=torch.int64), "y": torch.zeros(4, dtype=torch.int64)}
+    for example in (good, None):  # integers are 1 in a made-up batch, or 0 where that fails
+        assert graphft.build(model, classify, inputs, capture=False, example=example).blocks["step"].ops
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "rule"),
+    [
+        (locked, {"capture": False}, "capture"),
+        (Net, {"capture": False, "example": {"x": torch.ones(8, 8)}}, "example"),
+        (Net, {"capture": False, "example": {"x": torch.ones(8, 8), "y": torch.ones(8)}}, "example"),
+        (lambda: Net(lambda net, h: h @ h), {"capture": False}, "example"),
+        (Net, {"example": batches(1)[0]}, "option"),
+        (lambda: Net(lambda net, h: h + net.a.bias.data.mul_(2)), {"capture": False}, "parameter-written"),
+    ],
+    ids=["lock", "missing", "dtype", "fails", "with capture", "written"],
+)
+def test_refused(make: Callable[[], nn.Module], options: Any, rule: str) -> None:
+    with pytest.raises(GraphftError) as caught:
+        graphft.build(make(), classify, INPUTS, **options)
+    assert caught.value.rule == rule
+    assert caught.value.help
+
+
+def now_and_then(net: Net, h: Tensor) -> Tensor:
+    if h.shape[0] == 4:
+        net.seen += 1
+    return h
+
+
+def test_the_example_changes_all_that_is_ever_changed() -> None:
+    program = graphft.build(Net(now_and_then), classify, INPUTS, capture=False)
+    executor = graphft.Executor(check=False)
+    executor.run(program, batches(1)[0])
+    few = {name: column[:4] for name, column in batches(1)[0].items()}
+    with pytest.raises(GraphftError, match="seen") as caught:
+        executor.run(program, few)
+    assert "example=" in str(caught.value)
+    again = graphft.build(Net(now_and_then), classify, INPUTS, capture=False, example=few)
+    assert again.variables["seen"].kind is Kind.BUFFER
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_code_of_another_digest_is_refused(training: bool) -> None:
+    program = graphft.build(Net(), classify, INPUTS, capture=False, training=training)
+    (op,) = program.blocks["step"].ops
+    op.attrs["source"] = "0" * 16
+    with pytest.raises(GraphftError, match="0" * 16):
+        graphft.Executor(check=False).run(program, batches(1)[0])
+
+
+SCRIPT = """
+import torch, graphft
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.bn = nn.Linear(8, 3), nn.BatchNorm1d(3)
+    def forward(self, x):
+        h = self.bn(self.a(x))
+        return h * FACTOR if h.sum().item() > 0 else h
+def make():
+    torch.manual_seed(0)
+    program = graphft.build(Net(), lambda m, x, y: nn.functional.cross_entropy(m(x), y),
+        {"x": (None, 8), "y": ((None,), torch.int64)}, capture=False, name="eager")
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
+    data = graphft.arrays(x=x, y=x[:, :3].argmax(1), chunk_size=16)
+    return graphft.transpile(program, data=data, trainers=2, pservers=1, ft=True, batch_size=8, name="j", seed=3)
+if __name__ == "__main__":
+    job = make()
+    print(job.hash, job.fingerprint)
+"""
+
+
+def told_by(folder: Path, factor: int) -> str:
+    script = folder / "job.py"
+    script.write_text(SCRIPT.replace("FACTOR", str(factor)))
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_job_has_one_fingerprint_until_its_code_changes(tmp_path: Path) -> None:
+    first = told_by(tmp_path, 2)
+    assert told_by(tmp_path, 2) == first
+    assert told_by(tmp_path, 3) != first
+
+
+def test_a_job_is_printed_validates_and_predicts() -> None:
+    """The digest of the code, the code's size and its line are of no concern."""
+    torch.manual_seed(0)
+    model = Net(by_sign)
+    program = graphft.build(model, with_accuracy, INPUTS, capture=False, name="eager")
+    program.blocks["step"].ops[0].loc = ""
+    text = str(program)
+    graphft.minimize(program, graphft.SGD(lr=0.1), model=model)
+    columns = {name: torch.cat([batch[name] for batch in batches()]) for name in ("x", "y")}
+    data = graphft.arrays(**columns, chunk_size=16)
+    job = graphft.transpile(
+        program,
+        data=data,
+        trainers=2,
+        pservers=1,
+        ft=True,
+        batch_size=8,
+        name="eager",
+        validate=graphft.Validation(data=data, every=4),
+        predict=lambda model, x: model(x).softmax(1),
+    )
+    source = program.blocks["step"].ops[0].attrs["source"]
+    size = str(program.values["code"].numel())
+    whole = f"{text}\n\n{job.trainer_program()}"
+    assert_golden(whole.replace(source, "SOURCE").replace(f"uint8[{size}]", "uint8[SIZE]"), "eager_job")
+    assert job.evaluation is not None
+    assert job.evaluation.blocks["step"].ops[0].type == "eager_forward"
+    assert job.prediction is not None
+    program = with_weights(job.prediction, model.state_dict())
+    x = batches(1)[0]["x"]
+    (found,) = graphft.Executor().run(program, {"x": x}, program.attrs["extras"]).values()
+    assert torch.equal(found, model.eval()(x).softmax(1))

@@ -1,0 +1,118 @@
+"""Parameters in any memory layout, and reparametrized ones, train as torch.optim trains them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+
+import graphft
+from tests.support.eager import assert_trains_like_torch, in_torch, sgd
+
+
+class Turned(nn.Module):
+    """Its weight is a transposed view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 8).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+def conv() -> nn.Module:
+    layers = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+
+def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def case(make: Callable[[], nn.Module], steps: int = 3) -> tuple[nn.Module, dict[str, Any], list[dict[str, Tensor]]]:
+    torch.manual_seed(0)
+    model = make()
+    shape = (3, 5, 5) if isinstance(model, nn.Sequential) else (8,)
+    batches = [{"x": torch.randn(6, *shape), "y": torch.arange(6) % 3} for _ in range(steps)]
+    return model, {"x": (None, *shape), "y": ((None,), torch.int64)}, batches
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_transposed_parameter_trains_like_torch(capture: bool) -> None:
+    """A program's is contiguous, so that its matrix products are other kernels."""
+    model, inputs, batches = case(Turned)
+    program = assert_trains_like_torch(
+        model, classify, inputs, batches, sgd(2.0, 0.9), exact=not capture, capture=capture
+    )
+    assert program.values["w"].is_contiguous()
+    assert not model.w.is_contiguous()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("make", [Turned, conv])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_and_their_state(make: Callable[[], nn.Module], name: str) -> None:
+    model, inputs, batches = case(make)
+    eager, executor = copy.deepcopy(model), graphft.Executor()
+    program = graphft.build(model, classify, inputs)
+    graphft.minimize(program, OPTIMIZERS[name](model.parameters()), model=model)
+    for batch in batches:
+        executor.run(program, batch)
+    _, optimizer = in_torch(eager, classify, batches, lambda m: OPTIMIZERS[name](m.parameters()))
+    scope = executor.scope(program)
+    for n, parameter in eager.named_parameters():
+        scale = parameter.abs().max().item()
+        torch.testing.assert_close(scope[n], parameter.detach().contiguous(), rtol=1e-6, atol=1e-6 * scale)
+        states = [
+            t for s, t in scope.items() if s.startswith(f"{n}@") and t.shape == parameter.shape and "GRAD" not in s
+        ]
+        for kept in optimizer.state[parameter].values():
+            if isinstance(kept, Tensor) and kept.shape == parameter.shape:
+                limit = 1e-5 * kept.abs().max().item()
+                assert any((t - kept).abs().max() <= limit for t in states), (n, [s for s in scope if n in s])
+
+
+def of(wrap: Callable[..., nn.Module], **options: Any) -> Callable[[], nn.Module]:
+    return lambda: wrap(nn.Linear(8, 3), **options)
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        spectral_norm,
+        weight_norm,
+        parametrizations.spectral_norm,
+        parametrizations.weight_norm,
+        parametrizations.orthogonal,
+    ],
+    ids=["spectral_norm", "weight_norm", "parametrized spectral_norm", "parametrized weight_norm", "orthogonal"],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_reparametrized(wrap: Any, capture: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model, inputs, batches = case(of(wrap))
+    if wrap is not spectral_norm and wrap is not weight_norm:
+        model(batches[0]["x"])  # used before it is built
+        twin = copy.deepcopy(model)
+    else:  # their plain attribute `weight` is a result, which cannot be copied
+        twin = case(of(wrap))[0]
+    model(batches[0]["x"]).sum().item()
+    twin.load_state_dict(model.state_dict())
+    exact = not capture or wrap is not parametrizations.orthogonal  # its result has another layout
+    assert_trains_like_torch(model, classify, inputs, batches, twin=twin, exact=exact, capture=capture)
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
