@@ -15,7 +15,8 @@ batches and seed. Losses, parameters, buffers and the optimizer's state are comp
 | fails, hangs, crashes | a step raises; there is no result within the limit; the process died |
 | no reference | eager torch fails, or differs from itself |
 
-What is refused for a batch of any size is tried once more with fixed sizes. With `--kills`, each tenth architecture
+With capture=False, eager torch draws from Python's and NumPy's generators as op `eager_step` seeds them: from the state
+of torch's. What is refused for a batch of any size is tried once more with fixed sizes. With `--kills`, each tenth architecture
 is also a small job (2 trainers, 1 pserver, ft) that runs twice, and a trainer of one run is killed with SIGKILL:
 their final weights must have the same bits.
 """
@@ -36,6 +37,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +50,7 @@ from torch import Tensor, nn
 from zoo_cases import FAMILIES, Batch, Case, Spec, Subject, spec
 
 import graphft
+from graphft.data_seeding import seeded_by_torch
 
 LIMITS = {"bits": 0.0, "1e-6": 1e-6, "sqrt(eps)": torch.finfo(torch.float32).eps ** 0.5}
 LEAST, LEAST_MEAN = 1e-6, 1e-3
@@ -89,14 +92,15 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {n: t.detach().clone() for n, t in (*model.named_parameters(), *model.named_buffers())}
 
 
-def eager(case: Case, batches: list[Batch]) -> dict[str, Tensor]:
+def eager(case: Case, batches: list[Batch], seeding: Callable[[], Any] = nullcontext) -> dict[str, Tensor]:
     subject, values = made(case), {}
     optimizer = subject.optimizer(subject.model.parameters())
     seed(1)
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
-        loss = subject.loss_fn(subject.model, **batch)
-        loss.backward()
+        with seeding():
+            loss = subject.loss_fn(subject.model, **batch)
+            loss.backward()
         optimizer.step()
         values[f"loss of step {step}"] = loss.detach()
     for n, p in subject.model.named_parameters():
@@ -153,7 +157,7 @@ def check(case: Case) -> Found:
     ways["capture=False"] = (first.inputs, first.batches, {**OPAQUE, "example": first.batches[0]})
     for way, (inputs, batches, options) in ways.items():
         try:
-            expected = eager(case, batches)
+            expected = eager(case, batches, seeded_by_torch if options else nullcontext)
         except Exception as error:
             return Found("no reference", told(error))
         subject, program = made(case), None

@@ -28,7 +28,7 @@ from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
 from graphft.ir import Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
 from graphft.mode import tell_mode
-from graphft.module_step import evaluating, parameter_written, tensors_of, unchanged
+from graphft.module_step import check_buffer, evaluating, parameter_written, tensors_of, unchanged
 from graphft.opaque import emit_opaque
 from graphft.outside import refuse_outside
 from graphft.side_effects import side_effects_refused
@@ -327,6 +327,7 @@ class _Step:
         with torch.no_grad():
             for n, t in tensors.items():  # a buffer that was assigned to, instead of changed in place
                 if given[f"model.{n}"] is not t:
+                    check_buffer(n, t, given[f"model.{n}"])
                     t.copy_(given[f"model.{n}"])
             return self._results(values, loss, extras, trainable, gradients)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 from collections.abc import Iterator
 
@@ -27,6 +28,28 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy_)
+
+
+@contextlib.contextmanager
+def seeded_by_torch() -> Iterator[None]:
+    """Seeds NumPy's and Python's generators from the state of torch's; afterwards they go on where they were.
+
+    So what a step draws from any of the three follows from torch's alone, which moves on if one of the others was used.
+    """
+    import torch
+
+    python, numpy_ = random.getstate(), np.random.get_state()
+    seed = int.from_bytes(hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).digest(), "little")
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    before = python_states()
+    try:
+        yield
+        if python_states() != before:
+            torch.rand(())
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_)
 
 
 def states() -> tuple[object, ...]:

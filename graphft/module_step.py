@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graphft.data_seeding import seeded_by_torch
 from graphft.errors import GraphftError
 from graphft.ir import grad_name
 from graphft.loss_results import loss_and_extras
@@ -102,6 +103,7 @@ class ModuleStep:
         with (
             contextlib.nullcontext() if self.training else evaluating(self.model),
             torch.set_grad_enabled(self.training),
+            seeded_by_torch(),
         ):
             result = self.call(self.model, **feeds)
             loss, extras = loss_and_extras(result, {*feeds, *tensors}, self.training)
@@ -114,6 +116,8 @@ class ModuleStep:
         # By value: the kernels of batch norm do not count their writes as versions.
         changed = {n: b.detach().clone() for n, b in now.items() if n in values and not same_bits(b, values[n])}
         self._put_back(tensors)
+        for name, buffer in changed.items():
+            check_buffer(name, tensors[name], buffer)
         results = {"loss": loss.detach(), **{n: t.detach() for n, t in extras.items()}}
         for name, parameter in trainable.items():
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
@@ -128,6 +132,17 @@ class ModuleStep:
             owner = self.model.get_submodule(path)
             if leaf in owner._buffers and owner._buffers[leaf] is not tensor:
                 owner._buffers[leaf] = tensor
+
+
+def check_buffer(name: str, before: Tensor, after: Tensor) -> None:
+    """Raises GraphftError[buffer-type] if a step gives a buffer another shape or dtype."""
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        raise GraphftError(
+            f"the step changes buffer {name} from {before.dtype} {tuple(before.shape)} to {after.dtype} "
+            f"{tuple(after.shape)}",
+            rule="buffer-type",
+            help="run the model once on a batch of this size before build(), or register the buffer as it will be",
+        )
 
 
 def parameter_written(name: str) -> GraphftError:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphft import registry
 from graphft.dependence import alias_classes
 from graphft.errors import GraphftError
+from graphft.guards import WITHOUT_CAPTURE
 from graphft.ir import Arg, Block, Kind, Operator, Ref, Type, Variable, same
 from graphft.literals import literal
 from graphft.locations import TRACED, user_line
@@ -124,6 +125,12 @@ class _TracedGenerator:
         self._real, self._thread = torch.default_generator, threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "seed" and threading.get_ident() == self._thread:
+            raise GraphftError(
+                "torch.seed() seeds with a number that no program knows",
+                rule="capture",
+                help="use torch.manual_seed(n)",
+            )
         traced = {"get_state": "get_rng_state", "set_state": "set_rng_state", "manual_seed": "manual_seed"}.get(name)
         if traced is None or threading.get_ident() != self._thread:
             return getattr(self._real, name)
@@ -247,7 +254,7 @@ class Emitter:
     def _make(self) -> None:
         for node in self.traced.module.graph.nodes:
             if node.op == "get_attr":
-                self.values[node] = Ref(self._constant(getattr(self.traced.module, node.target)))
+                self.values[node] = Ref(self._constant(node, getattr(self.traced.module, node.target)))
             elif node.op == "call_function":
                 self._call(node)
         kept = {id(op) for op in prune([op for op, _ in self.ops], set(self.names.values()))}
@@ -351,7 +358,14 @@ class Emitter:
         self.types[name] = self.traced.symbols.type_of(value)
         return name
 
-    def _constant(self, value: Tensor) -> str:
+    def _constant(self, node: fx.Node, value: Any) -> str:
+        if not isinstance(value, Tensor):
+            line = next((user.meta["loc"] for user in node.users if user.meta.get("loc")), "the model")
+            raise GraphftError(
+                f"{line} uses a {type(value).__name__} of its own, which a program cannot hold",
+                rule="capture",
+                help=f"draw random numbers from torch's default generator; or {WITHOUT_CAPTURE}",
+            )
         if id(value) not in self.constants:
             name = self.program.fresh("const", self.reserved)
             self.constants[id(value)] = name
