@@ -369,8 +369,7 @@ class Emitter:
         if id(value) not in self.constants:
             name = self.program.fresh("const", self.reserved)
             self.constants[id(value)] = name
-            type = self.traced.symbols.type_of(value)
-            self.program.variable(name, type, Kind.CONST, value.detach().clone().cpu())
+            self.program.variable(name, self.traced.symbols.type_of(value), Kind.CONST, value.detach().clone().cpu())
         return self.constants[id(value)]
 
 
