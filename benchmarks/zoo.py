@@ -17,8 +17,8 @@ batches and seed. Losses, parameters, buffers and the optimizer's state are comp
 
 With capture=False, eager torch draws from Python's and NumPy's generators as op `eager_step` seeds them: from the state
 of torch's. What is refused for a batch of any size is tried once more with fixed sizes. With `--kills`, each tenth
-architecture is also a small job (2 trainers, 1 pserver, ft) that runs twice, and a trainer of one run is killed with SIGKILL:
-their final weights must have the same bits.
+architecture is also a small job (2 trainers, 1 pserver, ft) that runs twice, and a trainer of one run is killed with
+SIGKILL: their final weights must have the same bits.
 """
 
 from __future__ import annotations
