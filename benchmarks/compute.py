@@ -1,8 +1,9 @@
-"""Replaying a captured step against eager forward and backward, on one thread.
+"""Replaying a captured step, and op eager_step, against eager forward and backward, on one thread; what a check costs.
 
     python benchmarks/compute.py [--rounds 200]
 
-Prints, per model, the median times of both (interleaved, so that a busy machine slows both) and their ratio.
+Prints, per model, the median times (interleaved, so that a busy machine slows all) and their ratios, the seconds that a
+capture takes, and those of its comparison with the module, on half a batch as `transpile` does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,30 +66,28 @@ def transformer() -> tuple[nn.Module, dict[str, Tensor]]:
     return Encoder(6), {"x": torch.randint(1000, (8, 32)), "y": torch.randint(10, (8,))}
 
 
-def steps(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Callable[[], object], Callable[[], object]]:
-    """One step of eager torch, and the same step of the captured program."""
+def built(model: nn.Module, batch: Mapping[str, Tensor], **options: Any) -> graphft.Program:
     inputs: Inputs = {n: ((None, *t.shape[1:]), t.dtype) for n, t in batch.items()}
-    program = graphft.build(model, classify, inputs)
-    wanted = ["loss", *(graphft.grad_name(n) for n, _ in model.named_parameters())]
+    return graphft.build(model, classify, inputs, **options)
+
+
+def step_of(program: graphft.Program, batch: Mapping[str, Tensor]) -> Callable[[], object]:
+    wanted = ["loss", *(graphft.grad_name(v.name) for v in program.of_kind(graphft.Kind.PARAM))]
     run = lower(program.block("step"), fetch=wanted)
     context = Context(scope={**{n: v.clone() for n, v in program.values.items()}, **batch})
-
-    def eager() -> None:
-        model.zero_grad()
-        classify(model, **batch).backward()
-
-    return eager, lambda: run(context, context.scope)
+    return lambda: run(context, context.scope)
 
 
-def measure(eager: Callable[[], object], replay: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Median seconds of both, interleaved."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for fn, series in zip((eager, replay), times, strict=True):
-            start = time.perf_counter()
-            fn()
-            series.append(time.perf_counter() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def measure(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Median seconds of each, interleaved."""
+    times = [[seconds(step) for step in steps] for _ in range(rounds)]
+    return [statistics.median(series) for series in zip(*times, strict=True)]
 
 
 def main() -> None:
@@ -97,10 +97,25 @@ def main() -> None:
     torch.set_num_threads(1)
     for make in (mlp, convnet, transformer):
         torch.manual_seed(0)
-        eager, replay = steps(*make())
-        measure(eager, replay, 10)
-        a, b = measure(eager, replay, rounds)
-        print(f"{make.__name__:12} eager {a * 1e3:8.3f} ms   replay {b * 1e3:8.3f} ms   ratio {b / a:.3f}")
+        model, batch = make()
+
+        def eager(model: nn.Module = model, batch: Mapping[str, Tensor] = batch) -> None:
+            model.zero_grad()
+            classify(model, **batch).backward()
+
+        program = built(model, batch)
+        steps = [eager, step_of(program, batch), step_of(built(model, batch, capture=False), batch)]
+        measure(steps, 10)
+        a, b, c = measure(steps, rounds)
+        half = {n: t[: len(t) // 2] for n, t in batch.items()}
+        capture, check = (
+            statistics.median(seconds(call) for _ in range(5))
+            for call in (partial(built, model, batch), partial(graphft.check_capture, program, [half, half]))
+        )
+        print(
+            f"{make.__name__:12} eager {a * 1e3:7.3f} ms   replay {b * 1e3:7.3f} ms, {b / a:.3f}   eager_step "
+            f"{c * 1e3:7.3f} ms, {c / a:.3f}   capture {capture:6.3f} s   check {check:6.3f} s, {check / capture:.3f}"
+        )
 
 
 if __name__ == "__main__":
