@@ -87,7 +87,7 @@ def test_ray_trains_configurations() -> None:
         ({"passes": 2}, "no option passes"),
         ({"sync": False}, "no option sync"),
         ({"ft": False}, "no option ft"),
-        ({"chunk": 1}, "has no option chunk\\n.*it has .*data"),
+        ({"wombat": 1}, "has no option wombat\\n.*it has .*data"),
         ({"scaling_config": ScalingConfig(placement_strategy="SPREAD")}, "placement_strategy='SPREAD'"),
         ({"run_config": RunConfig(callbacks=[1])}, "RunConfig has callbacks"),
         ({"run_config": RunConfig("a", failure_config=FailureConfig(fail_fast=True))}, "fail_fast"),
