@@ -34,8 +34,8 @@ _BEGIN = (
     "| `init_partial` | bool | `False` | Of these what fits is loaded, and a warning lists the rest. |\n"
     "| `predict` | function | none | What the trained model predicts, `predict(model, x)`; by default what it returns "
     "in `loss_fn` ([predict.md](predict.md)). |\n"
-    "| `check` | bool | `True` | The program is compared with the module that it was captured from, on the first batches "
-    "([capture.md](capture.md#the-program-is-compared-with-the-module)). |\n"
+    "| `check` | bool | `True` | The program is compared with the module that it was captured from, on the first "
+    "batches ([capture.md](capture.md#the-program-is-compared-with-the-module)). |\n"
 )
 """Arguments of `transpile` that are no fields of JobConfig: the initial values say it all, and what is predicted is no
 part of the run."""
