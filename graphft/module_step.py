@@ -43,17 +43,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """The model's tensors, gradients and attributes are afterwards what they were before, the tensors in their place.
 
-    Attributes are looked at one level deep: what a container holds stays as the code left it.
+    Yields copies of the tensors, as they were. Attributes are looked at one level deep: what a container holds stays as
+    the code left it.
     """
-    tensors = {t: (t.detach().clone(), t.grad) for t in tensors_of(model).values()}
+    tensors = tensors_of(model)
+    values, gradients = {n: t.detach().clone() for n, t in tensors.items()}, {n: t.grad for n, t in tensors.items()}
     attributes = {
         m: {name: dict(v) if isinstance(v, dict) else v for name, v in vars(m).items()} for m in model.modules()
     }
     try:
-        yield
+        yield values
     finally:
         for module, before in attributes.items():
             now = vars(module)
@@ -66,9 +68,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                 elif now.get(name) is not value:
                     now[name] = value
         with torch.no_grad():
-            for tensor, (value, gradient) in tensors.items():
-                tensor.copy_(value)
-                tensor.grad = gradient
+            for name, tensor in tensors.items():
+                tensor.copy_(values[name])
+                tensor.grad = gradients[name]
 
 
 @dataclass(frozen=True)

@@ -95,11 +95,10 @@ def _run_once(
                 describe_tensor(outside[0]),
             )
 
-    before = {n: t.detach().clone() for n, t in own.items()}
     for whole in (1, 0):
         feeds = _given(inputs, example) if example is not None else _made_up(inputs, whole)
         try:
-            with unchanged(step.model), torch.random.fork_rng(devices=[]):
+            with unchanged(step.model) as before, torch.random.fork_rng(devices=[]):
                 values, changed = step.run(before, feeds, look)
                 if step.training:
                     _tell_gradients(step, values)

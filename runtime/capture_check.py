@@ -56,13 +56,13 @@ def check_capture(program: Program, feeds: Sequence[Values]) -> bool:
     if origin is None or not feeds or _is_another(origin):
         return True
     with contextlib.ExitStack() as stack:
-        stack.enter_context(unchanged(origin.model))
+        values = stack.enter_context(unchanged(origin.model))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         for module, mode in zip(origin.model.modules(), origin.modes, strict=False):
             module.training = mode
         if not origin.training:
             stack.enter_context(evaluating(origin.model))
-        exact = _Comparison(origin).run(feeds)
+        exact = _Comparison(origin, values).run(feeds)
     origin.checked = len(feeds) >= STEPS
     return exact
 
@@ -111,13 +111,12 @@ def _size(program: Program, batch_size: int) -> int:
 class _Comparison:
     """One program and its module."""
 
-    def __init__(self, origin: Origin) -> None:
-        self.origin, self.program = origin, origin.program
+    def __init__(self, origin: Origin, values: Values) -> None:
+        self.origin, self.program, self.model = origin, origin.program, values
         self.step = ModuleStep(origin.model, origin.whole_loss_fn(), origin.training)
         self.block = self.program.blocks["step"]
         gradients = [grad_name(v.name) for v in self.program.of_kind(Kind.PARAM)] if origin.training else []
         self.results = ["loss", *self.program.attrs.get("extras", ()), *_in_order(self.block, gradients)]
-        self.model = {n: t.detach().clone() for n, t in tensors_of(origin.model).items()}
         self.device = next((t.device for t in self.model.values()), torch.device("cpu"))
         self.replay = lower(self.block, fetch=self.results, device=self.device)
         self.context = Context(device=str(self.device))
@@ -143,7 +142,7 @@ class _Comparison:
 
     def _run(self, feeds: Sequence[Values], moved: bool) -> bool:
         generator, exact = torch.Generator().manual_seed(0), True
-        values = {n: t.clone() for n, t in self.model.items()}
+        values = dict(self.model)
         for number, fed in enumerate(feeds):
             feed = {n: t.to(self.device) for n, t in fed.items()}
             if moved:
@@ -185,9 +184,15 @@ class _Comparison:
 
     def _program(self, values: Values, feed: Values, seed: int | float) -> dict[str, Tensor]:
         torch.manual_seed(int(seed))
-        scope: dict[str, Any] = {**self.constants, **{n: t.contiguous().clone() for n, t in values.items()}, **feed}
+        scope = self._scope(values, feed)
         found = dict(zip(self.results, self.replay(self.context, scope), strict=True))
         return found | {v.name: scope[v.name] for v in self.program.of_kind(Kind.BUFFER)}
+
+    def _scope(self, values: Values, feed: Values) -> dict[str, Any]:
+        """What the program loads; it changes buffers alone."""
+        buffers = {v.name for v in self.program.of_kind(Kind.BUFFER)}
+        contiguous = {n: t.contiguous() for n, t in values.items()}
+        return {**self.constants, **{n: t.clone() if n in buffers else t for n, t in contiguous.items()}, **feed}
 
     def _compare(
         self, found: Values, expected: Values, number: int, feed: Values, values: Values, seed: Any, twice: bool = False
@@ -239,7 +244,7 @@ class _Comparison:
             observed.append((index, [t.clone() for t in results if isinstance(t, Tensor)]))
 
         torch.manual_seed(int(seed))
-        scope: dict[str, Any] = {**self.constants, **{n: t.contiguous().clone() for n, t in values.items()}, **feed}
+        scope = self._scope(values, feed)
         lower(self.block, device=self.device, observe=observe)(self.context, scope)
         for index, results in observed:
             op = self.block.ops[index]
