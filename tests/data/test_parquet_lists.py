@@ -144,5 +144,5 @@ def test_a_value_in_a_list_that_is_none_of_the_dtype_is_a_bad_record(tmp_path: P
 def test_predictions_from_lists(tmp_path: Path) -> None:
     model = complete_job(tmp_path / "job")
     (path,) = write(tmp_path, {"embedding": X[:96].tolist()}, group=50)
-    found = graphft.predict(tmp_path / "job", path, columns={"x": "embedding"}, workers=1)["output"]
+    found = graphft.predict(tmp_path / "job", path, columns={"x": "embedding"})["output"]
     assert torch.equal(found, by_batches(model, X[:96]))
