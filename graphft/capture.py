@@ -13,6 +13,7 @@ its forward pass is captured alone, in eval mode. With `capture=False` the step 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
+from graphft.data_seeding import python_states
 from graphft.errors import GraphftError, UsageError
 from graphft.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured
 from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
@@ -34,6 +36,8 @@ from graphft.outside import refuse_outside
 from graphft.side_effects import side_effects_refused
 from graphft.symbolic import Symbols
 from graphft.tracing import Recorder, Traced, emit, settle, storage, trace
+
+log = logging.getLogger("graphft")
 
 
 def build(
@@ -135,6 +139,7 @@ def _capture(
     """Traces the step, and writes it into the program."""
     symbols = Symbols(d for t in [*specs.values(), *state.types.values()] for d in t.shape or () if isinstance(d, int))
     step = _Step(model, call, state, list(specs), training)
+    drawn = python_states()
     with captured(symbols), unchanged(model), contextlib.nullcontext() if training else evaluating(model):
         fakes = [
             symbols.mode.from_tensor(t.detach().contiguous(), static_shapes=True).requires_grad_(
@@ -154,6 +159,12 @@ def _capture(
                 rule="capture",
                 help="raise an exception there instead",
             ) from error
+    if drawn != python_states():
+        log.warning(
+            "the model or loss_fn draws from Python's random or numpy.random while it is captured: the program holds "
+            "these numbers. Draw with torch, whose draws are ops; or %s",
+            WITHOUT_CAPTURE,
+        )
     unused = [n for n in state.trainable if n not in step.gradients]
     if unused and training and not allow_unused:
         raise GraphftError(

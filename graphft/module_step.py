@@ -99,24 +99,32 @@ class ModuleStep:
         with torch.no_grad():
             for name, value in values.items():
                 tensors[name].copy_(value)
+        before = {n: values.get(n, t) for n, t in tensors.items()}
         versions = {n: p._version for n, p in trainable.items()}
         for parameter in trainable.values():
             parameter.grad = None
         with (
             contextlib.nullcontext() if self.training else evaluating(self.model),
             torch.set_grad_enabled(self.training),
-            seeded_by_torch(),
+            seeded_by_torch() if self.training else contextlib.nullcontext(),  # validation runs beside a step
         ):
             result = self.call(self.model, **feeds)
             loss, extras = loss_and_extras(result, {*feeds, *tensors}, self.training)
             look(loss)
             if self.training:
                 loss.backward()
-        if written := [n for n, p in trainable.items() if p._version != versions[n]]:
-            raise parameter_written(written[0])
-        now = dict(self.model.named_buffers())
+        for name, parameter in trainable.items():  # by value as well: a write through .data is no version
+            if parameter._version != versions[name] or not same_bits(parameter, before[name]):
+                raise parameter_written(name)
+        now = {n: t for n, t in tensors_of(self.model).items() if n not in trainable}
+        if new := now.keys() - tensors.keys():
+            raise GraphftError(
+                f"the step makes buffer {min(new)}, which the model did not have",
+                rule="buffer-type",
+                help="register it with its shape and dtype before build()",
+            )
         # By value: the kernels of batch norm do not count their writes as versions.
-        changed = {n: b.detach().clone() for n, b in now.items() if n in values and not same_bits(b, values[n])}
+        changed = {n: t.detach().clone() for n, t in now.items() if not same_bits(t, before[n])}
         self._put_back(tensors)
         for name, buffer in changed.items():
             check_buffer(name, tensors[name], buffer)

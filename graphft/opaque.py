@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +21,13 @@ from graphft.ir import Dim, Kind, Operator, Program, Ref, Type, grad_name
 from graphft.literals import dtype_of, evaluate, names_in
 from graphft.locations import error_line, line_of
 from graphft.mode import listed
-from graphft.module_code import Packed, pack, source_digest
-from graphft.module_step import ModuleStep, parameter_written, tensors_of, unchanged
+from graphft.module_code import Packed, copy_of, pack, source_digest
+from graphft.module_step import ModuleStep, tensors_of
 from graphft.outside import describe_tensor, leaves
-from graphft.tensor_file import same_bits
 
 log = logging.getLogger("graphft")
 
-CODE = "code"
+CODE = "module@CODE"
 """The constant that holds the pickled module."""
 _SIZES = (7, 11, 13, 17, 19, 23, 29, 31)
 """Of named dimensions in a made-up batch."""
@@ -47,11 +47,11 @@ def emit_opaque(
     """
     tensors = tensors_of(model)
     trained = [n for n, p in model.named_parameters() if p.requires_grad and training]
-    step = ModuleStep(model, call, training)
-    feeds, results, written = _run_once(step, inputs, example)
+    packed = Packed(model, call, training, tuple(inputs), tuple(trained))
+    feeds, results, written = _run_once(copy_of(packed), tensors, inputs, example)
     fixed = [n for n in tensors if n not in trained and n not in written]
-    source = source_digest(model, call)
-    code = pack(Packed(model, call, training, tuple(inputs), tuple(trained), tuple(fixed), tuple(written), source))
+    source = source_digest(packed)
+    code = pack(replace(packed, fixed=tuple(fixed), written=tuple(written), results=tuple(results), source=source))
     sizes = _sizes(inputs, feeds)
     extras = [n for n in results if n != "loss" and n not in map(grad_name, trained)]
     for name in ("loss", *extras):
@@ -68,7 +68,7 @@ def emit_opaque(
             "eager_step" if training else "eager_forward",
             (Ref(CODE), *(tuple(map(Ref, group)) for group in groups)),
             {"source": source},
-            ("loss", *extras, *map(grad_name, trained)),
+            tuple(results),
             line_of(where.co_filename, where.co_firstlineno, where.co_name) if where is not None else "",
         )
     )
@@ -76,36 +76,35 @@ def emit_opaque(
 
 
 def _run_once(
-    step: ModuleStep, inputs: Mapping[str, Type], example: Mapping[str, Tensor] | None
+    packed: Packed, values: Mapping[str, Tensor], inputs: Mapping[str, Type], example: Mapping[str, Tensor] | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Runs the step on the example, or on a made-up batch, and leaves the model and torch's generator as they were.
+    """Runs a copy's step on the example, or on a made-up batch, and leaves torch's generator as it was.
 
     Returns the batch, the results by name, and the names of the buffers that the step changes.
     """
     problem: BaseException | None = None
+    step = ModuleStep(packed.model, packed.call, packed.training)
     own = tensors_of(step.model)
 
     def look(loss: Tensor) -> None:
-        known = {id(t) for t in (*own.values(), *feeds.values())}
-        outside = [leaf for leaf, _ in leaves(loss, lambda node: "") if id(leaf) not in known]
+        known = {id(t) for t in own.values()}
+        reached = [leaf for leaf, _ in leaves(loss, lambda node: "") if isinstance(leaf, nn.Parameter)]
+        outside = [leaf for leaf in reached if id(leaf) not in known]
         if outside and step.training:
             log.warning(
-                "the loss depends on a trainable tensor, %s, which is no parameter of the model: it does not train, "
-                "unless it is made in the step; one nn.Module that holds both trains both",
+                "the loss depends on a parameter, %s, that is none of the model's: it does not train; one nn.Module "
+                "that holds both trains both",
                 describe_tensor(outside[0]),
             )
 
     for whole in (1, 0):
         feeds = _given(inputs, example) if example is not None else _made_up(inputs, whole)
         try:
-            with unchanged(step.model) as before, torch.random.fork_rng(devices=[]):
-                values, changed = step.run(before, feeds, look)
-                if step.training:
-                    _tell_gradients(step, values)
-                    for name, parameter in step.model.named_parameters():  # a write through .data is not counted
-                        if parameter.requires_grad and not same_bits(parameter, before[name]):
-                            raise parameter_written(name)
-            return feeds, values, list(changed)
+            with torch.random.fork_rng(devices=[]):
+                results, changed = step.run(values, feeds, look)
+            if step.training:
+                _tell_gradients(step, results)
+            return feeds, results, list(changed)
         except GraphftError:
             raise
         except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -42,7 +42,7 @@ def eager_step(
             rule="example",
             help="give build(..., capture=False, example={...}) a batch on which it changes all that it ever changes",
         )
-    return tuple(results.values())
+    return _in_order(packed, results)
 
 
 @op("eager_forward", infer=_declared)
@@ -58,7 +58,20 @@ def eager_forward(ctx: Context, code: Tensor, inputs: Any, tensors: Any, *, sour
             rule="option",
             help="let the model change its buffers in train mode only (if self.training)",
         )
-    return tuple(results.values()) if len(results) > 1 else next(iter(results.values()))
+    found = _in_order(packed, results)
+    return found if len(found) > 1 else found[0]
+
+
+def _in_order(packed: Packed, results: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """The results as the program names them, whatever order the code returns them in."""
+    if results.keys() != set(packed.results):
+        differing = ", ".join(sorted(results.keys() ^ set(packed.results)))
+        raise UsageError(
+            f"the step gives other results than when the program was built: {differing}",
+            rule="example",
+            help="return the same names at each step, and freeze parameters before build()",
+        )
+    return tuple(results[name] for name in packed.results)
 
 
 def _step(packed: Packed) -> ModuleStep:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -60,11 +61,16 @@ def check_capture(program: Program, feeds: Sequence[Values]) -> bool:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         for module, mode in zip(origin.model.modules(), origin.modes, strict=False):
             module.training = mode
+        for name, parameter in origin.model.named_parameters() if origin.training else ():
+            stack.callback(parameter.requires_grad_, parameter.requires_grad)
+            parameter.requires_grad_(origin.program.variables[name].kind is Kind.PARAM)
         if not origin.training:
             stack.enter_context(evaluating(origin.model))
         exact = _Comparison(origin, values).run(feeds)
-    origin.checked = len(feeds) >= STEPS
-    return exact
+    if exact is None:
+        log.warning("the program is not compared with its module: the loss of the first batch is not finite")
+    origin.checked = exact is not None and len(feeds) >= STEPS
+    return bool(exact)
 
 
 def _is_another(origin: Origin) -> bool:
@@ -122,7 +128,8 @@ class _Comparison:
         self.context = Context(device=str(self.device))
         self.constants = {v.name: self.program.values[v.name].to(self.device) for v in self.program.of_kind(Kind.CONST)}
 
-    def run(self, feeds: Sequence[Values]) -> bool:
+    def run(self, feeds: Sequence[Values]) -> bool | None:
+        """Returns whether all bits were equal; None if no step could be compared."""
         for moved in (True, False):  # values that are a little off may be what the model cannot take
             try:
                 return self._run(feeds, moved)
@@ -130,7 +137,7 @@ class _Comparison:
                 problem = error
         cause = problem.__cause__
         if cause is None:
-            return True  # the loss is not finite from the first step on, in both
+            return None
         if isinstance(cause, GraphftError):
             raise cause
         where = error_line(cause)
@@ -174,9 +181,16 @@ class _Comparison:
         """What the module computes. Raises _NotComparable if it fails, or its loss is not finite."""
         torch.manual_seed(int(seed))
         try:
-            results, changed = self.step.run(values, feed)
+            results, changed = self.step.run(values, {n: t.clone() for n, t in feed.items()})
         except Exception as error:
             raise _NotComparable from error
+        if kept := [n for n, t in results.items() if isinstance(t, FakeTensor)]:
+            raise GraphftError(
+                f"the module's {kept[0]} is computed from a tensor without data, which its code has kept since it was "
+                "captured: a cache (functools.lru_cache, a dict, a list)",
+                rule="capture-check",
+                help="fill such a cache before build(): run the model once on real data in a new process",
+            )
         if not results["loss"].isfinite():
             raise _NotComparable
         unused = {g for v in self.program.variables.values() if (g := grad_name(v.name)) not in self.results}
@@ -192,7 +206,8 @@ class _Comparison:
         """What the program loads; it changes buffers alone."""
         buffers = {v.name for v in self.program.of_kind(Kind.BUFFER)}
         contiguous = {n: t.contiguous() for n, t in values.items()}
-        return {**self.constants, **{n: t.clone() if n in buffers else t for n, t in contiguous.items()}, **feed}
+        own = {n: t.clone() if n in buffers else t for n, t in contiguous.items()}
+        return {**self.constants, **own, **{n: t.clone() for n, t in feed.items()}}
 
     def _compare(
         self, found: Values, expected: Values, number: int, feed: Values, values: Values, seed: Any, twice: bool = False

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.data_fingerprint import HELD_OUT
 
-CODE = "code"
+CODE = "module@CODE"
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -217,7 +217,7 @@ def test_a_job_is_printed_validates_and_predicts() -> None:
         predict=lambda model, x: model(x).softmax(1),
     )
     source = program.blocks["step"].ops[0].attrs["source"]
-    size = str(program.values["code"].numel())
+    size = str(program.values["module@CODE"].numel())
     whole = f"{text}\n\n{job.trainer_program()}"
     assert_golden(whole.replace(source, "SOURCE").replace(f"uint8[{size}]", "uint8[SIZE]"), "eager_job")
     assert job.evaluation is not None
