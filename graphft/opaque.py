@@ -1,9 +1,9 @@
 """Programs whose step is one op that runs the user's module: `build(..., capture=False)`.
 
-    %loss, %fc.weight@GRAD = eager_step(%code, (%x, %y), (%fc.weight,), (), (%bn.running_mean,)) {source = "..."}
+    %loss, %fc.weight@GRAD = eager_step(%module@CODE, (%x, %y), (%fc.weight,), (), (%bn.running_mean,)) {source = "..."}
 
-`%code` holds the pickled module and loss, without the values of parameters and buffers: these are operands like any
-other, and travel, are sliced and recovered as those of a captured program.
+`%module@CODE` holds the pickled module and loss, without the values of parameters and buffers: these are operands like
+any other, and travel, are sliced and recovered as those of a captured program.
 """
 
 from __future__ import annotations
