@@ -231,3 +231,21 @@ def test_parameters_that_are_zero() -> None:
     with pytest.raises(GraphftError) as caught:
         graphft.check_capture(build(net), BATCHES)
     assert caught.value.rule in ("outside", "capture-check")
+
+
+@pytest.mark.parametrize("code", [by_random, by_numpy])
+def test_draws_of_other_generators_are_told(code: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One that seldom matters (layer drop) may be the same in both steps of the comparison."""
+    build(Net(code))
+    assert "draws from Python's random or numpy.random" in caplog.text
+
+
+def test_a_cache_that_the_capture_filled_is_named() -> None:
+    cache: dict[str, Tensor] = {}
+
+    def cached(net: Net, h: Tensor) -> Tensor:
+        return h + cache.setdefault("mean", h.detach().mean())
+
+    with pytest.raises(GraphftError, match="a tensor without data") as caught:
+        graphft.check_capture(build(Net(cached)), BATCHES)
+    assert caught.value.rule in ("capture-check", "constant-written")
