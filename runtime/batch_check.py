@@ -7,7 +7,7 @@ and `model(x) - y` of [batch, 1] and [batch] trains each record against the labe
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -53,9 +53,10 @@ def tell_of_batches(origin: Origin, feed: Mapping[str, Tensor]) -> None:
         log.warning(_PAIRS, name)
 
 
-def _unpaired(few: Mapping[str, Tensor], name: str, loss: float, numbers: object) -> bool:
+def _unpaired(
+    few: Mapping[str, Tensor], name: str, loss: float, numbers: Callable[[Mapping[str, Tensor]], dict[str, float]]
+) -> bool:
     """True if the loss depends on the entries of this input, but not on which record has which."""
-    assert callable(numbers)
     rolled, constant = few[name].roll(1), few[name][:1].expand_as(few[name])
     moved, changed = (numbers({**few, name: value})["loss"] for value in (rolled, constant))
     return abs(moved - loss) <= EQUAL * abs(loss) and abs(changed - loss) > CLOSE * abs(loss)
