@@ -59,7 +59,7 @@ mere rounding, and a mean of what was normalized is rounding of values around 1.
 BAD = ("WRONG", "fails", "hangs", "crashes")
 OPAQUE = {"capture": False}
 BATCH, STEPS, EPOCHS = 4, 10, 20
-"""Of a job."""
+"""A job has batches of so many samples, steps and epochs."""
 
 
 @dataclass

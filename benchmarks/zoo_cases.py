@@ -1,4 +1,4 @@
-"""What benchmarks/zoo.py trains: modules and optimizers of torch's own tests, and architectures of three libraries.
+"""Lists what benchmarks/zoo.py trains: modules and optimizers of torch's own tests, architectures of three libraries.
 
 Architectures have random weights and tiny sizes; nothing is downloaded. A case is made anew for each of its runs.
 """
@@ -26,12 +26,12 @@ pytree.register_pytree_node(
 
 Batch = dict[str, Tensor]
 SIZES = (4, 4, 3)
-"""Of the batches, but those of modules."""
+"""Batches have so many samples; those of modules have their own."""
 Spec = Mapping[str, tuple[tuple[int | None, ...], torch.dtype]]
 
 
 class Subject(NamedTuple):
-    """What `graphft.build` takes, three batches, and torch's optimizer."""
+    """Holds what `graphft.build` takes, three batches, and torch's optimizer."""
 
     model: nn.Module
     loss_fn: Callable[..., Tensor]

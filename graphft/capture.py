@@ -193,7 +193,7 @@ class Origin:
     training: bool
     capture: bool
     modes: tuple[bool, ...]
-    """Whether each of the model's modules was in train mode."""
+    """Says of each of the model's modules, in order, if it was in train mode."""
     checked: bool = False
     """True when the program has been compared with the module, in two steps."""
 

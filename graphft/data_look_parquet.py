@@ -64,7 +64,7 @@ def _is_list(found: Any) -> bool:
 
 
 class _Group(NamedTuple):
-    """What the footer tells of a field in a row group. A null list is one value."""
+    """Returns what the footer tells of a field in a row group. A null list is one value."""
 
     rows: int
     values: int

@@ -102,7 +102,7 @@ def captured(symbols: Symbols) -> Iterator[None]:
 
 
 def _reason(error: Exception, text: str) -> tuple[str, str] | None:
-    """What the code does that a trace cannot follow, and the remedy; None if that is not known."""
+    """Returns what the code does that a trace cannot follow, and the remedy; None if that is not known."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     packs = any(frame.f_code.co_name in ("pack_padded_sequence", "pack_sequence") for frame in frames)
     if packs or any(isinstance(v, PackedSequence) for frame in frames for v in frame.f_locals.values()):

@@ -36,8 +36,10 @@ _INSTALLED = {*map(Path, _SITES), Path(__file__).parent}
 
 @dataclass(frozen=True)
 class Packed:
-    """What a program's op runs, and the names of its operands (inputs, then the module's tensors by their use) and
-    results."""
+    """Holds what a program's op runs, and the names of its operands and results.
+
+    The operands are the inputs, then the module's tensors by their use.
+    """
 
     model: nn.Module
     call: Callable[..., Any]
@@ -106,7 +108,7 @@ def _empty(like: Tensor, device: torch.device, parameter: bool, attributes: Any,
 
 
 def _parametrized(original: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
-    """A module whose class torch.nn.utils.parametrize derived from `original`, which torch itself does not pickle."""
+    """Makes a module whose class torch.nn.utils.parametrize derived from `original`: torch does not pickle those."""
     made = original.__new__(original)
     vars(made).update(attributes)
     parametrize._inject_new_class(made)
@@ -126,15 +128,17 @@ def pack(packed: Packed) -> Tensor:
 
 
 def copy_of(packed: Packed) -> Packed:
-    """The same, of objects of its own."""
+    """Returns a copy that shares no object with the module of the script."""
     copied = pickle.loads(_pickled(packed, digest=False))
     assert isinstance(copied, Packed)
     return copied
 
 
 def _pickled(packed: Packed, digest: bool) -> bytes:
-    """Code of the user's own modules goes by value, with the globals that it uses as they are now: another process may
-    import the module, but not what the script has changed in it."""
+    """Pickles it, code of the user's own modules by value, with the globals that it uses as they are now.
+
+    Another process may import such a module, but does not have what the script has changed in it.
+    """
     own = [m for m in [*sys.modules.values()] if _is_of_user(m) and m.__name__ in sys.modules]
     known = set(cloudpickle.list_registry_pickle_by_value())
     for module in own:
@@ -164,7 +168,7 @@ def _is_of_user(module: Any) -> bool:
 
 
 def unpack(code: Tensor, source: str) -> Packed:
-    """Raises UsageError[capture] where a module that it imports is not there, and if its code is not of this digest."""
+    """Returns what `pack` packed. Raises UsageError[capture] if it cannot be loaded, or is of another digest."""
     try:
         packed = pickle.loads(code.cpu().numpy().tobytes())
     except Exception as error:

@@ -18,13 +18,13 @@ from graphft.tensor_file import same_bits
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The model's parameters and buffers, each once, under the first of its names."""
+    """Returns the model's parameters and buffers, each once, under the first of its names."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model is in eval mode, and each of its modules in its own mode again after that.
+    """Keeps the model in eval mode, and puts each of its modules back into its own mode.
 
     Attention takes no short cut meanwhile: whether torch's `nn.TransformerEncoder` takes its own depends on the values
     of the padding mask, which nobody knows here.
@@ -44,7 +44,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The model's tensors, gradients and attributes are afterwards what they were before, the tensors in their place.
+    """Puts the model's tensors, in their place, its gradients and its attributes back to what they were.
 
     Yields copies of the tensors, as they were. Attributes are looked at one level deep: what a container holds stays as
     the code left it.
@@ -136,7 +136,7 @@ class ModuleStep:
         return results, changed
 
     def _put_back(self, tensors: Mapping[str, Tensor]) -> None:
-        """A buffer that the code has assigned to is the tensor again that it was."""
+        """Makes a buffer that the code has assigned to the tensor again that it was."""
         for name, tensor in tensors.items():
             path, _, leaf = name.rpartition(".")
             owner = self.model.get_submodule(path)
@@ -156,6 +156,7 @@ def check_buffer(name: str, before: Tensor, after: Tensor) -> None:
 
 
 def parameter_written(name: str) -> GraphftError:
+    """Makes the error of a forward pass that changes a parameter."""
     return GraphftError(
         f"the forward pass changes parameter {name} in place",
         rule="parameter-written",

@@ -30,7 +30,7 @@ log = logging.getLogger("graphft")
 CODE = "module@CODE"
 """The constant that holds the pickled module."""
 _SIZES = (7, 11, 13, 17, 19, 23, 29, 31)
-"""Of named dimensions in a made-up batch."""
+"""A made-up batch has these sizes, one for each named dimension."""
 
 
 def emit_opaque(
@@ -129,10 +129,9 @@ def _made_up(inputs: Mapping[str, Type], whole: int) -> dict[str, Tensor]:
     feeds = {}
     for name, type in inputs.items():
         shape, dtype = [evaluate(d, dims) for d in type.shape or ()], dtype_of(type)
+        made = torch.full(shape, whole, dtype=dtype)
         floats = dtype.is_floating_point or dtype.is_complex
-        feeds[name] = (
-            torch.randn(shape, generator=generator).to(dtype) if floats else torch.full(shape, whole, dtype=dtype)
-        )
+        feeds[name] = torch.randn(shape, generator=generator).to(dtype) if floats else made
     return feeds
 
 
@@ -160,7 +159,7 @@ def _tell_gradients(step: ModuleStep, values: Mapping[str, Tensor]) -> None:
 
 
 def _sizes(inputs: Mapping[str, Type], feeds: Mapping[str, Tensor]) -> dict[int, Dim]:
-    """Named dimensions by their sizes in the batch."""
+    """Returns the named dimensions by their sizes in the batch."""
     sizes: dict[int, Dim] = {}
     for name, type in inputs.items():
         for dim, size in zip(type.shape or (), feeds[name].shape, strict=True):

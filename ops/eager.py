@@ -16,7 +16,7 @@ from graphft.registry import op
 
 
 def _declared(operator: Operator, block: Block) -> Sequence[Type]:
-    """The results' types, which `build` found by running the module: no operand tells them."""
+    """Returns the results' types, which `build` found by running the module: no operand tells them."""
     return [block.program.variables[name].type for name in operator.writes]
 
 
@@ -63,7 +63,7 @@ def eager_forward(ctx: Context, code: Tensor, inputs: Any, tensors: Any, *, sour
 
 
 def _in_order(packed: Packed, results: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """The results as the program names them, whatever order the code returns them in."""
+    """Sorts the results as the program names them, whatever order the code returns them in."""
     if results.keys() != set(packed.results):
         differing = ", ".join(sorted(results.keys() ^ set(packed.results)))
         raise UsageError(
@@ -79,7 +79,7 @@ def _step(packed: Packed) -> ModuleStep:
 
 
 def _loaded(ctx: Context, code: Tensor, source: str) -> Packed:
-    """The module, unpickled once in each context."""
+    """Returns the module, which each context unpickles once."""
     if id(code) not in ctx.modules:
         packed = unpack(code, source)
         packed.model.to(ctx.device)

@@ -1,4 +1,4 @@
-"""Looks whether the loss is a mean over the records of a batch, each with its own label, by computing it.
+"""Finds out whether the loss is a mean over the records of a batch, each with its own label, by computing it.
 
 A job averages the gradients of batches by their numbers of records, so a sum over the batch trains with another rate,
 and `model(x) - y` of [batch, 1] and [batch] trains each record against the labels of all.
@@ -19,7 +19,7 @@ log = logging.getLogger("graphft")
 
 RECORDS = 4
 CLOSE, EQUAL = 1e-3, 1e-5
-"""Of two relative differences: both are of one sum; there is none."""
+"""Relative differences below CLOSE are those of one sum; below EQUAL there is no difference."""
 
 
 def tell_of_batches(origin: Origin, feed: Mapping[str, Tensor]) -> None:

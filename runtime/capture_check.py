@@ -61,9 +61,10 @@ def check_capture(program: Program, feeds: Sequence[Values]) -> bool:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         for module, mode in zip(origin.model.modules(), origin.modes, strict=False):
             module.training = mode
+        trained = {v.name for v in origin.program.of_kind(Kind.PARAM)}
         for name, parameter in origin.model.named_parameters() if origin.training else ():
             stack.callback(parameter.requires_grad_, parameter.requires_grad)
-            parameter.requires_grad_(origin.program.variables[name].kind is Kind.PARAM)
+            parameter.requires_grad_(name in trained)
         if not origin.training:
             stack.enter_context(evaluating(origin.model))
         exact = _Comparison(origin, values).run(feeds)
@@ -83,10 +84,10 @@ def _is_another(origin: Origin) -> bool:
 
 
 def check_on_data(program: Program, data: DataSpec, batch_size: int, seed: int, *, told: bool = False) -> None:
-    """`check_capture` on the first batches of the data, of half the size where that may vary: what two steps cost.
+    """Calls `check_capture` with the first batches of the data, of half the size where that may vary.
 
-    Warns of a loss that is no mean over the records, unless it was `told` before. Batches that cannot be read are not
-    for this check to tell of.
+    Warns of a loss that is no mean over the records, unless it was `told` before. Batches that cannot be read are
+    passed over: the job's own readers tell of them.
     """
     if program.origin is None or _is_another(program.origin):
         return
@@ -105,7 +106,7 @@ def check_on_data(program: Program, data: DataSpec, batch_size: int, seed: int, 
 
 
 def _size(program: Program, batch_size: int) -> int:
-    """Half of `batch_size`, unless the program takes no such batch."""
+    """Returns half of `batch_size`, or all of it if the program takes no such batch."""
     leading = {v.shape[0] if v.shape else 1 for v in program.of_kind(Kind.INPUT)}
     half = max(min(2, batch_size), -(-batch_size // 2))
     dims = {name: half for name in leading if isinstance(name, str)}
@@ -115,7 +116,7 @@ def _size(program: Program, batch_size: int) -> int:
 
 
 class _Comparison:
-    """One program and its module."""
+    """Computes steps of one program and of its module, and compares them."""
 
     def __init__(self, origin: Origin, values: Values) -> None:
         self.origin, self.program, self.model = origin, origin.program, values
@@ -164,8 +165,10 @@ class _Comparison:
         return exact
 
     def _moved(self, values: Values, generator: torch.Generator) -> dict[str, Tensor]:
-        """Each float a little off: by at most 5 %, and what is trained or written by about 0.01 more, so that no zero
-        stays. Signs, infinities and integers stay: buffers may be variances, masks or indices."""
+        """Returns copies in which each float is moved by at most 5 %, and by 0.01 more where it is trained or written.
+
+        So no zero stays in these. Signs, infinities and integers stay: buffers may be variances, masks or indices.
+        """
         changing = {v.name for v in self.program.of_kind(Kind.PARAM, Kind.BUFFER)}
         moved = {}
         for name, value in values.items():
@@ -178,7 +181,7 @@ class _Comparison:
         return moved
 
     def _module(self, values: Values, feed: Values, seed: int | float) -> dict[str, Tensor]:
-        """What the module computes. Raises _NotComparable if it fails, or its loss is not finite."""
+        """Runs the module. Raises _NotComparable if it fails, or its loss is not finite."""
         torch.manual_seed(int(seed))
         try:
             results, changed = self.step.run(values, {n: t.clone() for n, t in feed.items()})
@@ -203,7 +206,7 @@ class _Comparison:
         return found | {v.name: scope[v.name] for v in self.program.of_kind(Kind.BUFFER)}
 
     def _scope(self, values: Values, feed: Values) -> dict[str, Any]:
-        """What the program loads; it changes buffers alone."""
+        """Returns what the program loads: copies of the buffers, which alone it changes, and of the batch."""
         buffers = {v.name for v in self.program.of_kind(Kind.BUFFER)}
         contiguous = {n: t.contiguous() for n, t in values.items()}
         own = {n: t.clone() if n in buffers else t for n, t in contiguous.items()}
@@ -248,7 +251,7 @@ class _Comparison:
         )
 
     def _first_op(self, feed: Values, values: Values, seed: Any) -> str:
-        """The first op of the program whose result differs from that of the same operator in the module, in words."""
+        """Names the first op of the program whose result no operator of its type in the module has."""
         ran: list[tuple[str, list[Tensor]]] = []
         observed: list[tuple[int, list[Tensor]]] = []
         with _Operators(ran):
@@ -287,7 +290,7 @@ class _Operators(TorchDispatchMode):
 
 
 def _in_order(block: Block, names: Sequence[str]) -> list[str]:
-    """`names` in the order in which the block writes them, without those that it does not."""
+    """Sorts `names` by the order in which the block writes them; those that it does not write are left out."""
     made = [n for op in block.ops for n in writes_of(op)]
     return [n for n in dict.fromkeys(made) if n in set(names)]
 
