@@ -49,6 +49,8 @@ class Packed:
     fixed: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
+    draws: bool = False
+    """True if the training step draws from Python's or NumPy's generator."""
     source: str = ""
     """A digest of the code, which the op holds as well."""
 

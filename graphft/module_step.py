@@ -81,6 +81,8 @@ class ModuleStep:
     call: Callable[..., Any]
     training: bool
     """Without it, the model is in eval mode, and there are no gradients."""
+    seeds: bool
+    """True if Python's and NumPy's generators follow torch's. They belong to all threads of a process."""
 
     def run(
         self,
@@ -106,7 +108,7 @@ class ModuleStep:
         with (
             contextlib.nullcontext() if self.training else evaluating(self.model),
             torch.set_grad_enabled(self.training),
-            seeded_by_torch() if self.training else contextlib.nullcontext(),  # validation runs beside a step
+            seeded_by_torch() if self.seeds else contextlib.nullcontext(),
         ):
             result = self.call(self.model, **feeds)
             loss, extras = loss_and_extras(result, {*feeds, *tensors}, self.training)

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from graphft.data_seeding import python_states
 from graphft.errors import GraphftError, describe
 from graphft.inputs import LossFn
 from graphft.ir import Dim, Kind, Operator, Program, Ref, Type, grad_name
@@ -48,10 +49,11 @@ def emit_opaque(
     tensors = tensors_of(model)
     trained = [n for n, p in model.named_parameters() if p.requires_grad and training]
     packed = Packed(model, call, training, tuple(inputs), tuple(trained))
-    feeds, results, written = _run_once(copy_of(packed), tensors, inputs, example)
+    feeds, results, written, draws = _run_once(copy_of(packed), tensors, inputs, example)
     fixed = [n for n in tensors if n not in trained and n not in written]
     source = source_digest(packed)
-    code = pack(replace(packed, fixed=tuple(fixed), written=tuple(written), results=tuple(results), source=source))
+    packed = replace(packed, fixed=tuple(fixed), written=tuple(written), results=tuple(results))
+    code = pack(replace(packed, draws=draws, source=source))
     sizes = _sizes(inputs, feeds)
     extras = [n for n in results if n != "loss" and n not in map(grad_name, trained)]
     for name in ("loss", *extras):
@@ -77,13 +79,23 @@ def emit_opaque(
 
 def _run_once(
     packed: Packed, values: Mapping[str, Tensor], inputs: Mapping[str, Type], example: Mapping[str, Tensor] | None
-) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str], bool]:
     """Runs a copy's step on the example, or on a made-up batch, and leaves torch's generator as it was.
 
-    Returns the batch, the results by name, and the names of the buffers that the step changes.
+    Returns the batch, the results by name, the names of the buffers that the step changes, and whether it draws from
+    Python's or NumPy's generator.
     """
     problem: BaseException | None = None
-    step = ModuleStep(packed.model, packed.call, packed.training)
+    draws = False
+
+    def call(model: nn.Module, **given: Tensor) -> object:
+        nonlocal draws
+        before = python_states()
+        result = packed.call(model, **given)
+        draws = before != python_states()
+        return result
+
+    step = ModuleStep(packed.model, call, packed.training, seeds=packed.training)
     own = tensors_of(step.model)
 
     def look(loss: Tensor) -> None:
@@ -104,7 +116,7 @@ def _run_once(
                 results, changed = step.run(values, feeds, look)
             if step.training:
                 _tell_gradients(step, results)
-            return feeds, results, list(changed)
+            return feeds, results, list(changed), draws and packed.training
         except GraphftError:
             raise
         except Exception as error:

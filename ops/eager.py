@@ -75,7 +75,7 @@ def _in_order(packed: Packed, results: Mapping[str, Tensor]) -> tuple[Tensor, ..
 
 
 def _step(packed: Packed) -> ModuleStep:
-    return ModuleStep(packed.model, packed.call, packed.training)
+    return ModuleStep(packed.model, packed.call, packed.training, packed.draws)
 
 
 def _loaded(ctx: Context, code: Tensor, source: str) -> Packed:

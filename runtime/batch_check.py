@@ -31,7 +31,7 @@ def tell_of_batches(origin: Origin, feed: Mapping[str, Tensor]) -> None:
     if any(not v.shape or isinstance(v.shape[0], int) for v in (origin.program.variables[n] for n in feed)):
         return
     few = {name: value[:RECORDS] for name, value in feed.items()}
-    step = ModuleStep(origin.model, origin.whole_loss_fn(), False)
+    step = ModuleStep(origin.model, origin.whole_loss_fn(), training=False, seeds=False)
 
     def numbers(batch: Mapping[str, Tensor]) -> dict[str, float]:
         with torch.random.fork_rng(devices=[]):

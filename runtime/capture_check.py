@@ -120,7 +120,7 @@ class _Comparison:
 
     def __init__(self, origin: Origin, values: Values) -> None:
         self.origin, self.program, self.model = origin, origin.program, values
-        self.step = ModuleStep(origin.model, origin.whole_loss_fn(), origin.training)
+        self.step = ModuleStep(origin.model, origin.whole_loss_fn(), origin.training, origin.training)
         self.block = self.program.blocks["step"]
         gradients = [grad_name(v.name) for v in self.program.of_kind(Kind.PARAM)] if origin.training else []
         self.results = ["loss", *self.program.attrs.get("extras", ()), *_in_order(self.block, gradients)]

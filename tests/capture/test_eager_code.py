@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.errors import GraphftError
+from graphft.module_code import unpack
+from graphft.module_step import ModuleStep
 
 INPUTS = {"x": (None, 4)}
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
@@ -150,6 +153,28 @@ def test_a_parameter_that_is_frozen_after_build_is_compared_as_it_was_built() ->
         model[1].requires_grad_(False)
         assert graphft.check_capture(program, [{"x": X}])
         assert not model[1].weight.requires_grad
+
+
+def test_generators_of_all_threads_are_left_alone_by_a_step_that_draws_from_none() -> None:
+    """Another thread draws, or watches a Dataset for draws: validation beside a step once changed its dropout."""
+
+    class Meanwhile(nn.Linear):
+        seen: list[Any] | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.seen is not None:
+                self.seen.append(random.getstate())
+                random.random()  # as another thread would
+            return super().forward(x)
+
+    for training in (True, False):
+        program = graphft.build(Meanwhile(4, 4), square, INPUTS, capture=False, training=training)
+        packed = unpack(program.values["module@CODE"], str(program.block("step").ops[0].attrs["source"]))
+        packed.model.seen = []  # type: ignore[assignment]
+        before = random.getstate(), torch.get_rng_state()
+        ModuleStep(packed.model, packed.call, packed.training, packed.draws).run({}, {"x": X})
+        assert packed.model.seen == [before[0]]
+        assert torch.equal(before[1], torch.get_rng_state())
 
 
 def source(model: nn.Module, loss_fn: Any, **options: Any) -> str:
