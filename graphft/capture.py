@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from graphft.data_seeding import python_states
+from graphft.eager_program import emit_eager
 from graphft.errors import GraphftError, UsageError
 from graphft.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured
 from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
@@ -31,7 +32,6 @@ from graphft.ir import Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
 from graphft.mode import tell_mode
 from graphft.module_step import check_buffer, evaluating, parameter_written, tensors_of, unchanged
-from graphft.opaque import emit_opaque
 from graphft.outside import refuse_outside
 from graphft.side_effects import side_effects_refused
 from graphft.symbolic import Symbols
@@ -107,7 +107,7 @@ def build(
     if capture:
         _capture(program, model, call, state, specs, allow_unused, training)
     else:
-        written = emit_opaque(program, model, call, specs, training, example)
+        written = emit_eager(program, model, call, specs, training, example)
         for n in state.tensors:
             trained = n in state.trainable and training
             kind = Kind.PARAM if trained else Kind.BUFFER if n in written else Kind.FROZEN

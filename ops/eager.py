@@ -9,7 +9,7 @@ from torch import Tensor
 
 from graphft.errors import UsageError
 from graphft.ir import Block, Operator, Type
-from graphft.module_code import Packed, unpack
+from graphft.module_pickle import Packed, unpack
 from graphft.module_step import ModuleStep
 from graphft.ops.context import Context
 from graphft.registry import op

@@ -30,9 +30,9 @@ from graphft.locations import error_line
 from graphft.module_step import ModuleStep, evaluating, tensors_of, unchanged
 from graphft.ops.context import Context
 from graphft.registry import writes_of
-from graphft.runtime.batch_check import tell_of_batches
 from graphft.runtime.data import open_reader
 from graphft.runtime.execute.lowering import lower
+from graphft.runtime.loss_check import tell_of_loss
 from graphft.tensor_file import same_bits
 from graphft.tracing import op_name
 
@@ -102,7 +102,7 @@ def check_on_data(program: Program, data: DataSpec, batch_size: int, seed: int, 
     feeds = [f for f in feeds if len(f[columns[0]]) == size] or feeds[:1]
     check_capture(program, [*feeds, *feeds][:STEPS])
     if not told:
-        tell_of_batches(program.origin, feeds[0])
+        tell_of_loss(program.origin, feeds[0])
 
 
 def _size(program: Program, batch_size: int) -> int:

@@ -22,7 +22,7 @@ CLOSE, EQUAL = 1e-3, 1e-5
 """Relative differences below CLOSE are those of one sum; below EQUAL there is no difference."""
 
 
-def tell_of_batches(origin: Origin, feed: Mapping[str, Tensor]) -> None:
+def tell_of_loss(origin: Origin, feed: Mapping[str, Tensor]) -> None:
     """Warns of a loss, or a metric, that grows with each copy of a batch by the same amount: a sum; and of a loss that
     is the same whichever record has which entry of an input [batch].
 

@@ -22,7 +22,7 @@ from graphft.ir import Dim, Kind, Operator, Program, Ref, Type, grad_name
 from graphft.literals import dtype_of, evaluate, names_in
 from graphft.locations import error_line, line_of
 from graphft.mode import listed
-from graphft.module_code import Packed, copy_of, pack, source_digest
+from graphft.module_pickle import Packed, copy_of, pack, source_digest
 from graphft.module_step import ModuleStep, tensors_of
 from graphft.outside import describe_tensor, leaves
 
@@ -34,7 +34,7 @@ _SIZES = (7, 11, 13, 17, 19, 23, 29, 31)
 """A made-up batch has these sizes, one for each named dimension."""
 
 
-def emit_opaque(
+def emit_eager(
     program: Program,
     model: nn.Module,
     call: LossFn,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.module_code import unpack
+from graphft.module_pickle import unpack
 from graphft.module_step import ModuleStep
 
 INPUTS = {"x": (None, 4)}
