@@ -56,6 +56,8 @@ def check_capture(program: Program, feeds: Sequence[Values]) -> bool:
     origin = program.origin
     if origin is None or not feeds or _is_another(origin):
         return True
+    if any(v.name not in feeds[0] for v in origin.program.of_kind(Kind.INPUT)):
+        return True  # a part of the program, with fewer inputs: what predicts does without the labels
     with contextlib.ExitStack() as stack:
         values = stack.enter_context(unchanged(origin.model))
         stack.enter_context(torch.random.fork_rng(devices=[]))

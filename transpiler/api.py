@@ -144,7 +144,7 @@ def transpile(
     if evaluation is not None:
         _check_evaluation(program, evaluation, config)
     if check:
-        _check_captured(program, evaluation, config)
+        _check_captured(program, evaluation, prediction, config)
     job = Job.make(program, _without_idle_pservers(program, config), evaluation, prediction, origin)
     job.verify()
     if not config.passes_on_demand:  # nobody knows how many there will be
@@ -152,14 +152,18 @@ def transpile(
     return job
 
 
-def _check_captured(program: Program, evaluation: Program | None, config: JobConfig) -> None:
-    """The programs compute what the modules compute that they were captured from."""
+def _check_captured(
+    program: Program, evaluation: Program | None, prediction: Program | None, config: JobConfig
+) -> None:
+    """Compares each program with the module that it was captured from."""
     import graphft  # what runs programs and reads data is the runtime's: this package does not know it
 
     graphft.check_on_data(program, config.data, config.batch_size, config.seed)
+    if prediction is not None:
+        graphft.check_on_data(prediction, config.data, config.batch_size, config.seed, told=True)
     if evaluation is not None and config.validate is not None:
         data, size = config.validate.data, config.validate.size
-        own = evaluation.origin is not None and evaluation.origin.loss_fn is program.origin.loss_fn
+        own = None not in (evaluation.origin, program.origin) and evaluation.origin.loss_fn is program.origin.loss_fn
         graphft.check_on_data(evaluation, data, size, config.seed, told=own)
 
 

@@ -65,7 +65,6 @@ def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Pr
     program.attrs["extras"] = tuple(found)
     del program.attrs["loss"]
     program = forward_only(program, found)
-    program.origin = None
     used = {name for op in program.blocks["step"].ops for name in op.reads}
     for v in program.of_kind(Kind.INPUT):
         if v.name not in used:

@@ -224,13 +224,13 @@ def test_what_becomes_of_the_model_later_is_no_matter(later: Callable[[Net], Any
     graphft.Executor().run(program, BATCHES[0])
 
 
-def test_parameters_that_are_zero() -> None:
-    """Moved a little, a constant that was taken from one of them shows."""
-    net = Net(lambda net, h: h * (1 + ZERO.detach().clone().sum()))
-    ZERO = nn.init.zeros_(net.b.bias)
+def test_a_constant_that_equals_a_parameter_shows_where_the_parameter_is_another() -> None:
+    """NumPy's view of a parameter follows its training, and a program's constant does not: at first they are equal."""
+    net = Net(lambda net, h: h * (1 + torch.from_numpy(net.view).sum()))
+    net.view = nn.init.zeros_(net.b.bias).detach().numpy()
     with pytest.raises(GraphftError) as caught:
         graphft.check_capture(build(net), BATCHES)
-    assert caught.value.rule in ("outside", "capture-check")
+    assert caught.value.rule == "capture-check"
 
 
 @pytest.mark.parametrize("code", [by_random, by_numpy])

@@ -182,6 +182,21 @@ def test_what_nobody_asked_for_tells_nothing(tmp_path: Path, caplog: pytest.LogC
     assert not any(module.training is False for module in job.origin.model.modules())
 
 
+def test_what_predicts_is_compared_with_the_module() -> None:
+    model, calls = make_model(), [0]
+
+    def counting(model: nn.Module, x: Tensor) -> Tensor:
+        calls[0] += 1
+        return model(x) * calls[0]
+
+    program = graphft.build(model, loss_fn, INPUTS)
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    data = graphft.arrays(x=X, y=torch.zeros(32).long(), chunk_size=16)
+    with pytest.raises(GraphftError) as caught:
+        graphft.transpile(program, data=data, batch_size=8, predict=counting)
+    assert caught.value.rule == "capture-check"
+
+
 def test_constants_of_one_name_are_each_programs_own() -> None:
     """Both programs have a `const`: of the loss in one, of what is predicted in the other."""
     low, high = torch.zeros(3), torch.full((3,), 5.0)
