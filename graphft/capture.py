@@ -121,6 +121,7 @@ def build(
         training,
         capture,
         tuple(module.training for module in model.modules()),
+        example,
     )
     if training:
         tell_mode(model)
@@ -194,6 +195,7 @@ class Origin:
     capture: bool
     modes: tuple[bool, ...]
     """Says of each of the model's modules, in order, if it was in train mode."""
+    example: Mapping[str, Tensor] | None
     checked: bool = False
     """True when the program has been compared with the module, in two steps."""
 
@@ -209,12 +211,13 @@ class Origin:
             name=name,
             training=False,
             capture=self.capture,
+            example=self.example,
         )
 
     def forward(self, name: str, call: LossFn, inputs: Sequence[str]) -> Program:
         """What `call(model, **inputs)` computes in eval mode, of these inputs only."""
         given = {n: self.inputs[n] for n in inputs}
-        return build(self.model, call, given, name=name, training=False, capture=self.capture)
+        return build(self.model, call, given, name=name, training=False, capture=self.capture, example=self.example)
 
     def whole_loss_fn(self) -> LossFn:
         """It takes the model and all inputs by name, whether or not there are `targets`."""

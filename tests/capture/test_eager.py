@@ -113,6 +113,18 @@ def test_an_example_stands_for_the_made_up_batch() -> None:
         assert graphft.build(model, classify, inputs, capture=False, example=example).blocks["step"].ops
 
 
+def test_what_validates_runs_on_the_example_too() -> None:
+    def picky(net: Net, h: Tensor) -> Tensor:
+        assert len(h) == 8, "a made-up batch has another size"
+        return h
+
+    program = graphft.build(Net(picky), classify, INPUTS, capture=False, example=batches(1)[0])
+    assert program.origin.evaluation("evaluation").find_op("eager_forward")
+    assert program.origin.forward("prediction", lambda m, x: (torch.zeros(()), {"p": m(x)}), ["x"]).attrs["extras"] == (
+        "p",
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "options", "rule"),
     [
