@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import graphft
 from graphft.errors import GraphftError
 from graphft.module_pickle import unpack
-from graphft.module_step import ModuleStep
+from graphft.ops.context import Context
+from graphft.ops.eager import eager_forward, eager_step
 
 INPUTS = {"x": (None, 4)}
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
@@ -172,7 +173,12 @@ def test_generators_of_all_threads_are_left_alone_by_a_step_that_draws_from_none
         packed = unpack(program.values["module@CODE"], str(program.block("step").ops[0].attrs["source"]))
         packed.model.seen = []  # type: ignore[assignment]
         before = random.getstate(), torch.get_rng_state()
-        ModuleStep(packed.model, packed.call, packed.training, packed.draws).run({}, {"x": X})
+        code, tensors = torch.ones(1), [t.detach() for t in (packed.model.weight, packed.model.bias)]
+        context = Context(modules={id(code): packed})
+        if training:
+            eager_step(context, code, [X], tensors, [], [], source=packed.source)
+        else:
+            eager_forward(context, code, [X], tensors, source=packed.source)
         assert packed.model.seen == [before[0]]
         assert torch.equal(before[1], torch.get_rng_state())
 
