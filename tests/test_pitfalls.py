@@ -1,4 +1,4 @@
-"""docs/pitfalls.md and docs/quick-starts.md name only tests that exist; and what can be seen in the sources alone."""
+"""Rules that the sources alone show: no hash(), no asserts for validation, no state in modules, no exits."""
 
 from __future__ import annotations
 
@@ -11,21 +11,6 @@ import pytest
 
 from tests.support.slow import SLOW
 from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
-
-PAGE = (ROOT / "docs" / "pitfalls.md").read_text()
-PITFALLS = 32
-"""Those of earlier systems. The ones behind them were found in this one, and have the numbers that are free."""
-CITED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-
-
-# -- the page ---------------------------------------------------------------------------------------------------------
-
-
-@cache
-def sections() -> dict[int, str]:
-    """The page's text about each pitfall."""
-    parts = re.split(r"^### (\d+)\. ", PAGE, flags=re.MULTILINE)[1:]
-    return {int(number): text for number, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 @cache
@@ -40,50 +25,10 @@ def defined(path: str) -> set[str]:
     return {name for name in names if name.lower().startswith("test")}
 
 
-def test_the_page_names_only_tests_that_exist() -> None:
-    cited = set(CITED.findall(PAGE))
-    assert not [
-        f"{path}::{name}" for path, name in sorted(cited) if not (ROOT / path).is_file() or name not in defined(path)
-    ]
-    assert len(cited) == len(set(re.findall(r"`(tests/[^`]*::[^`]*)`", PAGE))), "a test is cited in another form"
-
-
-def test_the_page_of_quick_starts_names_only_tests_that_exist() -> None:
-    rows = re.findall(r"^\| \d+ \|.*\| (\S+) \|$", (ROOT / "docs" / "quick-starts.md").read_text(), re.MULTILINE)
-    assert len(rows) == 30
-    for row in rows[:-1]:  # of the last one the page says that it is not there
-        path, _, name = row.strip("`").partition("::")
-        assert (ROOT / "tests" / path).is_file(), row
-        assert not name or name in defined(f"tests/{path}"), row
-
-
 def test_slow_tests_exist() -> None:
     assert not [
         f"{path}::{name}" for path, names in SLOW.items() for name in names if name.split("[")[0] not in defined(path)
     ]
-
-
-def test_every_pitfall_has_a_test() -> None:
-    numbers = list(sections())
-    assert numbers[:PITFALLS] == list(range(1, PITFALLS + 1))
-    assert numbers == sorted(set(numbers)), "in order, each number once"
-    assert not [number for number, text in sections().items() if not CITED.search(text)]
-
-
-def test_tests_cite_pitfalls_that_cite_them() -> None:
-    """A test whose docstring begins with `Pitfall 7:` or `Pitfalls 1, 2:` is named there."""
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in tree(path).body:
-            found = (
-                re.match(r"Pitfalls? ([\d, ]+):", ast.get_docstring(node) or "")
-                if isinstance(node, ast.FunctionDef)
-                else None
-            )
-            for number in map(int, found[1].split(",")) if found and isinstance(node, ast.FunctionDef) else ():
-                assert (str(path.relative_to(ROOT)), node.name) in CITED.findall(sections()[number]), number
-
-
-# -- the sources ------------------------------------------------------------------------------------------------------
 
 
 def nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
@@ -103,12 +48,12 @@ def calls(*names: str) -> list[str]:
 
 
 def test_nothing_is_placed_by_hash() -> None:
-    """Pitfall 29: Python's `hash()` of a string differs from process to process."""
+    """Python's `hash()` of a string differs from process to process."""
     assert not calls("hash", "object.__hash__")
 
 
 def test_errors_are_told_apart_by_type_or_rule_never_by_their_text() -> None:
-    """Pitfall 30: the text is for people, and may change."""
+    """The text is for people, and may change."""
     found = []
     for place, node in nodes(ast.ExceptHandler):
         assert isinstance(node, ast.ExceptHandler)
@@ -128,7 +73,7 @@ def test_errors_are_told_apart_by_type_or_rule_never_by_their_text() -> None:
 
 
 def test_nothing_is_validated_by_assert() -> None:
-    """Pitfall 30: `python -O` drops asserts. Those here only tell the type checker what is known."""
+    """`python -O` drops asserts. Those here only tell the type checker what is known."""
     wrong = []
     for place, node in nodes(ast.Assert):
         assert isinstance(node, ast.Assert)
@@ -159,7 +104,7 @@ ENDS = {
 
 
 def test_errors_are_raised_to_whoever_called() -> None:
-    """Pitfall 30: who catches, prints and exits leaves nothing to whoever could have mended it."""
+    """Who catches, prints and exits leaves nothing to whoever could have mended it."""
     ending = calls("sys.exit", "os._exit", "exit", "quit", "SystemExit", "os.abort")
     assert {place.rsplit(":", 1)[0] for place in ending} == ENDS.keys()
 
@@ -214,7 +159,7 @@ def changed_names(module: ast.Module) -> set[str]:
 
 
 def test_no_module_holds_state() -> None:
-    """Pitfall 32: what a module holds is shared by all roles of a process."""
+    """What a module holds is shared by all roles of a process."""
     changed = {name_of(path): found for path in sources(*FOLDERS) if (found := changed_names(tree(path)))}
     assert changed == REGISTRIES | OF_THE_PROCESS
 

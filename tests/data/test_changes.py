@@ -65,7 +65,7 @@ def write(file: Path, data: bytes, like: Path | None = None) -> None:
 
 @pytest.mark.parametrize("format", WRITERS)
 def test_other_values_in_a_file_of_the_same_size_are_refused(format: str, tmp_path: Path) -> None:
-    """Pitfall 42: when a role opens the file, and at the next chunk that is read."""
+    """When a role opens the file, and at the next chunk that is read."""
     file = tmp_path / "f"
     write(file, WRITERS[format](Y))
     spec = describe(format, file)
@@ -170,7 +170,7 @@ def rewrite(path: Path) -> None:
 
 
 def test_a_file_that_is_changed_between_the_check_and_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pitfall 74: the changed rows were trained on, and stayed in the cache; the next chunk was refused."""
+    """The changed rows were trained on, and stayed in the cache; the next chunk was refused."""
     np.save(tmp_path / "x.npy", np.ones((64, 2)))
     reader = open_reader(files({"x": f"{tmp_path}/x.npy"}, "npy", chunk_size=16), ".", 0)
     check = DescribedFiles.check
@@ -201,7 +201,7 @@ def notes_mapped_writes(path: Path) -> bool:
 
 
 def test_a_file_that_another_process_has_in_its_memory(tmp_path: Path) -> None:
-    """Pitfall 74: pages that were dirty when the file was described were changed again without a new time."""
+    """Pages that were dirty when the file was described were changed again without a new time."""
     if not notes_mapped_writes(tmp_path / "tried.npy"):
         pytest.skip("this file system (tmpfs?) never notes what is written into mapped memory")
     path = tmp_path / "x.npy"

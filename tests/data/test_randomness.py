@@ -48,7 +48,7 @@ def all_of(spec: DataSpec, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("source", ["torch", "numpy", "python", "swallowed", "lazy"])
 def test_draws_for_few_records_are_seen_when_they_are_read(source: str) -> None:
-    """Pitfall 41: though no record that is looked at when the dataset is described draws anything."""
+    """Though no record that is looked at when the dataset is described draws anything."""
     spec = dataset(f"{DATASETS}:Rare", {"source": source}, chunk_size=20)
     assert spec.source["random"] is False
     assert torch.equal(all_of(spec), all_of(spec, seed=1))
@@ -88,7 +88,7 @@ def test_every_batch_is_read_alike_before_and_after_a_draw_was_seen() -> None:
 
 
 def test_a_construction_that_draws_is_the_same_everywhere() -> None:
-    """Pitfall 41: and the generators of the script go on where they were."""
+    """And the generators of the script go on where they were."""
     seed_all(7)
     before = states()
     spec = dataset(f"{DATASETS}:Shuffled", chunk_size=20)
@@ -177,7 +177,7 @@ def test_what_does_not_draw_from_global_generators_is_not_stopped(call: Callable
 
 
 def test_a_watched_read_loads_no_compiler() -> None:
-    """Pitfall 67: at the start of each trainer."""
+    """At the start of each trainer."""
     code = (
         "import sys, torch; from graphft.runtime.data.randomness import DrawWatch\n"
         "assert DrawWatch().read(lambda: torch.zeros(2) + 1).tolist() == [1, 1]\n"
@@ -256,7 +256,7 @@ class Changing:
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("then", ["raises", "lazy"])
 def test_a_record_that_changes_settings_is_found_out_whatever_it_does_then(then: str, draws: bool) -> None:
-    """Pitfall 69: the read is made again, on what was changed; or the item's values are made later."""
+    """The read is made again, on what was changed; or the item's values are made later."""
     data = dataset(
         f"{__file__}:Changing", {"how": "autocast", "then": then, "draws": draws}, chunk_size=8, columns=("x",)
     )

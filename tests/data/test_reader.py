@@ -111,7 +111,7 @@ def test_random_dataset_is_seeded_per_batch_and_leaves_the_generator_alone() -> 
 
 
 def test_user_code_that_exits() -> None:
-    """Pitfall 39: an exit is an error of what was to be read, or made."""
+    """An exit is an error of what was to be read, or made."""
     reader = open_reader(dataset(f"{DATASETS}:Exits", chunk_size=5), ".", 0)
     with pytest.raises(GraphftError, match=r"reading chunk 2 .*SystemExit") as error:
         one_pass(reader, 5)
@@ -229,7 +229,7 @@ def test_a_signal_that_ends_a_launch_is_no_failed_read() -> None:
 def test_a_keyboard_interrupt_without_a_signal_is_a_failed_read(
     handler: Any, noticed: bool, asked: bool, raised: type[BaseException]
 ) -> None:
-    """Pitfall 39: it ended the job, and nobody was told which record it was."""
+    """It ended the job, and nobody was told which record it was."""
     spec = dataset(f"{__file__}:Interrupts", {"at": -1}, chunk_size=8, columns=("x",))
     spec.source["args"]["at"] = 3
     before = signal.signal(signal.SIGINT, handler)
@@ -271,7 +271,7 @@ if __name__ == "__main__":
 
 
 def test_forks_of_user_code_end_when_they_are_told_to(tmp_path: Path) -> None:
-    """Pitfall 78: a pool ends its workers by SIGTERM. They had inherited the trainer's handler, and it waited on."""
+    """A pool ends its workers by SIGTERM. They had inherited the trainer's handler, and it waited on."""
     (tmp_path / "script.py").write_text(POOL)
     shown = subprocess.run(
         [sys.executable, str(tmp_path / "script.py")],
@@ -317,7 +317,7 @@ if __name__ == "__main__":
 
 
 def test_a_fork_of_user_code_never_becomes_a_trainer(tmp_path: Path) -> None:
-    """Pitfall 78: its SystemExit was taken for a failed read, and it waited for ever, as a thread of a trainer."""
+    """Its SystemExit was taken for a failed read, and it waited for ever, as a thread of a trainer."""
     (tmp_path / "script.py").write_text(FORKS)
     shown = subprocess.run(
         [sys.executable, str(tmp_path / "script.py")],

@@ -86,6 +86,7 @@ def test_an_answer_after_the_deadline_does_not_count(world: World) -> None:
 
 
 def test_the_deadline_counts_from_before_the_renewal_was_sent(world: World) -> None:
+    """Each holder has a monotonic deadline of its own, shorter than the TTL."""
     session = world.session()
     world.now += 4
     world.delay = 2
@@ -106,6 +107,7 @@ def test_ticks_outlast_an_etcd_that_is_away_for_a_while(world: World) -> None:
 
 
 def test_a_revoked_lease_is_lost_at_the_next_renewal(world: World) -> None:
+    """etcd answers the renewal of a dead lease with a TTL of 0, which is no error of the client library."""
     session = world.session()
     world.lease_revoke(session.lease)
     world.now += 4

@@ -130,7 +130,7 @@ def hold_the_lock(seconds: int) -> None:
 
 
 def test_a_lock_that_is_held_for_longer_than_the_ttl_loses_nothing(session: Session, etcd: Etcd) -> None:
-    """Pitfall 62: no thread of this process could renew."""
+    """No thread of this process could renew."""
     etcd.put("/mine", b"", session.lease)
     until(lambda: session.page.ready)
     kept = session.page.kept
@@ -152,7 +152,7 @@ def test_without_a_keeper_it_is_lost(etcd: Etcd) -> None:
 
 @pytest.mark.parametrize("session", [60], indirect=True)
 def test_a_keeper_that_dies_or_is_stopped_is_replaced(session: Session, etcd: Etcd) -> None:
-    """Pitfall 62: the lease does not depend on it, and its successor does what it did."""
+    """The lease does not depend on it, and its successor does what it did."""
     for number in (signal.SIGKILL, signal.SIGSTOP):
         until(lambda: session.page.ready)
         session.page.ready = 0
@@ -212,7 +212,7 @@ def role(etcd: Etcd, request: pytest.FixtureRequest) -> Iterator[tuple[subproces
 
 
 def test_it_ends_with_its_role(role: tuple[subprocess.Popen[str], int, int]) -> None:
-    """Pitfall 62: also when that one is killed, and although SIGTERM alone does not end it."""
+    """Also when that one is killed, and although SIGTERM alone does not end it."""
     process, _, keeper = role
     os.kill(keeper, signal.SIGTERM)
     time.sleep(0.2)
@@ -224,7 +224,7 @@ def test_it_ends_with_its_role(role: tuple[subprocess.Popen[str], int, int]) -> 
 
 @pytest.mark.parametrize("role", [6], indirect=True)
 def test_a_role_that_is_stopped_loses_its_lease(role: tuple[subprocess.Popen[str], int, int], etcd: Etcd) -> None:
-    """Pitfall 62: its keeper runs on, and does not renew."""
+    """Its keeper runs on, and does not renew."""
     process, lease, keeper = role
     process.send_signal(signal.SIGSTOP)
     await_end(etcd, lease)

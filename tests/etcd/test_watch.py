@@ -126,7 +126,7 @@ def test_a_store_that_lost_its_data_is_listed_anew(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_restored_and_has_grown_past_what_was_seen(tmp_path: Path) -> None:
-    """Pitfall 92: its revisions say again what they said before, of something else."""
+    """Its revisions say again what they said before, of something else."""
     record = Record()
     with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as etcd:
         etcd.put("/w/lasts", b"")

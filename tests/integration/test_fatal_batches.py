@@ -34,7 +34,7 @@ FATAL = 100
 def test_a_record_that_kills_its_reader(
     program: ir.Program, folder: Path, pace: Pace, how: int, status: str, deaths: int, options: Mapping[str, Any]
 ) -> None:
-    """Pitfall 40: endless restarts, without a word. Pitfall 39 for `exit`: it was taken for a trainer that is done."""
+    """It was started again without end, and without a word; after `exit` it was taken for a trainer that is done."""
     pace.set(0)
     job = training.job(
         program, pace=pace.file, blobs={"fatal": FATAL, "how": int(how)}, passes=1, max_discarded=1.0, **options
@@ -52,7 +52,7 @@ def test_a_record_that_kills_its_reader(
 
 
 def test_a_record_of_the_batch_that_all_prove_themselves_with(program: ir.Program, folder: Path) -> None:
-    """Pitfall 76: each death counted against its trainer, so the job failed before the batch could be left out."""
+    """Each death counted against its trainer, so the job failed before the batch could be left out."""
     first = int(record_order(11, 0, 0, training.CHUNK)[0])
     job = training.job(
         program, blobs={"fatal": first, "how": int(signal.SIGSEGV)}, passes=1, max_failures=1, max_discarded=1.0

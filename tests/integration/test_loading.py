@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_a_dataset_that_takes_longer_to_construct_than_a_lease_lasts(
     program: ir.Program, folder: Path, undisturbed: Played
 ) -> None:
-    """Pitfall 61: the lease begins when the trainer is ready, and what it does until then is shown."""
+    """The lease begins when the trainer is ready, and what it does until then is shown."""
     opening, ttl = folder.with_suffix(".opening"), 5
     job = training.job(program, blobs={"opening": str(opening)}, lease_ttl=ttl)
     opening.write_text("600")
@@ -57,7 +57,7 @@ def test_a_dataset_that_takes_longer_to_construct_than_a_lease_lasts(
 def test_a_trainer_that_loads_ends_with_its_job_or_when_it_is_told_to(
     program: ir.Program, folder: Path, etcd_server: EmbeddedEtcd
 ) -> None:
-    """Pitfall 61: nothing waits for the end of a construction that takes very long."""
+    """Nothing waits for the end of a construction that takes very long."""
     opening = folder.with_suffix(".opening")
     job = training.job(program, blobs={"opening": str(opening)}, name="loading-forever")
     opening.write_text("600")
@@ -100,7 +100,7 @@ def keepers_are_ready(status: JobStatus) -> bool:
 def test_a_record_that_holds_the_interpreters_lock_for_longer_than_the_lease_lasts(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
-    """Pitfall 62: the process beside the trainer renews its lease meanwhile."""
+    """The process beside the trainer renews its lease meanwhile."""
     holding = folder.with_suffix(".holding")
     job = training.job(program, pace=pace.file, blobs={"holding": str(holding)}, lease_ttl=15)
 

@@ -58,7 +58,7 @@ class Host:
 
 
 def test_two_hosts_meet_where_etcd_is(folder: Path, networks: tuple[str, str]) -> None:
-    """Pitfall 57: a pserver listens where the way to etcd begins; one on loopback is no good to another host."""
+    """A pserver listens where the way to etcd begins; one on loopback is no good to another host."""
     training.job(training.program(plain=True), trainers=1, pservers=1, passes=1, lease_ttl=10).save(folder / "job")
     one, other = (Host(name, folder) for name in networks)
     binary = find_etcd()

@@ -46,7 +46,7 @@ def texts(played: Played, kind: str) -> list[str]:
 def test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work(
     program: ir.Program, folder: Path, hangs: Path, undisturbed: Played
 ) -> None:
-    """Pitfall 33: its daemon thread renewed its lease, and claimed the slot again whenever it was taken."""
+    """Its daemon thread renewed its lease, and claimed the slot again whenever it was taken."""
     (hangs / "once").touch()
     job = training.job(program, blobs={"hangs": str(hangs)}, chunk_timeout=10.0, lease_ttl=60)
     played = play(job, folder, trainers=4)
@@ -62,7 +62,7 @@ def test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work(
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_batch_that_always_hangs_is_left_out(program: ir.Program, folder: Path, hangs: Path, sync: bool) -> None:
-    """Pitfall 33: it failed as one that raises an exception does."""
+    """It failed as one that raises an exception does."""
     for n in range(20):
         (hangs / str(n)).touch()
     options = {"chunk_timeout": 6.0, "max_failures": 2, "max_discarded": 1.0}
@@ -79,7 +79,7 @@ def test_a_batch_that_always_hangs_is_left_out(program: ir.Program, folder: Path
 def test_a_trainer_that_does_not_reach_a_shard_gets_no_work(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, cleanup: ExitStack, sync: bool
 ) -> None:
-    """Pitfall 34: it held its slot (or its chunk), and everybody waited."""
+    """It held its slot (or its chunk), and everybody waited."""
     options: dict[str, Any] = {} if sync else {"sync": False, "push_timeout": 1.0, "max_skipped": 1}
     relays: list[Relay] = []
     programs: list[Program] = []

@@ -26,7 +26,7 @@ LINEAR = """if True:
 
 
 def test_a_trainer_that_would_give_other_bits_is_refused(folder: Path, etcd_server: EmbeddedEtcd) -> None:
-    """Pitfall 59: it claims nothing, and the job ends with the bits of the others."""
+    """It claims nothing, and the job ends with the bits of the others."""
     here: dict[str, str] = {}
     exec(LINEAR, here)
     if here["found"] == bits(f"{LINEAR}print(found)", **OTHER).strip():

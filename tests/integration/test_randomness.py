@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_two_runs_of_a_dataset_that_draws_for_some_records(program: ir.Program, folder: Path, pace: Pace) -> None:
-    """Pitfall 41: the second run has fewer trainers; the step has random numbers of its own (dropout)."""
+    """The second run has fewer trainers; the step has random numbers of its own (dropout)."""
     data = graphft.dataset(f"{training.__file__}:NoisyBlobs", chunk_size=training.CHUNK)
     assert data.source["random"] is False, "no record that draws is looked at when it is described"
     usual = training.job(program, passes=2)

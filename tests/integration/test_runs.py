@@ -33,7 +33,7 @@ def launch_with(etcd: str, **options: int) -> str:
 
 
 def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Program, folder: Path, pace: Pace) -> None:
-    """Pitfall 64: the same script, name and etcd, other data (`records`); roles by hand and by the launcher."""
+    """The same script, name and etcd, other data (`records`); roles by hand and by the launcher."""
     pace.set(30)
     with EmbeddedEtcd(folder / "etcd") as server:
         etcd = server.endpoints[0]
@@ -92,7 +92,7 @@ def test_a_model_that_is_gone_is_made_again(program: ir.Program, folder: Path) -
 
 
 def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace) -> None:
-    """Pitfall 66: without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
+    """Without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
     pace.set(30)
     options = json.dumps({**OPTIONS, "ft": False})
     first = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
@@ -116,7 +116,7 @@ def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace)
 
 
 def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: Pace) -> None:
-    """Pitfall 65: other data under the same options begin a run of their own; the unchanged script goes on."""
+    """Other data under the same options begin a run of their own; the unchanged script goes on."""
     arguments = (SCRIPT, pace.file)
     launch = {"GRAPHFT_LAUNCH": '{"quiet": true}'}
     first = Program(folder, *arguments, json.dumps(OPTIONS), **launch)

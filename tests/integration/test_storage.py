@@ -24,7 +24,7 @@ def waiting(status: JobStatus) -> bool:
 def test_an_outage_discards_nothing(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, sync: bool
 ) -> None:
-    """Pitfall 43: the folder of the data is moved away while the job runs, and back when the trainers say so."""
+    """The folder of the data is moved away while the job runs, and back when the trainers say so."""
     data, away = folder.with_suffix(".data"), folder.with_suffix(".away")
     training.StoredBlobs(str(data)).store()
     described = graphft.dataset(

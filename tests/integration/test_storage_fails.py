@@ -68,7 +68,7 @@ def back_up(job_dir: Path) -> None:
 def test_an_etcd_that_is_restored_from_an_early_backup(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, options: dict[str, Any]
 ) -> None:
-    """Pitfall 46: of a backup of the first moment, the job began at step 0."""
+    """Of a backup of the first moment, the job began at step 0."""
     job_dir, launch = folder / "job", ["-m", "graphft", "launch", "--job", folder / "job"]
     training.job(program, pace=pace.file, **options).save(job_dir)
     pace.set(Pace.SLOW)  # the first checkpoint is of step 10, and what is seen of the job may be a second old
@@ -146,7 +146,7 @@ def small_disk(workplace: Path) -> Iterator[Path]:
 def test_a_job_trains_on_while_its_disk_is_full(
     program: ir.Program, small_disk: Path, pace: Pace, undisturbed: Played, etcd_server: Any
 ) -> None:
-    """Pitfall 47: its pservers ended, and were started again until there were too many failures."""
+    """Its pservers ended, and were started again until there were too many failures."""
     filler = small_disk / "filler"
 
     def be_full(_: Any) -> None:

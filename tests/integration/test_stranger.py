@@ -125,7 +125,7 @@ def texts(folder: Path) -> dict[str, bytes]:
 def test_a_stranger_gets_nothing_and_changes_nothing(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
-    """Pitfalls 53, 55, 56: a plain ZeroMQ client trained the model; one message of many parts took gigabytes."""
+    """A plain ZeroMQ client trained the model; one message of many parts took gigabytes."""
     job = training.job(program, pace=pace.file, lease_ttl=60)
     attack = Attack(job)
 

@@ -43,7 +43,7 @@ def job(keys: Keys) -> Job:
 def test_each_task_is_done_once_though_coordinators_die(
     job: Job, etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path
 ) -> None:
-    """Pitfall 9: a call survives the coordinator's death, and nothing is doubled."""
+    """A call survives the coordinator's death, and nothing is doubled."""
     job.save(tmp_path / "job")
     where = ["--job", tmp_path / "job", "--etcd", etcd_server.endpoints[0]]
     done: Counter[tuple[int, int]] = Counter()

@@ -77,7 +77,7 @@ def test_it_comes_to_what_the_model_gives_in_one_process(
 
 
 def test_it_does_not_change_what_is_trained(calm: Played, undisturbed: Played) -> None:
-    """Pitfall 114."""
+    """Making the held-out Dataset seeds the global generators: it is made before the first step, on the main thread."""
     assert all(torch.equal(calm.state[name], value) for name, value in undisturbed.state.items())
 
 
@@ -183,7 +183,7 @@ def test_an_error_of_the_storage_that_stays_ends_the_job(program: ir.Program, fo
 
 
 def test_a_training_dataset_may_draw_while_what_is_held_out_is_read(program: ir.Program, folder: Path) -> None:
-    """Pitfall 114: its reads seed the global generators: they are no draws of the other one."""
+    """Its reads seed the global generators: they are no draws of the other one."""
     noisy = graphft.dataset(f"{training.__file__}:NoisyBlobs", {}, chunk_size=training.CHUNK)
     options = {"trainers": 2, "pservers": 1, "ft": True, "batch_size": training.BATCH, "passes": 1, "name": "noisy"}
     job = graphft.transpile(program, chunks=noisy, validate=validated.validation("", every=3), **options)
@@ -241,7 +241,7 @@ def decisive(program: ir.Program, pace: Pace | None, slow: Pace | None = None) -
 def test_a_damaged_checkpoint_that_training_waits_at_is_made_again(
     program: ir.Program, folder: Path, pace: Pace
 ) -> None:
-    """Pitfall 112: nobody could validate it, and the next step would be waited for, for ever."""
+    """Nobody could validate it, and the next step would be waited for, for ever."""
     plain = play(decisive(program, None), folder / "plain")
     killed = folder / "killed"
     slow = Pace(pace.file.with_suffix(".slow"))

@@ -163,6 +163,7 @@ def test_truncated_values(saved: Path, keep: int) -> None:
 
 
 def test_one_flipped_bit(saved: Path) -> None:
+    """A wrong bit in saved values or in a sealed program would make every later prediction wrong, with status 0."""
     data = bytearray((saved / VALUES).read_bytes())
     data[-2] ^= 1
     (saved / VALUES).write_bytes(data)

@@ -99,7 +99,7 @@ def test_a_program_that_ends_has_saved_what_it_began(tmp_path: Path) -> None:
 
 
 def test_a_save_is_due_by_the_clock_however_short_the_epochs_are(tmp_path: Path) -> None:
-    """Pitfall 25: a clock that begins anew with each epoch is never due when epochs are shorter."""
+    """A clock that begins anew with each epoch is never due when epochs are shorter."""
     now, weight = [0.0], Weight()
     place = CheckPoints(str(tmp_path), every_seconds=60.0, clock=lambda: now[0])
     saved = []

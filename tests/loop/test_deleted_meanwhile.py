@@ -72,7 +72,7 @@ def _at_each(tmp_path: Path, use: Callable[[Loop, LocalFS], None]) -> None:
 
 
 def test_prune_beside_a_loop_deletes_nothing_that_is_needed(tmp_path: Path) -> None:
-    """Pitfall 101."""
+    """A listing that was old when it was used: prune deleted files that a newer version needs."""
     _at_each(tmp_path, lambda loop, fs: CheckPoints(loop.points.path, fs, keep=1).prune() and None)
 
 

@@ -95,7 +95,7 @@ def test_a_delta_is_listed_as_one(eager: None, tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("processes", ["one", "many"])
 def test_rows_that_were_not_touched(tmp_path: Path, processes: str) -> None:
-    """Pitfall 95: another process knows from the newest version of which blocks it consists."""
+    """Another process knows from the newest version of which blocks it consists."""
     place, rows = CheckPoints(str(tmp_path), keep=9), table()
     versions = []
     for step, touched in enumerate([[], [5], [5, 4000], [8191]]):
@@ -111,7 +111,7 @@ def test_rows_that_were_not_touched(tmp_path: Path, processes: str) -> None:
 
 @pytest.mark.parametrize("pieces", [block_deltas.MAX_PIECES, 9])
 def test_rows_all_over_an_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
-    """Pitfall 95: every second block changes, then every third. A tensor of too many pieces has what lies between."""
+    """Every second block changes, then every third. A tensor of too many pieces has what lies between."""
     monkeypatch.setattr(block_deltas, "MAX_PIECES", pieces)
     rows, versions = torch.arange(64 * BLOCK, dtype=torch.uint8), []
     for step, every in enumerate((1, 2, 3, 5, 7)):

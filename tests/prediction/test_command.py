@@ -162,6 +162,7 @@ def refused_aloud(capsys: pytest.CaptureFixture[str], *arguments: str | Path) ->
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Among it an output that is the data, or a file of the job: it was replaced by predictions."""
     complete_job(tmp_path / "job")
     data, job = write_csv(tmp_path / "new.csv", X[:10]), tmp_path / "job"
     column = ("--column", "x=a,b,c,d")

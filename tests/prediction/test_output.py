@@ -73,6 +73,7 @@ def test_what_ends_in_between_leaves_the_older_file(tmp_path: Path) -> None:
 
 
 def test_formats_that_cannot_hold_it(tmp_path: Path) -> None:
+    """Columns of one name, too: the later result took the place of the earlier one."""
     program = Program("p", {"extras": ("maps",)})
     program.variable("maps", Type("float32", ("batch", 4, 4)))
     check_output(tmp_path / "p.npz", program)

@@ -70,7 +70,7 @@ def acks(effects: list[Any]) -> list[tuple[str, int, bool]]:
 
 
 def test_a_batch_is_applied_when_all_of_its_buckets_are_in_and_acknowledged_behind_it() -> None:
-    """Pitfall 14: done is what was applied, not what was read or received."""
+    """Done is what was applied, not what was read or received."""
     rig = AsyncRig()
     assert rig.push("a", 2, 1) == []
     effects = rig.push("a", 2, 0)
@@ -85,7 +85,7 @@ def test_a_batch_is_applied_when_all_of_its_buckets_are_in_and_acknowledged_behi
 
 
 def test_a_repeated_batch_is_acknowledged_not_applied() -> None:
-    """Pitfall 7: a retried push was applied twice."""
+    """A retried push was applied twice."""
     rig = AsyncRig()
     rig.batch("a", 1)
     effects = rig.batch("b", 1)
@@ -97,7 +97,7 @@ def test_a_repeated_batch_is_acknowledged_not_applied() -> None:
 
 
 def test_the_ledger_survives_with_the_checkpoint() -> None:
-    """Pitfall 7: the high-water mark must be inside the shard's checkpoint."""
+    """The high-water mark must be inside the shard's checkpoint."""
     rig = AsyncRig(checkpoint_every=2)
     rig.batch("a", 1)
     (checkpoint,) = of(TakeCheckpoint, rig.batch("a", 3))
@@ -111,7 +111,7 @@ def test_the_ledger_survives_with_the_checkpoint() -> None:
 
 
 def test_a_dead_trainers_half_batch_is_replaced_by_its_successors() -> None:
-    """Pitfall 3: it neither stays in a buffer nor mixes with another gradient."""
+    """It neither stays in a buffer nor mixes with another gradient."""
     rig = AsyncRig()
     rig.push("a", 0, 0)
     rig.feed(PeerLeft("a"))

@@ -105,7 +105,7 @@ def test_a_claim_is_one_trainers_only(store: MiniStore) -> None:
 
 
 def test_only_the_owner_completes(store: MiniStore) -> None:
-    """Pitfall 11: the fence is the claim's revision: a zombie cannot finish the new owner's chunk."""
+    """The fence is the claim's revision: a zombie cannot finish the new owner's chunk."""
     _, zombie = claim(store, "a")
     store.expire("a")
     _, owner = claim(store, "b")
@@ -118,14 +118,14 @@ def test_only_the_owner_completes(store: MiniStore) -> None:
 
 
 def test_a_failed_transaction_changes_nothing(store: MiniStore) -> None:
-    """Pitfalls 12, 13: the records are the only state; a function never changes what it is given."""
+    """The records are the only state; a function never changes what it is given."""
     before = dict(store.keys)
     assert not store.apply(chunk_queue.complete(P, 0, 99))
     assert store.keys == before
 
 
 def test_a_pass_is_over_when_nothing_is_to_do_which_includes_pending_and_left_out(store: MiniStore) -> None:
-    """Pitfalls 9, 10: `todo` stays while a chunk is pending, and goes when it is done, with or without all batches."""
+    """`todo` stays while a chunk is pending, and goes when it is done, with or without all batches."""
     for chunk in (1, 2):
         store.apply(chunk_queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
     fail(store, 3)
@@ -236,7 +236,7 @@ def test_a_hand_over_is_no_failure(store: MiniStore) -> None:
 
 
 def test_a_stale_claim_is_taken_away_unless_it_was_renewed(store: MiniStore) -> None:
-    """Pitfall 12: leases do not catch a trainer that lives, but is stuck."""
+    """Leases do not catch a trainer that lives, but is stuck."""
     _, fence = claim(store, now=0.0)
     seen = store.keys[chunk_queue.pending_key(P, 0)]
     assert chunk_queue.expire(P, 0, seen, now=60.0) is None

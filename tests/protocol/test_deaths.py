@@ -38,7 +38,7 @@ def fatal(story: Story) -> list[int]:
     ],
 )
 def test_whose_fault_it_is(story: Story, expected: list[int]) -> None:
-    """Pitfall 40."""
+    """A crash is a failure of its batch; SIGKILL is one from the third in a row on, if nothing else died in between."""
     assert fatal(story) == expected
 
 

@@ -91,7 +91,7 @@ def test_passes_differ_and_slots_share_the_order() -> None:
 
 
 def test_order_and_seeds_are_the_same_everywhere() -> None:
-    """Pitfall 29: no `hash()`, no library's stream: these values may never change."""
+    """No `hash()`, no library's stream: these values may never change."""
     assert mix(0) == 0xE220A8397B1DCDAF  # the first output of splitmix64 with seed 0
     assert mix(1, 2, 3) == 7702586659592502839
     assert permutation(10, 1, 2, 3).tolist() == [7, 0, 4, 1, 8, 2, 5, 6, 3, 9]

@@ -98,7 +98,7 @@ def test_the_reason_is_told_and_strangers_do_nothing() -> None:
 def test_barred_trainers_end_with_no_slot_unless_all_are_barred(
     slots: int, live: list[str], data: st.DataObject
 ) -> None:
-    """Pitfall 34: slots go to those that can work."""
+    """Slots go to those that can work."""
     barred = set(data.draw(st.lists(st.sampled_from(live), unique=True)))
     holders = data.draw(st.dictionaries(st.integers(0, slots - 1), st.sampled_from(live)))
     settle(slots, live, holders, "takeover", data, barred)

@@ -35,7 +35,7 @@ def buckets(effects: list[Any]) -> list[tuple[str, int, int, str]]:
 
 
 def test_a_round_closes_when_all_slots_are_in_whoever_sends_them() -> None:
-    """Pitfalls 1, 2: named (slot, step) pairs; one trainer may give both, and none has to say goodbye."""
+    """Named (slot, step) pairs; one trainer may give both, and none has to say goodbye."""
     rig = ShardRig()
     assert not of(ApplyRound, rig.contribute("a", 0, 1))
     assert not of(ApplyRound, rig.push("a", 0, 0, 0))
@@ -55,7 +55,7 @@ def test_contributions_come_in_slot_order_not_in_order_of_arrival() -> None:
 
 
 def test_a_second_copy_is_ignored_and_its_want_is_remembered() -> None:
-    """Pitfalls 1, 4: a restarted trainer, or a zombie, does not count twice, and overwrites nothing."""
+    """A restarted trainer, or a zombie, does not count twice, and overwrites nothing."""
     rig = ShardRig()
     rig.push("a", 0, 0, 0)
     assert counted(rig.push("b", 0, 0, 0, want=True, payload="other bits")) == ["duplicate-push"]
@@ -117,7 +117,7 @@ def test_a_whole_contribution_stays_when_an_empty_one_follows() -> None:
 
 
 def test_a_departed_trainers_contribution_counts_once_and_is_gone_with_its_step() -> None:
-    """Pitfall 3: its gradient was added again in every later step."""
+    """Its gradient was added again in every later step."""
     rig = ShardRig()
     rig.contribute("b", 0, 1, want=True)
     rig.feed(PeerLeft("b"))
@@ -132,7 +132,7 @@ def test_a_departed_trainers_contribution_counts_once_and_is_gone_with_its_step(
 
 
 def test_a_push_of_a_past_step_changes_nothing_and_is_answered_with_the_current_parameters() -> None:
-    """Pitfalls 4, 8: nothing is "got and cleared"; a lost answer is asked for again."""
+    """Nothing is "got and cleared"; a lost answer is asked for again."""
     rig = ShardRig()
     rig.run_round()
     effects = rig.push("b", 0, 0, 0, want=True, payload="late")
@@ -142,7 +142,7 @@ def test_a_push_of_a_past_step_changes_nothing_and_is_answered_with_the_current_
 
 
 def test_pushes_while_a_round_is_applied_touch_nothing_and_wants_wait() -> None:
-    """Pitfall 4: check first, touch later."""
+    """Check first, touch later."""
     rig = ShardRig()
     rig.contribute("a", 0, 0)
     rig.contribute("a", 0, 1)
@@ -163,7 +163,7 @@ def test_pulls_of_the_version_being_left_are_answered_when_it_is_safe() -> None:
 
 
 def test_a_push_from_the_future_means_that_this_shard_is_behind() -> None:
-    """Pitfall 22: it does not go on alone with an older version of the model."""
+    """It does not go on alone with an older version of the model."""
     rig = ShardRig(version=2)
     effects = rig.push("a", 3, 0, 0)
     assert codes(effects) == ["future-step"]
@@ -362,7 +362,7 @@ def test_checkpoints_are_taken_at_the_ends_of_passes() -> None:
 
 
 def test_checkpoints_are_taken_at_common_steps() -> None:
-    """Pitfalls 16, 25: the version decides, not a clock; a restarted shard goes on with them."""
+    """The version decides, not a clock; a restarted shard goes on with them."""
     rig = ShardRig(checkpoint_every=3, version=2)
     assert [e.step for e in of(TakeCheckpoint, rig.run_round())] == [3]
     assert not of(TakeCheckpoint, rig.run_round())
@@ -379,7 +379,7 @@ def test_answers_go_out_before_the_checkpoint_is_taken() -> None:
 
 
 def test_the_last_version_is_saved_and_finishes_the_job() -> None:
-    """Pitfall 2: nobody waits for anyone after the end."""
+    """Nobody waits for anyone after the end."""
     rig = ShardRig(total_steps=1)
     effects = rig.run_round()
     assert [e.step for e in of(TakeCheckpoint, effects)] == [1]

@@ -111,7 +111,7 @@ def test_a_lost_slot_is_work_changed() -> None:
 
 
 def test_a_slot_that_is_claimed_again_begins_anew() -> None:
-    """Pitfall 35: changes of a slot are told by its claims, and not by who holds it."""
+    """Changes of a slot are told by its claims, and not by who holds it."""
     rig = TrainerRig(())
     rig.feed(SlotGained(0, claim=7))
     rig.welcome(0, "A", 4)
@@ -127,7 +127,7 @@ def test_a_slot_that_is_claimed_again_begins_anew() -> None:
 
 
 def test_a_shard_that_does_not_answer_is_told_of() -> None:
-    """Pitfall 34: as long as it is registered; what is gone is not expected to answer."""
+    """As long as it is registered; what is gone is not expected to answer."""
     rig = TrainerRig((0,))
     rig.feed(ShardDown(0), ShardUp(0, "A"))
     for _ in range(8):
@@ -224,7 +224,7 @@ def test_a_refused_old_version_tells_where_the_shard_is() -> None:
 
 
 def test_unanswered_pulls_are_repeated_after_a_while() -> None:
-    """Pitfall 8: a lost answer is not lost data."""
+    """A lost answer is not lost data."""
     rig = TrainerRig((0,))
     rig.feed(Begin())
     rig.bucket(0, 0)
@@ -290,7 +290,7 @@ def test_without_a_shard_nothing_is_worked_on() -> None:
 
 
 def test_what_a_shard_may_have_lost_is_contributed_again() -> None:
-    """Pitfalls 5, 8: it restarted at the step it was in, from its checkpoint; the others ignore the second copy."""
+    """It restarted at the step it was in, from its checkpoint; the others ignore the second copy."""
     rig = TrainerRig((0,), version=4)
     rig.feed(Begin())
     arrive(rig, 4)
@@ -359,7 +359,7 @@ def test_a_shard_that_came_back_older_is_asked_though_all_buckets_are_here() -> 
 
 
 def test_a_shard_two_versions_behind_is_told_so() -> None:
-    """Pitfall 22: the pull of what it cannot have makes it ask for a rollback."""
+    """The pull of what it cannot have makes it ask for a rollback."""
     rig = TrainerRig((0,), version=6)
     rig.feed(ShardDown(1), ShardUp(1, "B2"))
     assert (1, Pull(0, 6, 0)) in sent(rig.welcome(1, "B2", 3))

@@ -32,7 +32,7 @@ def test_a_group_that_is_cut_is_no_group(data: st.DataObject) -> None:
 
 
 def test_a_group_of_pending_tasks_is_short() -> None:
-    """Pitfall 15: the queue was one value, rewritten at each change, up to etcd's limit of 1.5 MB. Here a transaction
+    """The queue was one value, rewritten at each change, up to etcd's limit of 1.5 MB. Here a transaction
     of 64 groups is far from it."""
     pending = {n: Task(Todo(1, 0, 0, True), f"{n % 16}-3f2a77b1", -1, 10**6 + n, 10**5) for n in range(GROUP)}
     assert len(encode_group(bytes(GROUP), pending)) < 8000

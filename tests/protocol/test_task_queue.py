@@ -114,7 +114,7 @@ def test_a_finished_task_is_settled_however_often_and_by_whomever_it_is_told() -
 
 
 def test_a_zombie_finishes_nothing_of_its_successors() -> None:
-    """Pitfall 11: "finished" did not check the attempt number."""
+    """ "finished" did not check the attempt number."""
     rig = TaskRig()
     zombie = take_all(rig)
     rig.live("bc")
@@ -131,7 +131,7 @@ def test_a_zombie_finishes_nothing_of_its_successors() -> None:
 
 
 def test_what_a_shard_forgot_meanwhile_is_to_do_again() -> None:
-    """Pitfall 14: finished is what every shard has applied, in the generation that it is in."""
+    """Finished is what every shard has applied, in the generation that it is in."""
     rig = TaskRig()
     held = rig.get("a")
     (chunk,) = held
@@ -169,7 +169,7 @@ def test_what_is_released_is_no_failure() -> None:
 
 
 def test_what_a_trainer_held_that_vanished_is_todo_and_counts_when_it_is_claimed() -> None:
-    """Pitfall 5: no goodbye is needed."""
+    """No goodbye is needed."""
     rig = TaskRig()
     held = take_all(rig)
     rig.live("bc")
@@ -181,7 +181,7 @@ def test_what_a_trainer_held_that_vanished_is_todo_and_counts_when_it_is_claimed
 
 
 def test_a_task_that_is_not_renewed_is_taken_away() -> None:
-    """Pitfall 12: also when another coordinator has it from etcd: each pending task has a timer."""
+    """Also when another coordinator has it from etcd: each pending task has a timer."""
     rig = TaskRig()
     a, b = rig.get("a"), rig.get("b")
     assert rig.pass_time(60.0) == []
@@ -240,7 +240,7 @@ def test_a_task_at_which_too_many_vanish_is_hopeless_and_goes_on_without_its_res
 
 
 def test_a_pass_is_not_over_while_a_task_is_pending() -> None:
-    """Pitfall 9: todo is empty, and the pass goes on: what is pending may come back."""
+    """Todo is empty, and the pass goes on: what is pending may come back."""
     rig = TaskRig()
     *rest, last = take_all(rig).items()
     assert rig.finish("a", dict(rest)) == []
@@ -256,7 +256,7 @@ def test_a_pass_is_not_over_while_a_task_is_pending() -> None:
 
 @pytest.mark.parametrize("how", ["released", "fenced", "failed", "vanished", "hopeless"])
 def test_a_pass_rolls_when_its_last_task_came_back_before(how: str) -> None:
-    """Pitfall 10: it rolled only on "finished", and never when the last pending task was discarded."""
+    """It rolled only on "finished", and never when the last pending task was discarded."""
     rig = TaskRig()
     *rest, (chunk, attempt) = take_all(rig).items()
     rig.finish("a", dict(rest))

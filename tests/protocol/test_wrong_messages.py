@@ -39,7 +39,7 @@ HUGE = 2**63 - 1
 
 @pytest.mark.parametrize("message", [Partials(0, 1, 1), PartialsQuery(0, 0, 1), PartialsQuery(0, 0, HUGE)])
 def test_partial_sums_are_no_business_of_a_job_without_them(message: Message) -> None:
-    """Pitfall 53: one `PartialsQuery` ended any sync shard that was past a step; `Partials` were kept at any size."""
+    """One `PartialsQuery` ended any sync shard that was past a step; `Partials` were kept at any size."""
     rig = ShardRig(shards=2)
     rig.run_round()
     effects = rig.feed(Received("a", message))
@@ -84,7 +84,7 @@ def test_a_frame_where_none_belongs(message: Message) -> None:
     ],
 )
 def test_batches_that_the_plan_does_not_have(message: Message) -> None:
-    """Pitfall 54: each made the ledger longer; with another number of batches one made its chunk look applied."""
+    """Each made the ledger longer; with another number of batches one made its chunk look applied."""
     rig = AsyncRig()
     effects = rig.feed(Received("a", message, b"frame" if isinstance(message, BatchPush) else None))
     assert codes(effects) == ["malformed"]
@@ -92,7 +92,7 @@ def test_batches_that_the_plan_does_not_have(message: Message) -> None:
 
 
 def test_what_a_trainer_left_half_sent_has_a_bound() -> None:
-    """Pitfall 54: each half batch kept its frames for as long as its trainer lived."""
+    """Each half batch kept its frames for as long as its trainer lived."""
     rig = AsyncRig(batches=(100,))
     effects = [e for batch in range(10) for e in rig.push("a", batch, 0, batches=100)]
     assert [key[2] for key, _ in rig.machine.copies] == list(range(10))[-HALVES:]
@@ -101,7 +101,7 @@ def test_what_a_trainer_left_half_sent_has_a_bound() -> None:
 
 
 def test_pulls_that_wait_have_a_bound() -> None:
-    """Pitfall 54: a pull that was asked again while a step was applied was answered as often as it was asked."""
+    """A pull that was asked again while a step was applied was answered as often as it was asked."""
     rig = ShardRig()
     rig.contribute("a", 0, 0)
     rig.contribute("a", 0, 1)
@@ -114,7 +114,7 @@ def test_pulls_that_wait_have_a_bound() -> None:
 
 @pytest.mark.parametrize("rig", [ShardRig(max_peers=3), AsyncRig(max_peers=3, compensate=True)], ids=["sync", "async"])
 def test_peers_have_a_bound_and_one_connection_each(rig: Any) -> None:
-    """Pitfall 54: every connection was remembered until its trainer's lease ended."""
+    """Every connection was remembered until its trainer's lease ended."""
     rig.feed(Received("a again", Hello("j", "p", "a")))
     assert list(rig.machine.peers) == ["b", "a again"], "the newest of a name"
     for n in range(20):
@@ -131,7 +131,7 @@ def test_one_connection_replaces_another_and_makes_no_third_go() -> None:
 
 
 def test_a_story_cuts_what_a_peer_sent() -> None:
-    """Pitfall 54: 512 lines of a megabyte each."""
+    """512 lines of a megabyte each."""
     story = Story()
     assert len(story.tell("x" * 10**6)) == LONGEST + 3
     assert len(story.of()[0]) < LONGEST + 20
@@ -157,7 +157,7 @@ def test_a_story_cuts_what_a_peer_sent() -> None:
     ],
 )
 def test_a_wrong_answer_ends_a_sync_trainer_by_a_failure_that_says_so(message: Message, frame: Any) -> None:
-    """Pitfall 53: a shard's nonsense was believed: a step -5 was looked up in the plan, a step 2**63 - 1 waited for."""
+    """A shard's nonsense was believed: a step -5 was looked up in the plan, a step 2**63 - 1 waited for."""
     rig = TrainerRig()
     (fail,) = of(Fail, rig.feed(FromShard(0, message, frame)))
     assert "of shard 0" in fail.reason
@@ -176,7 +176,7 @@ def test_a_wrong_answer_ends_a_sync_trainer_by_a_failure_that_says_so(message: M
     ],
 )
 def test_a_wrong_answer_ends_an_async_trainer_by_a_failure_that_says_so(message: Message, frame: Any) -> None:
-    """Pitfall 53: a bucket that there is not was a KeyError, a ledger from -2**63 on took all memory."""
+    """A bucket that there is not was a KeyError, a ledger from -2**63 on took all memory."""
     rig = AsyncTrainerRig()
     rig.meet(0)
     rig.feed(Took((0, 7), 3))

@@ -221,7 +221,7 @@ def ledger_of(chunks: Sequence[Any], last: Any, lacks: set[int]) -> Ledger:
 
 @pytest.mark.parametrize("lacks", [{2}, {1, 2}])
 def test_a_chunk_is_requeued_for_what_is_not_left_out(scene: Stage, lacks: set[int]) -> None:
-    """Pitfall 84: other batches of it were applied, and a shard came back without them."""
+    """Other batches of it were applied, and a shard came back without them."""
     trainer = begin(scene, 0)
     *rest, last = take(trainer, CHUNKS)
     trainer.queue.report_failure(last.key, "it cannot be read", 2)
@@ -236,7 +236,7 @@ def test_a_chunk_is_requeued_for_what_is_not_left_out(scene: Stage, lacks: set[i
 
 
 def test_the_end_of_the_job_leaves_nothing_open(scene: Stage) -> None:
-    """Pitfall 83: a trainer that was killed, or left, before it had completed what every shard had applied."""
+    """A trainer that was killed, or left, before it had completed what every shard had applied."""
     dead, other = begin(scene, 0), begin(scene, 1)
     take(dead, 1)
     scene.etcd.lease_revoke(dead.member.lease)

@@ -82,7 +82,7 @@ def test_few_records_are_compared_and_at_most_five_of_them_read_twice() -> None:
 
 
 def test_a_run_is_resumed_only_as_far_as_its_records_are_known_to_be_the_same() -> None:
-    """Pitfall 65: labels in the data's file were corrected, and the old run went on."""
+    """Labels in the data's file were corrected, and the old run went on."""
     write()
     begin()
     same = "resuming jobs/lines at step 0 of 1250 (job unchanged, as far as 15 of its Dataset's records tell)"

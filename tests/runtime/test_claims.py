@@ -46,7 +46,7 @@ def sees(trainer: Any, key: str, there: bool = True) -> None:
 
 
 def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Stage) -> None:
-    """Pitfall 34: what it claimed before would wait, and all others with it."""
+    """What it claimed before would wait, and all others with it."""
     trainer = scene.trainer(0)
     for shard in range(trainer.config.pservers):
         record = Registration(f"incarnation {shard}", "tcp://127.0.0.1:1", 1, "host")
@@ -58,7 +58,7 @@ def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Sta
 
 
 def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> None:
-    """Pitfall 33: its daemon thread would take the slot back that it lost for this."""
+    """Its daemon thread would take the slot back that it lost for this."""
     trainer = scene.trainer(0)
     trainer.member.progress.begin("computing")
     trainer.member.progress.limit = 1.0
@@ -79,7 +79,7 @@ def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> No
 
 
 def test_a_claim_that_a_restored_etcd_has_lost_is_made_again(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pitfall 94: the revision of the claim is ahead of what the view ever comes to, as long as nothing is written."""
+    """The revision of the claim is ahead of what the view ever comes to, as long as nothing is written."""
     monkeypatch.setattr(slot_claims, "LATE_SECONDS", 0.2)
     trainer = scene.trainer(0)
     for shard in range(trainer.config.pservers):
@@ -97,7 +97,7 @@ def test_a_claim_that_a_restored_etcd_has_lost_is_made_again(scene: Stage, monke
 
 
 def test_a_trainer_that_is_barred_leaves_the_slots_to_others(scene: Stage) -> None:
-    """Pitfall 34: unless all are."""
+    """Unless all are."""
     trainer, other = scene.trainer(0), scene.trainer(1)
     until(lambda: len(trainer.member.view.trainers) == 2 == len(other.member.view.trainers))
     key = scene.keys.barred(trainer.member.id)
@@ -115,7 +115,7 @@ def test_a_trainer_that_is_barred_leaves_the_slots_to_others(scene: Stage) -> No
 
 
 def test_a_slot_that_is_given_away_and_claimed_again_between_two_looks(scene: Stage) -> None:
-    """Pitfall 35: the trainer held it in etcd, and worked on it no more."""
+    """The trainer held it in etcd, and worked on it no more."""
     trainer = scene.trainer(0)
     shards_at(trainer, 0)
     trainer.view.take_in()
@@ -137,7 +137,7 @@ def test_a_slot_that_is_given_away_and_claimed_again_between_two_looks(scene: St
 
 
 def test_a_process_that_etcd_has_forgotten_ends(scene: Stage) -> None:
-    """Pitfall 82: etcd was restored from a backup that knows of its lease, and not of its registration."""
+    """Etcd was restored from a backup that knows of its lease, and not of its registration."""
     trainer = scene.trainer(0)
     trainer.session.check_registered()
     scene.etcd.delete(scene.keys.trainer(trainer.member.id))

@@ -174,7 +174,7 @@ def test_an_older_step_is_never_committed_over_a_newer_one(shards: Shards) -> No
 
 
 def test_the_manifest_is_written_before_the_commit(shards: Shards) -> None:
-    """Pitfall 17: the old checkpoint was deleted before the new one was recorded."""
+    """The old checkpoint was deleted before the new one was recorded."""
     etcd = Interposed(shards.etcd)
     last = shards.shard(2, etcd=etcd)
     seen: list[tuple[Committed | None, list[int]]] = []
@@ -214,6 +214,7 @@ def test_a_part_of_an_older_generation_is_void(shards: Shards) -> None:
 
 
 def test_a_commit_begun_before_a_rollback_is_not_made_after_it(shards: Shards) -> None:
+    """Nothing is written from memory: the transaction compares the generation that it was begun in."""
     shards.commit(50)
     etcd = Interposed(shards.etcd)
     last = shards.shard(2, etcd=etcd)
@@ -416,7 +417,7 @@ def test_the_manifest_of_a_lost_checkpoint(shards: Shards) -> None:
 
 
 def test_begin_tells_a_first_start_from_a_restart(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    """Pitfall 21: a restart before the first checkpoint found "already initialised", and nobody filled it."""
+    """A restart before the first checkpoint found "already initialised", and nobody filled it."""
     shards = Shards(etcd, keys, tmp_path)
     assert shards.all[0].begin() == (Generation(reason="start"), False)
     assert shards.all[1].begin() == (Generation(reason="start"), False)
@@ -432,7 +433,7 @@ def test_begin_joins_the_epoch_that_holds(shards: Shards) -> None:
 
 
 def test_after_a_restart_checkpoints_are_taken_again(shards: Shards) -> None:
-    """Pitfall 16: a recovered server never took a checkpoint again."""
+    """A recovered server never took a checkpoint again."""
     for generation in range(3):
         step = 50 * (generation + 1)
         shards.commit(step, generation)

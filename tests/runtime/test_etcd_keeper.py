@@ -14,7 +14,7 @@ from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 
 
 def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pitfall 38: a stopped one runs, and would never answer."""
+    """A stopped one runs, and would never answer."""
     monkeypatch.setattr(module, "STOPPED_SECONDS", 0.1)
     with EmbeddedEtcd(tmp_path) as server:
         with Etcd(server.endpoints, deadline=60) as client:
@@ -39,7 +39,7 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_etcd_whose_data_are_gone_is_not_started_empty(tmp_path: Path) -> None:
-    """Pitfall 77: "starting it again with its data", and then nobody knew the job."""
+    """ "starting it again with its data", and then nobody knew the job."""
     with EmbeddedEtcd(tmp_path / "etcd") as server:
         keeper = EtcdKeeper(server)
         server.kill()

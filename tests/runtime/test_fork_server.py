@@ -157,7 +157,7 @@ def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
 def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_it(
     saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pitfall 38: it is alive, so no order fails, and none is carried out. The first one may be half carried out."""
+    """It is alive, so no order fails, and none is carried out. The first one may be half carried out."""
     monkeypatch.setattr(fork_server_module, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(module, "FORK_SERVER_AFTER_SECONDS", 60.0)
     engine = engine_of(saved)
@@ -180,7 +180,7 @@ def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_
 
 
 def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path, fork_server: ForkServer) -> None:
-    """Pitfall 38: a role that was forked, and that the launcher does not know, would exist twice."""
+    """A role that was forked, and that the launcher does not know, would exist twice."""
     role = waited(fork_server.fork("pserver", 0, SILENT, saved / "logs" / "pserver-0.log"))
     until(lambda: role.pid)
     until(lambda: os.getpgid(role.pid) == os.getpgid(0))  # it was told of, and is the launcher's from then on

@@ -49,7 +49,7 @@ def test_a_child_that_nobody_has_waited_for_is_dead() -> None:
     ],
 )
 def test_what_is_known_of_another(other: dict[str, object], dead: bool) -> None:
-    """Pitfall 37: its id was used again; it is on another machine; it is in another container of this one."""
+    """Its id was used again; it is on another machine; it is in another container of this one."""
     assert replace(identify(), **other).dead is dead
 
 

@@ -54,7 +54,7 @@ def test_a_death_in_a_proof_that_nobody_has_made_is_not_counted(
 
 
 def test_a_death_in_a_proof_that_others_have_made_counts(inquest: Inquest, etcd: Etcd, keys: Keys) -> None:
-    """Pitfall 76: nobody gives up what is recorded, so the restarts had no end."""
+    """Nobody gives up what is recorded, so the restarts had no end."""
     record_proof(etcd, keys)
     assert dies(inquest, signal.SIGSEGV) == (WHERE, None, True)
 
@@ -71,7 +71,7 @@ def test_being_killed_again_and_again_in_it_counts_too(inquest: Inquest, etcd: E
 def test_user_code_that_ends_with_the_status_of_a_lost_lease(
     inquest: Inquest, monkeypatch: pytest.MonkeyPatch, phase: Phase, fatal: bool
 ) -> None:
-    """Pitfall 40: the process was started again without end. One that has lost its lease is not at work any more."""
+    """The process was started again without end. One that has lost its lease is not at work any more."""
     charged: list[str] = []
     monkeypatch.setattr(inquest, "_charge", lambda what, *_: charged.append(what))
     WorkRecord(record_path(inquest.job_dir, 0)).begin(phase, Place(0, 2, 0), claim=7)

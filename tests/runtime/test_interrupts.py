@@ -132,6 +132,7 @@ def test_other_threads_hold_nothing_back(raises: tuple[int, type[BaseException]]
 def test_a_call_to_etcd_ends_before_a_signal_raises(
     etcd: Etcd, raises: tuple[int, type[BaseException]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An exception between two bytecodes left gRPC's lock held: 1 of 39 scripts that got SIGTERM never ended."""
     number, expected = raises
     ended = []
     call = etcd._calls.kv.Range

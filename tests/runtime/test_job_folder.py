@@ -170,7 +170,7 @@ def variant(job: Job, **changes: Any) -> Job:
 
 
 def test_a_script_that_is_run_again_finds_its_run_and_a_corrected_one_does_not() -> None:
-    """Pitfall 65: the same programs and options, but other data, initial values, frozen values or constants."""
+    """The same programs and options, but other data, initial values, frozen values or constants."""
     program = frozen_linear()
     x, y = torch.arange(160.0).reshape(8, 20), torch.zeros(8, 1)
     job = graphft.transpile(program, chunks=graphft.arrays(chunk_size=8, x=x, y=y), batch_size=4, ft=True, name="lin")

@@ -119,6 +119,7 @@ def pservers(
 
 
 def test_a_daemon_thread_that_dies_takes_the_process_along(pservers: dict[str, Pserver]) -> None:
+    """A process whose renewing thread has died must not live on without a lease."""
     pserver = pservers["dies"]
     assert pserver.end() == EXIT_FAILED
     assert "RuntimeError: out of order" in pserver.log
@@ -139,6 +140,7 @@ def test_a_revoked_lease_ends_the_process(pservers: dict[str, Pserver]) -> None:
 
 
 def test_a_process_without_etcd_ends_before_its_lease_can_have(pservers: dict[str, Pserver]) -> None:
+    """A process that cannot renew its lease ends itself (75) before the lease can expire."""
     pserver = pservers["frozen"]
     pserver.await_registration()
     pserver.server.pause()

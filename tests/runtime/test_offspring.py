@@ -48,7 +48,7 @@ def gone(pid: int, look: Callable[[], None]) -> bool:
 
 @pytest.mark.parametrize("child", ["ends", "lives"])
 def test_what_a_killed_role_leaves_is_ended_and_collected(child: str) -> None:
-    """Pitfall 79: with each death the launcher kept one process more, dead or alive."""
+    """With each death the launcher kept one process more, dead or alive."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, as a launcher does
     offspring = Offspring()
     with subprocess.Popen(

@@ -109,7 +109,7 @@ def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
 
 
 def test_a_trainer_with_other_bits_is_refused_with_the_op_that_gives_them(scene: Stage) -> None:
-    """Pitfall 59: lists of settings say nothing of what they leave out."""
+    """Lists of settings say nothing of what they leave out."""
     scene.trainer(0).prove()
     ops = scene.job.trainer_program().blocks["step"].ops
     wrong = next(i for i, op in enumerate(ops) if op.type == "aten.addmm")
@@ -241,7 +241,7 @@ def test_the_shortest_batch_is_tried_as_well(
 
 
 def test_a_loss_of_one_record_proves_as_well(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
-    """Pitfall 75: the gradient of a mean over one is an `expand`, of which no digest could be made: no proof."""
+    """The gradient of a mean over one is an `expand`, of which no digest could be made: no proof."""
     program = graphft.build(
         torch.nn.Linear(4, 1),
         lambda model, x, y: ((model(x).squeeze(1) - y) ** 2).mean(),
@@ -298,7 +298,7 @@ def test_each_shard_has_a_record_of_its_own(moded: Stage) -> None:
 
 
 def test_a_shard_with_other_bits_is_refused_with_the_op_that_gives_them(scene: Stage) -> None:
-    """Pitfall 59: each op that the optimizer runs is compared, over all of its blocks."""
+    """Each op that the optimizer runs is compared, over all of its blocks."""
     pserver(scene).prove()
     proof = recorded(scene, "pserver/0")
     change(scene, "pserver/0", **other_from(proof, len(proof.ops) // OP_BYTES - 1))
@@ -338,7 +338,7 @@ def bits(code: str, **environment: str) -> str:
 
 
 def test_onednn_uses_what_the_job_says_whatever_the_environment_does() -> None:
-    """Pitfall 59: one trainer with ONEDNN_MAX_CPU_ISA=AVX2 ended a GELU model with other bits."""
+    """One trainer with ONEDNN_MAX_CPU_ISA=AVX2 ended a GELU model with other bits."""
     code = """if True:
         import torch
         import graphft

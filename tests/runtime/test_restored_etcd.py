@@ -117,7 +117,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def test_the_job_goes_on_from_the_newest_whole_checkpoint(cluster: Cluster) -> None:
-    """Pitfall 46: of a backup taken before the first checkpoint, the job began at step 0."""
+    """Of a backup taken before the first checkpoint, the job began at step 0."""
     early = cluster.backup()
     for step in (50, 100):
         cluster.write(step)
@@ -177,7 +177,7 @@ def test_a_damaged_newer_checkpoint_is_gone_back_from(cluster: Cluster) -> None:
 
 
 def test_processes_that_live_on_overtake_an_etcd_that_is_restored(cluster: Cluster) -> None:
-    """Pitfall 46: they were in a later generation than etcd, and no checkpoint of theirs was taken any more."""
+    """They were in a later generation than etcd, and no checkpoint of theirs was taken any more."""
     early = cluster.backup()
     for _ in range(2):
         cluster.shards[0].rollback("restarted")
@@ -198,7 +198,7 @@ def test_processes_that_live_on_overtake_an_etcd_that_is_restored(cluster: Clust
 
 
 def test_a_commit_that_a_restored_etcd_does_not_know_is_made_good(cluster: Cluster) -> None:
-    """Pitfall 88: of the same generation, so that nothing but the missing commit tells."""
+    """Of the same generation, so that nothing but the missing commit tells."""
     cluster.write(50)
     backup = cluster.backup()
     cluster.write(100)
@@ -233,7 +233,7 @@ def publish(cluster: Cluster, etcd: SimEtcd, step: int) -> None:
 
 
 def test_what_is_left_out_is_known_again_when_etcd_is_lost(cluster: Cluster) -> None:
-    """Pitfall 89. Found under attack: of four records that were left out, the result told of one."""
+    """Found under attack: of four records that were left out, the result told of one."""
     leave_out(cluster.etcd, 4, 1, 5)
     leave_out(cluster.etcd, 7, 2)
     publish(cluster, cluster.etcd, 50)

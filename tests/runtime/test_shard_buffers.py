@@ -117,7 +117,7 @@ def test_first_takes_the_lowest_slot_with_data() -> None:
 
 
 def test_sums_do_not_accumulate_over_rounds() -> None:
-    """Pitfall 3: a departed trainer's last gradient was added again in every later step."""
+    """A departed trainer's last gradient was added again in every later step."""
     memory = memory_of("mean")
     for value in (1.0, 2.0):
         memory.reduce(give((0, 1, torch.full((7,), value)), (1, 1, torch.full((7,), 3 * value))))

@@ -62,7 +62,7 @@ def allowed() -> bool:
 
 @pytest.mark.skipif(not allowed(), reason="PID namespaces are not allowed here")
 def test_a_launcher_in_another_pid_namespace_revokes_nobodys_lease(etcd: Etcd, keys: Keys) -> None:
-    """Pitfall 37: it has the same host name, and sees none of these processes. Nor do we see those of its."""
+    """It has the same host name, and sees none of these processes. Nor do we see those of its."""
     register(etcd, keys.trainer("outside"), identify())
     script = f"""
 import sys
@@ -205,6 +205,7 @@ def test_what_began_meanwhile_is_not_forgotten(etcd: Etcd, keys: Keys, job: Job)
 
 
 def test_two_runs_of_one_job_do_not_merge(etcd: Etcd, keys: Keys, job: Job) -> None:
+    """Two users ran one script on one etcd: one's trainer computed the other's slot, and both ended as complete."""
     one, other = run_of(job, keys), run_of(job, keys)
     put_job(etcd, keys, one)
     put_job(etcd, keys, one)  # by its next process

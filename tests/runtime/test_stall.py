@@ -20,7 +20,7 @@ from tests.runtime.trainers import shards_at, stage
 def test_a_main_thread_that_was_away_has_not_waited(
     etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pitfall 63: a long step, or another thread that holds the interpreter's lock."""
+    """A long step, or another thread that holds the interpreter's lock."""
     monkeypatch.setattr(sync_comm, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(sync_comm, "LOOK_SECONDS", 0.1)
     with stage(etcd_server, keys, job, tmp_path) as scene:

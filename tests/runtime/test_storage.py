@@ -74,7 +74,7 @@ def values(step: int, size: int = 4) -> Mapping[str, Tensor]:
 def test_a_checkpoint_that_cannot_be_written_is_written_later(
     job: Job, etcd: Etcd, keys: Keys, tmp_path: Path, error: int
 ) -> None:
-    """Pitfall 47: an error of the storage ended the shard's process."""
+    """An error of the storage ended the shard's process."""
     store = FailingStore(tmp_path / "checkpoints")
     saver = one_shard(job, etcd, keys, tmp_path, store)
     store.error = error
@@ -133,7 +133,7 @@ def test_a_job_is_not_complete_before_its_model_is_written(job: Job, etcd: Etcd,
 
 
 def test_metrics_that_the_disk_does_not_take_stop_nobody(small_disk: Path) -> None:
-    """Pitfall 47: the trainer's batch "failed", and its chunk was discarded in the end."""
+    """The trainer's batch "failed", and its chunk was discarded in the end."""
     told: list[int] = []
     metrics = Metrics(small_disk, "0-a", ("loss",), 0, lambda count, what: told.append(count), told.append)
     for step in range(40):
@@ -204,7 +204,7 @@ def write(store: CheckpointStore, step: int) -> Manifest:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT])
 def test_what_cannot_be_read_now_is_not_damaged(error: int) -> None:
-    """Pitfall 48: it was taken for damaged, and the job went back to step 0."""
+    """It was taken for damaged, and the job went back to step 0."""
     with pytest.raises(StorageUnavailable, match=os.strerror(error)), storage(Path("checkpoints")):
         raise OSError(error, os.strerror(error))
     with pytest.raises(FileNotFoundError), storage(Path("checkpoints")):
@@ -212,7 +212,7 @@ def test_what_cannot_be_read_now_is_not_damaged(error: int) -> None:
 
 
 def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    """Pitfall 48: an empty folder, though etcd names a checkpoint there: nothing is decided until it is back."""
+    """An empty folder, though etcd names a checkpoint there: nothing is decided until it is back."""
     store = CheckpointStore(tmp_path / "checkpoints")
     commits = Commits(etcd, keys, store, 0, 1, "program", "p0")
     commits.ensure_generation()
@@ -258,7 +258,7 @@ def test_a_run_whose_folder_cannot_be_read_is_not_begun_anew_in_another(
 
 
 def test_age_goes_on_when_the_clock_is_set_back(tmp_path: Path) -> None:
-    """Pitfall 49: no checkpoint was taken by age until the clock was where it had been."""
+    """No checkpoint was taken by age until the clock was where it had been."""
     file, now = tmp_path / "manifest.json", [100.0]
     ages = Ages(lambda: now[0])
     assert ages.of(file) == float("inf")
@@ -294,7 +294,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_new_folder_is_in_its_parent_before_the_checkpoint_counts(tmp_path: Path, synced: list[str]) -> None:
-    """Pitfall 50: a machine that stopped could lose `checkpoints/` with all that lay in it."""
+    """A machine that stopped could lose `checkpoints/` with all that lay in it."""
     store = CheckpointStore(tmp_path / "job" / "checkpoints")
     part = store.write_part(0, 50, 0, 2, values(50))
     folders = [tmp_path, tmp_path / "job", store.root, store.root / "step-00000050.g0"]

@@ -183,7 +183,7 @@ def test_of_two_that_follow_one_does(place: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"{", b'{"number":1,"host":"\xff"}', b"", b"[]"])
 def test_a_claim_that_is_damaged_is_its_launchers_all_the_same(place: Path, damage: bytes) -> None:
-    """Pitfall 102. One flipped bit killed the pservers of a healthy job at each checkpoint, until it failed."""
+    """One flipped bit killed the pservers of a healthy job at each checkpoint, until it failed."""
     folder = machine(place, "one")
     with claimed(folder, None) as claim:
         assert claim is not None
@@ -217,7 +217,7 @@ def beating(claim: StorageClaim, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def test_while_the_storage_is_away_nothing_follows_from_that(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pitfall 103: a file system that is not mounted is an empty folder. The job was ended: 'its claim was deleted'."""
+    """A file system that is not mounted is an empty folder. The job was ended: 'its claim was deleted'."""
     folder, looks = machine(place, "one"), []
     monkeypatch.setattr(storage_claim, "is_away", lambda *at: looks.append(at) or is_away(*at))
     monkeypatch.setattr(storage_claim, "BEAT", 3600.0)

@@ -435,7 +435,7 @@ def test_copies_of_another_shard_are_left_to_it(copied: StoredCheckpoints, tmp_p
 
 
 def test_a_storage_that_is_away_is_no_empty_one(copied: StoredCheckpoints, tmp_path: Path) -> None:
-    """Pitfall 103. The folder in which nothing is mounted is there; who believed that would begin the job anew."""
+    """The folder in which nothing is mounted is there; who believed that would begin the job anew."""
     manifest = save(copied, 3)
     (tmp_path / "job.json").rename(tmp_path / "away")
     (tmp_path / "storage").rename(tmp_path / "checkpoints away")

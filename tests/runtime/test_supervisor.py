@@ -172,7 +172,7 @@ def test_deaths_in_a_proof_are_counted_once_others_have_made_it(
     monkeypatch: pytest.MonkeyPatch,
     recorded: bool,
 ) -> None:
-    """Pitfall 76: a trainer that dies in it every time was started again without end."""
+    """A trainer that dies in it every time was started again without end."""
     monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.01)
     etcd.put(keys.run, b"this-run")
     if recorded:
@@ -208,7 +208,7 @@ def test_children_that_are_done(supervise: Any, stubs: Stubs, etcd: Etcd, keys: 
 def test_status_0_before_the_job_is_over_is_a_failure(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
 ) -> None:
-    """Pitfall 39: user code may end the process, before it has registered or after."""
+    """User code may end the process, before it has registered or after."""
     monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.05)
     stubs.code = ""
     supervisor = supervise(max_restarts=1)
@@ -231,7 +231,7 @@ WorkRecord(record_path(Path({str(tmp_path)!r}), 3)).mark(Phase.LEFT)
 
 
 def test_a_job_without_trainers_ends(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pitfall 39: all have left, in order or not, and the pservers would wait for ever."""
+    """All have left, in order or not, and the pservers would wait for ever."""
     supervisor = supervise()
     trainer = supervisor.add("trainer", 0)
     monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)
@@ -248,7 +248,7 @@ def test_a_job_without_trainers_ends(supervise: Any, stubs: Stubs, monkeypatch: 
 
 
 def test_trainers_of_others_may_come_back(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pitfall 39: the launcher's had left, others' were killed at once, and on their way back when the job failed."""
+    """The launcher's had left, others' were killed at once, and on their way back when the job failed."""
     monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)
     supervisor = supervise()
     supervisor.add("trainer", 0).done = True

@@ -271,7 +271,7 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
 
 
 def test_a_lock_that_came_back_with_a_backup_is_let_go(scene: Stage) -> None:
-    """Pitfall 91: its holder lived, and knew nothing of it; the other trainer waited for ever."""
+    """Its holder lived, and knew nothing of it; the other trainer waited for ever."""
     holder, other = scene.trainer(0), scene.trainer(1)
     lock = f"{scene.keys.queues}enqueuer"
     holder.queue.requeue_stale(60.0)

@@ -159,7 +159,7 @@ def test_another_one_takes_over_and_nothing_is_doubled(scene: Scene) -> None:
 
 
 def test_what_was_saved_and_not_answered_is_answered_by_the_successor(scene: Scene) -> None:
-    """Pitfall 8: the tasks of a call whose answer was lost are given for the same call again, and only then."""
+    """The tasks of a call whose answer was lost are given for the same call again, and only then."""
     one = scene.coordinator(0).start()
     trainer = scene.trainer()
     held = trainer.get()
@@ -325,7 +325,7 @@ def left_out(scene: Scene, chunk: int) -> tuple[Omission, ...]:
 
 
 def test_a_batch_that_fails_too_often_is_left_out_and_its_task_goes_on(scene: Scene) -> None:
-    """Pitfall 10: the pass ends with it."""
+    """The pass ends with it."""
     serving(scene, scene.coordinator().start(max_failures=2))
     trainer = scene.trainer()
     ((chunk, attempt), *rest) = take_all(trainer).items()

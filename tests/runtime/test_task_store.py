@@ -98,7 +98,7 @@ def test_what_is_saved_is_loaded(scene: Scene) -> None:
 
 
 def test_a_change_writes_its_tasks_groups_and_no_others(scene: Scene) -> None:
-    """Pitfall 15: no value grows with the number of tasks."""
+    """No value grows with the number of tasks."""
     holder = Holder(scene, WIDE)
     queue = holder.take()
     holder.save(queue)
@@ -114,7 +114,7 @@ def test_a_change_writes_its_tasks_groups_and_no_others(scene: Scene) -> None:
 
 
 def test_a_lost_lock_saves_and_loads_nothing(scene: Scene) -> None:
-    """Pitfall 13: what a coordinator has in memory that lost its lock is never saved over its successor's state."""
+    """What a coordinator has in memory that lost its lock is never saved over its successor's state."""
     one, other = Holder(scene, PLAN), Holder(scene, PLAN)
     queue = one.take()
     one.save(queue)

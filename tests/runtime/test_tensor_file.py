@@ -70,7 +70,7 @@ def parts_of(file: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
-    """Pitfall 96: also in the name of the checksums."""
+    """Also in the name of the checksums."""
     path = tmp_path / "file"
     write_tensors(path, {"w": torch.arange(3.0), "n": torch.tensor(7)}, {"skipped_steps": "12", "format": "pt"})
     good = path.read_bytes()
@@ -98,7 +98,7 @@ def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None
 
 
 def test_no_call_holds_the_interpreter_for_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pitfall 51: a thread that renews a lease could not run meanwhile. Each piece is one call that lets others run."""
+    """A thread that renews a lease could not run meanwhile. Each piece is one call that lets others run."""
     real, sizes = os.write, list[int]()
 
     def write(descriptor: int, data: memoryview) -> int:
@@ -178,7 +178,7 @@ def test_what_is_large_is_not_left_in_the_cache(tmp_path: Path) -> None:
 
 
 def test_memory_is_not_needed_twice(tmp_path: Path) -> None:
-    """Pitfall 51: a state of 96 MB took 96 MB more while it was written."""
+    """A state of 96 MB took 96 MB more while it was written."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tmp_path / "file")], capture_output=True, text=True, timeout=150
     )
@@ -225,7 +225,7 @@ def test_a_dtype_that_the_format_lacks(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_there_is_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pitfall 81: the process that made it may have ended before it had fsynced the folder above."""
+    """The process that made it may have ended before it had fsynced the folder above."""
     (tmp_path / "job" / "checkpoints").mkdir(parents=True)
     synced: list[Path] = []
     monkeypatch.setattr(fileio, "fsync", synced.append)
@@ -252,7 +252,7 @@ def test_a_mount_that_keeps_nothing_is_no_error(tmp_path: Path, monkeypatch: pyt
 
 
 def test_nothing_is_made_in_a_folder_that_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pitfall 90: the disk had refused to fsync the folder above twice; only the first time it was an error."""
+    """The disk had refused to fsync the folder above twice; only the first time it was an error."""
     asked: list[Path] = []
 
     def refuse(path: Path) -> None:

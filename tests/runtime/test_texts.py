@@ -88,7 +88,7 @@ def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytes
 
 @pytest.mark.parametrize("text", [LONG, "half of a pair: \ud83d"], ids=["long", "surrogate"])
 def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, text: str) -> None:
-    """Pitfall 45: the batch is left out, a new generation begins, and the reason is kept in all records."""
+    """The batch is left out, a new generation begins, and the reason is kept in all records."""
     data = graphft.arrays(chunk_size=2, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
     job = graphft.transpile(linear(features=8), chunks=data, batch_size=1, ft=True, max_failures=1)
     with stage(etcd_server, keys, job, tmp_path) as scene:

@@ -87,7 +87,7 @@ class BadLines(Calm):
 
 class CutOff(Calm):
     """From some time on nothing passes between one trainer and one shard (or no contributions do), though both reach
-    etcd: pitfall 34. Sync jobs; a spare trainer is there."""
+    etcd. Sync jobs; a spare trainer is there."""
 
     def begin_all(self) -> None:
         self.begin(self.trainers + 1)

@@ -78,7 +78,7 @@ def check(mode: str, scenario: str) -> str:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_disturbed_runs_equal_the_undisturbed_one(mode: str) -> None:
-    """Pitfalls 1, 3, 4, 7, 8, 22, 81, 82, 83: whatever is killed, stopped, cut off, lost or repeated."""
+    """Whatever is killed, stopped, cut off, lost or repeated."""
     check(mode, "faults")
 
 
@@ -113,29 +113,29 @@ def test_validations_and_what_they_decide_are_those_of_the_undisturbed_job() -> 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_shards_agree_on_what_is_discarded(mode: str) -> None:
-    """Pitfall 84: batches that cannot be read, among all other faults: what is left out is left out everywhere."""
+    """Batches that cannot be read, among all other faults: what is left out is left out everywhere."""
     assert "'left out': " in check(mode, "bad-batches")
 
 
 def test_which_records_a_sync_job_leaves_out_does_not_depend_on_who_is_ahead() -> None:
-    """Pitfall 87. A trainer that reads the next pass finds the bad record there first, in a batch of other records."""
+    """A trainer that reads the next pass finds the bad record there first, in a batch of other records."""
     check_one("bad-batches", "4001468")
 
 
 def test_a_final_checkpoint_that_a_restored_etcd_does_not_know_is_committed_again() -> None:
-    """Pitfall 88: else its shards wait for the commit, and trainers for work, for ever."""
+    """Else its shards wait for the commit, and trainers for work, for ever."""
     check_one("faults", "5000125")
 
 
 @pytest.mark.parametrize(("scenario", "seed"), [("faults", "7201051"), ("nonfinite", "7201429"), ("faults", "7205725")])
 def test_what_a_restored_etcd_has_lost_is_made_good(scenario: str, seed: str) -> None:
-    """Pitfalls 92, 93 and 94: what each of them hung at."""
+    """Keys, parts and claims of which the backup does not know."""
     check_one(scenario, seed)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_jobs_whose_tasks_a_coordinator_gives_out(mode: str) -> None:
-    """Pitfall 13: with one coordinator or two, which are killed, stopped and cut off as all others are."""
+    """With one coordinator or two, which are killed, stopped and cut off as all others are."""
     lines = simulate(
         "--mode",
         mode,
@@ -161,12 +161,12 @@ def test_a_run_without_faults_repeats_nothing(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_lines_that_no_trainer_can_read_end_no_process(mode: str) -> None:
-    """Pitfall 98. A trainer that was not yet in the generation without them began the same work again, and ended."""
+    """A trainer that was not yet in the generation without them began the same work again, and ended."""
     assert "'left out': " in check(mode, "bad-lines")
 
 
 def test_a_trainer_cut_off_from_a_shard_does_not_stop_the_job() -> None:
-    """Pitfall 34: it reaches etcd, so its lease lives, and it holds its slots. The others get them.
+    """It reaches etcd, so its lease lives, and it holds its slots. The others get them.
 
     Either nothing passes between the two, or contributions alone are lost: the trainer believes that all is well.
     """
@@ -174,7 +174,7 @@ def test_a_trainer_cut_off_from_a_shard_does_not_stop_the_job() -> None:
 
 
 def test_a_late_trainer_finds_the_others_ready() -> None:
-    """Pitfall 85: those that waited for it were taken for stuck: they lost their slots, and were barred for minutes."""
+    """Those that waited for it were taken for stuck: they lost their slots, and were barred for minutes."""
     check("sync", "late-trainer")
 
 

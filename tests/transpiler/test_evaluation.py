@@ -246,7 +246,7 @@ def test_a_transformer_takes_no_way_that_depends_on_its_padding() -> None:
 
 
 def test_a_constant_of_the_evaluation_is_its_own() -> None:
-    """Pitfall 115: both programs call theirs `const`."""
+    """Both programs call theirs `const`."""
     _, program = make(loss=weighted([1.0, 1.0]))
     job = transpile(program, graphft.Validation(data=data(), loss_fn=weighted([1.0, 5.0])))
     evaluation = job.programs.evaluation
@@ -308,7 +308,7 @@ def drawn(scores: Tensor) -> Tensor:
 
 
 def test_a_reducer_is_captured_for_the_number_of_records_that_there_are() -> None:
-    """Pitfall 116: of 7 records, as many as the capture has."""
+    """Of 7 records, as many as the capture has."""
     _, program = make()
     rejects("dimension records must vary, but .*makes a number of it", program, loss_fn=alone, reduce={"n": by_length})
     rejects("draws random numbers", program, loss_fn=alone, reduce={"n": drawn})

@@ -120,6 +120,7 @@ def test_changed_programs_are_noticed(saved: Path) -> None:
 
 
 def test_other_configuration_is_noticed(saved: Path) -> None:
+    """`JobConfig` is the only place of an option: programs are a function of it, and both are in the hash."""
     record = json.loads((saved / "job.json").read_text())
     (saved / "job.json").write_text(json.dumps(record | {"config": record["config"] | {"unknown": 1}}))
     with pytest.raises(GraphftError, match="unknown"):

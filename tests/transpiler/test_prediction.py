@@ -243,6 +243,8 @@ def test_weights_that_do_not_fit() -> None:
 
 
 def test_what_the_loss_does_to_a_result_in_place_is_not_predicted() -> None:
+    """The default prediction is what the model returns, before the loss changes it."""
+
     def clamped(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         scores = model(x)
         scores.clamp_(0.0, 0.01)

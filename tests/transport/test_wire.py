@@ -80,7 +80,7 @@ def test_addresses_split_and_join(address: str, parts: tuple[str, int]) -> None:
 
 
 def test_the_host_to_advertise() -> None:
-    """Pitfall 57: where the way to etcd begins; loopback when etcd is there, whatever else this machine has."""
+    """Where the way to etcd begins; loopback when etcd is there, whatever else this machine has."""
     assert advertise_host(environ={"GRAPHFT_HOST": "node7"}) == "node7"
     assert advertise_host(["127.0.0.1"], environ={}) == "127.0.0.1"
     assert advertise_host(["host.invalid", "localhost"], environ={}) in ("127.0.0.1", "::1")
@@ -145,7 +145,7 @@ VALID = [
 @example(b"\xc7\xff\x01" + b"x" * 255)
 @example(b"\x93\xa6ledger\xd9\xff")
 def test_any_bytes_are_a_message_or_malformed(data: bytes) -> None:
-    """Pitfall 53: whatever else were raised here would end the role that reads it."""
+    """Whatever else were raised here would end the role that reads it."""
     try:
         message, frame = parse([memoryview(data)], Limits())
     except Malformed as error:
