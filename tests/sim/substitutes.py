@@ -127,6 +127,16 @@ SMALL = (
 saved by itself."""
 
 
+IN_THE_WORLD = (
+    "graphft.runtime.",
+    "graphft.fileio",
+    "graphft.tensor_file",
+    "tests.sim.etcd_store",
+    "tests.sim.transport",
+)
+"""Modules, by the beginning of their names, that live in the simulated world. Its etcd and network wait there as well."""
+
+
 @functools.cache
 def _import_all() -> None:
     """Modules that a role would import when it starts, in the middle of a simulation."""
@@ -179,7 +189,7 @@ def substituted(
     }
     before = []
     for name, module in list(sys.modules.items()):
-        if name.startswith(("graphft.runtime.", "graphft.fileio", "graphft.tensor_file")):
+        if name.startswith(IN_THE_WORLD):
             for attribute, value in list(vars(module).items()):
                 if id(value) in places:
                     before.append((module, attribute, value))

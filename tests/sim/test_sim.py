@@ -15,6 +15,8 @@ import pytest
 pytestmark = pytest.mark.timeout(480)
 """The first test of a mode runs all of its scenarios."""
 
+HANG_SECONDS = 420
+
 SEEDS = {
     "sync": (
         "faults=4",
@@ -45,7 +47,11 @@ ONES = (
 def simulate(*options: str) -> list[str]:
     """What `python -m tests.sim OPTIONS` prints."""
     command = [sys.executable, "-m", "tests.sim", "--workers", "1", *options]
-    done = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "0"}, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS)
+    except subprocess.TimeoutExpired:  # once, not in each test that looks at these results
+        return [f"{' '.join(command)} hangs"]
     return (done.stdout + done.stderr[-4000:]).splitlines()
 
 
