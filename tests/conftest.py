@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 # Before torch is imported, and inherited by the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -28,6 +31,7 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 MARK = "GRAPHFT_TEST_SESSION"
+DURATIONS = Path(__file__).parents[1] / ".pytest_cache" / "durations.txt"
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -43,6 +47,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
+
+
+_seconds: Counter[str] = Counter()
+"""By test: of its set-up, call and tear-down."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[report.nodeid] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tells what the tests cost, and keeps the list of what each took, longest first."""
+    cost = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = sum(usage.ru_utime + usage.ru_stime for usage in (cost, own))
+    files: Counter[str] = Counter()
+    for node, seconds in _seconds.items():
+        files[node.partition("::")[0]] += seconds
+    longest = ", ".join(f"{Path(path).name} {seconds:.0f} s" for path, seconds in files.most_common(8))
+    terminalreporter.write_line(f"cost: {cpu:.0f} CPU seconds; longest files: {longest}")
+    lines = [f"{seconds:8.2f} {node}" for node, seconds in _seconds.most_common()]
+    DURATIONS.parent.mkdir(exist_ok=True)
+    DURATIONS.write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -134,7 +134,7 @@ IN_THE_WORLD = (
     "tests.sim.etcd_store",
     "tests.sim.transport",
 )
-"""Modules, by the beginning of their names, that live in the simulated world. Its etcd and network wait there as well."""
+"""Modules, by the beginning of their names, that live in the simulated world; its etcd and network do, too."""
 
 
 @functools.cache
