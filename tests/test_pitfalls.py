@@ -97,7 +97,6 @@ ENDS = {
     "runtime/roles/process_end.py": "its lease is lost, or it hangs",
     "runtime/roles/trainer/loading.py": "its job is over while it loads",
     "runtime/engines/fork_server.py": "the process between two forks",
-    "runtime/engines/ray_etcd_member.py": "an actor whose etcd has ended: Ray starts it again",
     "runtime/engines/remote_task.py": "a role's step, which ends as the role did",
 }
 """Files that end the process, and why they may."""

@@ -14,7 +14,7 @@ from graphft.errors import GraphftError
 from graphft.fileio import NotRegular, read_regular, write_atomically
 from graphft.runtime.coordination.job_storage import MODEL, is_stored_complete
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
-from graphft.runtime.etcd.open import open_etcd
+from graphft.runtime.etcd.client import open_etcd
 from graphft.runtime.transport.address import network_identity
 from graphft.sealed_json import parse_json
 

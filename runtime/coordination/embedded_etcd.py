@@ -1,4 +1,4 @@
-"""The etcd that a job without endpoints brings along: its data lie in the job's folder, and only this job uses it."""
+"""The etcd that a job without endpoints brings along: only this job uses it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.stale_run import forget_files, revoke_dead
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd.embedded import HOST
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobRecord
 
 
-def start_etcd(job: Job | JobRecord, job_dir: Path) -> EmbeddedEtcd:
-    """The running server, with what an earlier run of the job left, as far as the job can go on from it."""
+def start_etcd(job: Job | JobRecord, job_dir: Path, data: str = "", host: str = "") -> EmbeddedEtcd:
+    """Returns the running server, with what an earlier run of the job left in `data` (by default in the job's folder),
+    as far as the job can go on from it. `host`: the address of this machine at which other machines reach it."""
     if not job.config.ft:
         forget_files(job_dir)
-    server = EmbeddedEtcd(job_dir / "etcd").start()
+    server = EmbeddedEtcd(data or job_dir / "etcd", host=host or HOST).start()
     try:
         with Etcd(server.endpoints) as etcd:
             revoke_dead(etcd, Keys(job.config.name))

@@ -18,7 +18,7 @@ from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.records import Event, Validated
-from graphft.runtime.etcd.calls import FULL_HELP
+from graphft.runtime.etcd.channel import FULL_HELP
 from graphft.runtime.etcd.model import KV, Store, Transactions
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.means import mean_of

@@ -13,7 +13,7 @@ from graphft.loss_results import check_told, reported
 from graphft.option_names import is_whole, unknown_option
 from graphft.runtime.driver.checks import check_retries
 from graphft.runtime.driver.train_configs import run_options, scaling_options
-from graphft.runtime.engines.choose import engine_options
+from graphft.runtime.engines.base import engine_options
 from graphft.runtime.launcher.options import ENGINE, LaunchOptions
 from graphft.runtime.process.role_process import ROLES
 from graphft.transpiler import Job, transpile

@@ -1,19 +1,30 @@
-"""What an engine is: it starts processes of roles somewhere, and tells how they ended.
+"""The interface of engines: an engine starts, stops and watches processes of roles somewhere, and does nothing else.
 
 The launcher's supervisor decides which processes there are to be, and starts again what died, on every engine alike.
-An engine knows nothing of training. To write one: a class with the methods of `Engine`, whose `start` returns
-something that can be used like a `subprocess.Popen` (`Process`); `tests/engines/conformance.py` is what holds for it.
+An engine knows nothing of training, and of etcd. To write one: a class with the methods of `Engine`, whose `start`
+returns something that can be used like a `subprocess.Popen` (`Process`), and a dataclass of its options with a method
+`open` (`Options`); `tests/engines/conformance.py` is what holds for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.process.identity import Identity
+
+ENGINES = {
+    "local": "local:Local",
+    "ray": "ray:Ray",
+    "slurm": "slurm:Slurm",
+    "kubernetes": "kubernetes.engine:Kubernetes",
+    "ssh": "ssh:Ssh",
+}
+"""By name, the file of this folder and the class in it that holds the engine's options (`Options`)."""
 
 
 class EngineError(GraphftError):
@@ -96,10 +107,12 @@ class Listed:
 
 
 class Engine(Protocol):
-    """Of one run. Made by `graphft.runtime.engines.choose.open_engine`."""
+    """The engine of one run. Made by `Options.open`."""
 
-    reaches_loopback: bool
-    """Whether its processes run on this machine, and reach an etcd on its loopback."""
+    @property
+    def host(self) -> str:
+        """The address of this machine at which its processes reach an etcd of the launcher's; "": they run on this
+        machine, and reach its loopback. Raises UsageError if they reach none."""
 
     def prepare(self) -> None:
         """Gets ready, and does not wait for it: processes will be wanted soon. What it has begun, `close` ends."""
@@ -114,19 +127,11 @@ class Engine(Protocol):
         """The last lines that the role's processes wrote; none if they are out of reach."""
 
     def step(self) -> None:
-        """What is to be done all the time; called several times a second. Does not wait. Raises UsageError when it
+        """Does what is to be done all the time; called several times a second. Does not wait. Raises UsageError when it
         finds that the job can never run."""
 
-    def provide_etcd(self) -> str:
-        """Endpoints of an etcd that this engine runs for the job; "": the launcher is to start one."""
-
-    def follow_etcd(self, move: Callable[[Sequence[str]], None]) -> None:
-        """Has `move` called, from another thread, when the etcd that this engine runs is to be reached at these other
-        endpoints: its members may be lost with their machines, and replaced on others."""
-        return
-
     def lacks_room(self, process: Process) -> bool:
-        """Whether an order waits for room that others have. False for one that may just take its time."""
+        """True for an order that waits for room that others have; False for one that may just take its time."""
         return False
 
     def cancel_orders(self) -> None:
@@ -134,3 +139,24 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Ends all that it started, the engine's own helpers, too."""
+
+
+class Options(Protocol):
+    """How an engine is to be used; a dataclass whose fields have defaults."""
+
+    def open(self, run: Run) -> Engine:
+        """Raises UsageError if it cannot be used here: what it needs is not installed, say."""
+
+
+def engine_options(engine: str | Options) -> Options:
+    """Returns an engine's options; of one that is named, its defaults. Raises UsageError for a name of none."""
+    known = f"it is one of {', '.join(ENGINES)}"
+    if not isinstance(engine, str):
+        if isinstance(engine, type) or not callable(getattr(engine, "open", None)):
+            found = f"engine is {engine!r}, expected a name or an engine's options"
+            raise UsageError(found, rule="engine", help=known)
+        return engine
+    if engine not in ENGINES:
+        raise UsageError(f"there is no engine {engine!r}", rule="engine", help=known)
+    module, name = ENGINES[engine].split(":")
+    return cast(Options, getattr(importlib.import_module(f"graphft.runtime.engines.{module}"), name)())

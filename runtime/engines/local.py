@@ -61,7 +61,7 @@ class Local:
 class LocalEngine(Engine):
     """`fork_server`: see `Local`."""
 
-    reaches_loopback = True
+    host = ""
 
     def __init__(self, run: Run, *, fork_server: bool = True) -> None:
         self.run, self._forks = run, fork_server and SUPPORTED
@@ -106,9 +106,6 @@ class LocalEngine(Engine):
         if self._next_fork_server is not None and time.monotonic() >= self._next_fork_server:
             self._next_fork_server = None
             self.prepare()
-
-    def provide_etcd(self) -> str:
-        return ""
 
     def cancel_orders(self) -> None:
         self._next_fork_server = None

@@ -19,20 +19,13 @@ class Ray:
 
     `address`: as of `ray.init`; "": the one that this process is connected to, $RAY_ADDRESS, or one of its own on this
     machine. `resources`: by role, what one process takes: {"trainer": {"CPU": 4, "GPU": 1, "memory": 2**33}}, custom
-    ones by their names; DEFAULTS for what is not said. `etcd_members`: of the etcd that is started if none is given.
+    ones by their names; DEFAULTS for what is not said.
     """
 
     address: str = ""
     resources: Resources = field(default_factory=dict)
-    etcd_members: int = 3
 
     def __post_init__(self) -> None:
-        if self.etcd_members < 1 or self.etcd_members % 2 == 0:
-            raise UsageError(
-                f"etcd_members is {self.etcd_members}, expected an odd number: a majority of them decides",
-                rule="option",
-                help="give 1, 3 or 5",
-            )
         if unknown := self.resources.keys() - DEFAULTS.keys():
             raise UsageError(
                 f"resources names {', '.join(sorted(unknown))}, which is no role",
@@ -50,4 +43,4 @@ class Ray:
             role: {**usual, **run.resources.get(role, {}), **self.resources.get(role, {})}
             for role, usual in DEFAULTS.items()
         }
-        return RayEngine(run, self.address, resources, self.etcd_members)
+        return RayEngine(run, self.address, resources)

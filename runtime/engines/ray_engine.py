@@ -1,43 +1,46 @@
 """The engine of Ray: each process of a role is the child of an actor, which Ray places by what it takes.
 
-Who starts what again: the launcher's supervisor does it with roles, as on every engine, for it alone tells a failure
-from a preemption, and counts. Ray does it with members of etcd (`ray_etcd.py`), which nobody counts. An actor without
-room waits, so an autoscaler sees what is wanted.
+The launcher's supervisor starts roles again, as on every engine, for it alone tells a failure from a preemption. An
+actor without room waits, so an autoscaler sees what is wanted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import math
 import os
+import signal
+import subprocess
 import tempfile
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 from ray import exceptions
 from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util import get_node_ip_address
 
 from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Process, Run
-from graphft.runtime.engines.ray_address import choose_address
-from graphft.runtime.engines.ray_etcd import RayEtcd, alive_nodes
-from graphft.runtime.engines.ray_process import RayProcess
-from graphft.runtime.engines.ray_role import RoleActor
-from graphft.runtime.engines.ray_room import describe, is_among, what_lacks
-from graphft.runtime.etcd.open import FOLLOW
+from graphft.runtime.engines.ray_role import News, RoleActor
+from graphft.runtime.process.identity import UNKNOWN, Identity
 from graphft.runtime.process.log_tail import last_lines
+from graphft.runtime.process.role_process import EXIT_FAILED
 from graphft.transpiler import read_record
 
-Resources = Mapping[str, Mapping[str, float]]
+Amounts = Mapping[str, float]
 OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+NO_ANSWER = (exceptions.RayError, RuntimeError, ConnectionError, TimeoutError)
 CLOSE_SECONDS = 10.0
-LOOK_SECONDS = 2.0
-"""Between two looks at what the nodes have, while a process waits for room."""
 PLACE_SECONDS = 3.0
 """For how long Ray may take to place an actor for which there is room."""
+AGAIN_SECONDS = 0.5
+"""Before an actor that did not answer, and is not known to be dead, is asked again."""
 
 log = logging.getLogger("graphft")
 
@@ -45,49 +48,39 @@ log = logging.getLogger("graphft")
 class RayEngine(Engine):
     """Made by `Ray.open`. `resources`: by role, what one process takes."""
 
-    reaches_loopback = False
-
-    def __init__(self, run: Run, address: str, resources: Resources, etcd_members: int) -> None:
-        self.run, self._resources, self._etcd_members = run, resources, etcd_members
+    def __init__(self, run: Run, address: str, resources: Mapping[str, Amounts]) -> None:
+        self.run, self._resources = run, resources
         self._connected = not ray.is_initialized()
-        """Whether the connection to Ray is this engine's own."""
+        """True if the connection to Ray is this engine's own."""
         if self._connected:
-            ray.init(choose_address(address), log_to_driver=False)
+            ray.init(address or None, log_to_driver=False)
         self._namespace = f"graphft-{read_record(run.job_dir).run_id}"
         self._folder = os.path.join(tempfile.gettempdir(), "graphft-ray", self._namespace)
         self._processes: list[tuple[Order, RayProcess]] = []
         self._numbers = itertools.count()
-        self._etcd: RayEtcd | None = None
         self._closing = False
-        self._look_at = 0.0
-        self._lacks: set[tuple[str, str]] = set()
-        """What was said of roles that no node can take."""
+
+    @property
+    def host(self) -> str:
+        return os.environ.get("GRAPHFT_HOST") or str(get_node_ip_address())
 
     def prepare(self) -> None:
-        pass
+        """Nothing is needed beforehand."""
 
     def start(self, order: Order) -> RayProcess:
         if self._closing:
             raise EngineError("the engine is being closed", rule="engine")
-        self._check_refused(order)
+        command = ["start", order.role, "--job", self.run.job, "--etcd", order.etcd, "--index", str(order.index)]
         try:
-            actor = self._actor(order).remote(order.name, self._folder)
-        except (exceptions.RayError, RuntimeError, ConnectionError) as error:
+            actor = self._actor(order).remote(order.name, self._folder, command, dict(self.run.environment))
+        except NO_ANSWER as error:
             raise EngineError(f"Ray takes no actor now: {error}", rule="engine") from error
         log_file = self.run.log(order)
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        wants = describe({name: amount for name, amount in self._resources[order.role].items() if amount})
-        process = RayProcess(order.name, actor, f"{{{wants}}}", log_file, lambda made: self._begin(order, made))
-        self._look_at = 0.0
+        wants = ", ".join(f"{name}: {amount:g}" for name, amount in self._wants(order.role).items())
+        process = RayProcess(order.name, actor, f"waiting for {{{wants}}}", log_file)
         self._processes = [(o, p) for o, p in self._processes if p.poll() is None] + [(order, process)]
         return process
-
-    def _check_refused(self, order: Order) -> None:
-        """Once, if the last one could not be made: it is tried again after a while, not at once."""
-        for other, process in self._processes:
-            if other.name == order.name and process.refusal:
-                refusal, process.refusal = process.refusal, ""
-                raise EngineError(f"Ray cannot make its actor: {refusal}", rule="engine", help="see its log")
 
     def list(self) -> Sequence[Listed]:
         return [
@@ -100,98 +93,150 @@ class RayEngine(Engine):
         return last_lines(self.run.log(order), lines)
 
     def step(self) -> None:
-        waiting = [(order, process) for order, process in self._processes if process.poll() is None and not process.pid]
-        if not waiting or self._closing or time.monotonic() < self._look_at:
-            return
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        try:
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        except (exceptions.RayError, RuntimeError, ConnectionError):
-            return
-        for order, process in waiting:
-            process.lacks = what_lacks(self._resources[order.role], nodes)
-            if process.lacks and (order.role, process.lacks) not in self._lacks:
-                self._lacks.add((order.role, process.lacks))
-                log.warning("%s has no room: %s. It waits until a node joins that has it", order.name, process.lacks)
-
-    def provide_etcd(self) -> str:
-        if self._etcd is None:
-            self._etcd = RayEtcd(self._namespace, self._folder, self._etcd_members, self._end_leaseless)
-            self._etcd.open()
-        return ",".join(self._etcd.endpoints)
-
-    def follow_etcd(self, move: Callable[[Sequence[str]], None]) -> None:
-        if self._etcd is not None:
-            self._etcd.follow(move)
+        """Each process has a thread."""
 
     def lacks_room(self, process: Process) -> bool:
-        """As Ray tells its autoscaler. It does not say of which actor, but what it takes."""
-        found = next(((order.role, p) for order, p in self._processes if p is process), None)
-        if found is None or found[1].waits_for < PLACE_SECONDS or found[1].lacks:
+        """As Ray tells its autoscaler. It does not say of which actor, but what it takes. False for what no node could
+        take if it were empty."""
+        found = next(((o, p) for o, p in self._processes if p is process), None)
+        if found is None or process.pid or time.monotonic() - found[1].ordered_at < PLACE_SECONDS:
             return False
+        wants = self._wants(found[0].role)
         try:
-            return is_among(self._resources[found[0]], demands())
-        except (exceptions.RayError, RuntimeError, ConnectionError, TimeoutError):
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            fits = any(all(node.get(name, 0) >= amount for name, amount in wants.items()) for node in nodes)
+            return fits and any(_alike(wants, demand) for demand in _demands())
+        except NO_ANSWER:
             return False
 
     def cancel_orders(self) -> None:
         self._closing = True
         for _, process in self._processes:
-            if process.poll() is None and not process.pid:
-                process.kill()
+            if not process.pid:
+                process.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
         self._closing = True
         for _, process in self._processes:
-            process.kill()
-        if self._etcd is not None:
-            self._etcd.close()
+            process.send_signal(signal.SIGKILL)
         end = time.monotonic() + CLOSE_SECONDS
         for _, process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
         if self._connected and ray.is_initialized():
             ray.shutdown()
 
-    def _end_leaseless(self) -> None:
-        """Their leases are lost with etcd's data: they would end when they find that, some of them after a minute."""
-        for _, process in self._processes:
-            if process.begun:
-                process.kill()
-
-    def _begin(self, order: Order, process: RayProcess) -> Any:
-        """For an actor that stands: in a thread of its own."""
-        etcd, environment = order.etcd, dict(self.run.environment)
-        if self._etcd is not None:
-            etcd = ",".join(self._etcd.await_answer(lambda: bool(process.taken_back)))
-            environment[FOLLOW] = "1"
-        command = ["start", order.role, "--job", self.run.job, "--etcd", etcd, "--index", str(order.index)]
-        return process.actor.begin.remote(command, environment)
+    def _wants(self, role: str) -> Amounts:
+        return {name: amount for name, amount in self._resources[role].items() if amount}
 
     def _actor(self, order: Order) -> Any:
         wanted = self._resources[order.role]
-        custom = {name: amount for name, amount in wanted.items() if name not in OWN_OPTIONS}
         return ray.remote(RoleActor).options(
             name=f"{order.name} #{next(self._numbers)}",
             namespace=self._namespace,
             max_restarts=0,
-            max_concurrency=8,
-            resources=custom,
-            scheduling_strategy=self._strategy(order.role),
+            max_concurrency=4,
+            resources={name: amount for name, amount in wanted.items() if name not in OWN_OPTIONS},
+            # Shards on nodes far apart, others together where there is room: both are wishes. A placement group would
+            # have all of them wait for the last one's room.
+            scheduling_strategy="SPREAD" if order.role == "pserver" else "DEFAULT",
             **{option: wanted[name] for name, option in OWN_OPTIONS.items() if name in wanted},
         )
 
-    def _strategy(self, role: str) -> str | NodeAffinitySchedulingStrategy:
-        """Shards on nodes far apart, trainers together where there is room: both are wishes, for one process each. A
-        placement group would have all of them wait for the last one's room."""
-        if role == "pserver":
-            return "SPREAD"
-        counted = Counter(p.node for o, p in self._processes if o.role == role == "trainer" and p.poll() is None)
-        alive = set(alive_nodes())
-        node = next((node for node, _ in counted.most_common() if node in alive), "")
-        return NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True) if node else "DEFAULT"
+
+class RayProcess:
+    """To be used like a `subprocess.Popen`. Its output is appended to `log_file`, if this machine can write that.
+
+    An actor that is lost, with its node or alone, is a process that SIGKILL has ended.
+    """
+
+    def __init__(self, name: str, actor: Any, place: str, log_file: Path) -> None:
+        self.name, self.actor, self.place, self._log = name, actor, place, log_file
+        self.identity = UNKNOWN
+        self.ordered_at = time.monotonic()
+        self._returncode: int | None = None
+        self._killed_by = 0
+        """The signal that ended it before it existed, or that killed it."""
+        self._made, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=f"ray: {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    def await_made(self) -> Identity:
+        self._made.wait()
+        return self.identity
+
+    def poll(self) -> int | None:
+        return self._returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout) or self._returncode is None:
+            raise subprocess.TimeoutExpired(self.name, timeout or 0.0)
+        return self._returncode
+
+    def send_signal(self, signum: int) -> None:
+        """SIGKILL ends the actor, with its process, and whether or not its node answers."""
+        if self._returncode is not None:
+            return
+        if signum == signal.SIGKILL or (signum == signal.SIGTERM and not self._made.is_set()):
+            self._killed_by = self._killed_by or signum
+            self._kill_actor()
+        elif self._made.is_set():
+            self.actor.send_signal.remote(signum)
+
+    def join(self, timeout: float) -> None:
+        """Waits till nothing of it uses Ray any more."""
+        self._thread.join(timeout)
+
+    def _follow(self) -> None:
+        position, status = 0, None
+        while status is None:
+            try:
+                answer = ray.get(self.actor.follow.remote(position, self._made.is_set()))
+                news = msgspec.msgpack.decode(answer, type=News)
+            except exceptions.ActorUnavailableError:  # it may come back
+                time.sleep(AGAIN_SECONDS)
+                continue
+            except (exceptions.RayError, OSError, RuntimeError) as error:
+                status = self._status_of(error)
+                break
+            position += len(news.output)
+            self._write(news.output)
+            if news.identity != UNKNOWN:
+                self.identity, self.place = news.identity, f"node {news.node[:8]}"
+                self._made.set()
+            status = news.status
+        self._kill_actor()  # gives its resources back
+        self._returncode = status
+        self._ended.set()
+        self._made.set()
+
+    def _status_of(self, error: BaseException) -> int:
+        lost = isinstance(error, exceptions.RayActorError) and not error.actor_init_failed
+        if lost or self._killed_by or not ray.is_initialized():
+            return -(self._killed_by or signal.SIGKILL)
+        self._write(f"Ray cannot make its actor: {error}\n".encode())
+        return EXIT_FAILED
+
+    def _write(self, output: bytes) -> None:
+        if output:
+            with contextlib.suppress(OSError), self._log.open("ab") as file:
+                file.write(output)
+
+    def _kill_actor(self) -> None:
+        """Ends it, or takes it back before it is made. Not an error if it is dead."""
+        with contextlib.suppress(exceptions.RayError, ValueError, RuntimeError):
+            ray.kill(self.actor, no_restart=True)
 
 
-def demands() -> list[Mapping[str, float]]:
+def _demands() -> list[Amounts]:
     """What actors and tasks take that have no room, as an autoscaler is told."""
     status = get_cluster_status(ray.get_runtime_context().gcs_address, timeout=1)
     return [b.bundle for d in status.resource_demands.ray_task_actor_demand for b in d.bundles_by_count]
+
+
+def _alike(wants: Amounts, demand: Amounts) -> bool:
+    """Ray counts in ten-thousandths."""
+    return wants.keys() == demand.keys() and all(math.isclose(wants[n], demand[n], abs_tol=1e-4) for n in wants)

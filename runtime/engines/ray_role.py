@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,7 +29,7 @@ PIECE = 1 << 20
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
-    """`output`: what the process wrote since the last time. `status`: once it has ended."""
+    """`output`: what the process wrote since the last time. `status`: once it has ended, and its output is read."""
 
     identity: Identity
     node: str
@@ -38,54 +38,34 @@ class News(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RoleActor:
-    """`follow` may wait while `send_signal` is called: to be made with `max_concurrency` of 2 or more.
+    """`follow` waits while `send_signal` is called: to be made with `max_concurrency` of 2 or more."""
 
-    What it is to run is said by `begin`, not when it is ordered: it may wait for room for hours, and etcd be elsewhere
-    by then.
-    """
-
-    def __init__(self, name: str, folder: str) -> None:
-        """`folder`: of the run on this node; made if it is not there."""
-        self.name, self.node = name, ray.get_runtime_context().get_node_id()
+    def __init__(self, name: str, folder: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Starts `python -m graphft COMMAND`. `folder`: of the run on this node; made if it is not there."""
+        self.node = ray.get_runtime_context().get_node_id()
         place = Path(folder) / self.node[:8]
         place.mkdir(parents=True, exist_ok=True)
         os.chdir(place)  # where the process has its copy of the job
-        self.log = place / "logs" / f"{name.replace(' ', '-')}.log"
-        self.log.unlink(missing_ok=True)
-        self._changed, self._begun = threading.Condition(), threading.Event()
-        self._identity, self._size = UNKNOWN, 0
-        self._status: int | None = None
+        self._log = place / "logs" / f"{name.replace(' ', '-')}.log"
+        self._log.unlink(missing_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
-
-    def stands(self) -> None:
-        """Returns: there was room for it."""
-
-    def begin(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Starts `python -m graphft COMMAND`. Once: this may be asked again, if the answer was lost."""
-        if self._begun.is_set():
-            return
-        self._begun.set()
+        self._identity = UNKNOWN
+        self._status: int | None = None
         environment = {"GRAPHFT_HOST": get_node_ip_address(), **environment}
         # The kernel takes the thread that starts a process for its parent.
-        threading.Thread(target=self._run, args=(command, environment), name=self.name, daemon=True).start()
-
-    def __repr__(self) -> str:
-        """Before each line of its log, where Ray shows it."""
-        return self.name
+        threading.Thread(target=self._run, args=(command, environment), name=name, daemon=True).start()
 
     def follow(self, position: int, made: bool) -> bytes:
         """News (as msgpack): from this position of its output on. `made`: it is known that the process exists. Waits
         for some, up to NEWS_SECONDS."""
-
-        def some() -> bool:
-            return self._size > position or self._status is not None or (not made and self._process is not None)
-
-        with self._changed:
-            self._changed.wait_for(some, NEWS_SECONDS)
-            identity, size, status = self._identity, self._size, self._status
-        output = self._read(position, min(size, position + PIECE))
-        whole = position + len(output) >= size
-        return msgspec.msgpack.encode(News(identity, self.node, output, status if whole else None))
+        end = time.monotonic() + NEWS_SECONDS
+        while True:
+            status = self._status
+            output = self._read(position)
+            if output or status is not None or (self._process is not None and not made) or time.monotonic() > end:
+                whole = len(output) < PIECE
+                return msgspec.msgpack.encode(News(self._identity, self.node, output, status if whole else None))
+            time.sleep(LOOK_SECONDS)
 
     def send_signal(self, signum: int) -> None:
         if self._process is not None:
@@ -94,46 +74,18 @@ class RoleActor:
 
     def _run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         try:
-            process = self._process = spawn(command, self.log, environment)
+            process = spawn(command, self._log, environment)
         except OSError as error:
-            print(f"{self.name} cannot be started: {error}", file=sys.stderr, flush=True)
-            self._change(UNKNOWN, EXIT_FAILED)
+            self._log.write_text(f"it cannot be started: {error}\n")
+            self._status = EXIT_FAILED
             return
-        self._change(identify(process.pid), None)
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(LOOK_SECONDS)
-            status = process.returncode
-            self._copy_output()
-            if status is not None:
-                self._change(self._identity, status)
-                return
+        self._identity, self._process = identify(process.pid), process
+        self._status = process.wait()
 
-    def _change(self, identity: Identity, status: int | None) -> None:
-        with self._changed:
-            self._identity, self._status = identity, status
-            self._changed.notify_all()
-
-    def _copy_output(self) -> None:
-        """What was written since, to where Ray has the output of its workers."""
+    def _read(self, position: int) -> bytes:
         try:
-            size = self.log.stat().st_size
-        except OSError:  # somebody has deleted it
-            return
-        while self._size < size:
-            piece = self._read(self._size, min(size, self._size + PIECE))
-            with contextlib.suppress(OSError):
-                os.write(1, piece)
-            with self._changed:
-                self._size += len(piece)
-                self._changed.notify_all()
-            if not piece:
-                return
-
-    def _read(self, begin: int, end: int) -> bytes:
-        try:
-            with self.log.open("rb") as file:
-                file.seek(begin)
-                return file.read(end - begin)
-        except OSError:
+            with self._log.open("rb") as file:
+                file.seek(position)
+                return file.read(PIECE)
+        except OSError:  # it is not there so far, or somebody has deleted it
             return b""

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, EngineError, Order, Run
-from graphft.runtime.engines.remote_engine import LOOKED_AT, Refusals, RemoteEngine, python_path
-from graphft.runtime.engines.slurm_step import SlurmStep
+from graphft.runtime.engines.remote import LOOKED_AT, Refusals, RemoteEngine, RemoteStep
+from graphft.runtime.process.role_process import python_path
 from graphft.runtime.transport.address import advertise_host
 
 KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
@@ -35,6 +38,28 @@ class Slurm:
         engine = SlurmEngine(run)
         engine.check()
         return engine
+
+
+class SlurmStep(RemoteStep):
+    """A role on one of Slurm's nodes, or the wish for one. `after`: others that are to be in its queue before it."""
+
+    error_prefix = "srun: error: "
+
+    def __init__(
+        self,
+        order: Order,
+        srun: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        after: Sequence[RemoteStep] = (),
+    ) -> None:
+        super().__init__(order, srun, environment, log, waits_for="a node", after=after)
+
+    def hand_on(self, signum: int) -> None:
+        """srun hands on no SIGTERM: it ends its step by it. scancel asks Slurm's controller, which may take a while."""
+        assert self.begun is not None
+        command = ["scancel", f"--signal={signal.Signals(signum).name[3:]}", self.begun.step]
+        threading.Thread(target=_call, args=(command, self.environment), daemon=True).start()
 
 
 class SlurmEngine(RemoteEngine[SlurmStep]):
@@ -151,3 +176,7 @@ def _resources(wanted: Mapping[str, float]) -> list[str]:
     names = {"CPU": "--cpus-per-task={:.0f}", "GPU": "--gres=gpu:{:.0f}"}
     options = [names.get(name, f"--{name}={{:g}}").format(count) for name, count in wanted.items()]
     return options if wanted.get("GPU") else [*options, "--gres=none"]
+
+
+def _call(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(environment), check=False)

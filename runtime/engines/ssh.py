@@ -22,9 +22,9 @@ from pathlib import Path
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, EngineError, Order, Run
-from graphft.runtime.engines.remote_engine import LOOKED_AT, Refusals, RemoteEngine, python_path
-from graphft.runtime.engines.remote_step import RemoteStep
+from graphft.runtime.engines.remote import LOOKED_AT, Refusals, RemoteEngine, RemoteStep
 from graphft.runtime.engines.remote_task import TIED, Begun
+from graphft.runtime.process.role_process import python_path
 from graphft.runtime.transport.address import advertise_host, is_loopback
 
 log = logging.getLogger("graphft")

@@ -42,8 +42,7 @@ from graphft.runtime.etcd.model import (
     value_is,
 )
 from graphft.runtime.etcd.recipes import Election, Lock, holder
-from graphft.runtime.etcd.view import View
-from graphft.runtime.etcd.watch import Watch
+from graphft.runtime.etcd.watch import View, Watch
 
 __all__ = [
     "KV",

@@ -1,24 +1,46 @@
-"""Endpoints to one gRPC channel that fails over between them.
+"""One gRPC channel to all endpoints of etcd, with time-outs, retries, fail-over and login.
 
 The target `ipv4:host:port,host:port,...` with round-robin was measured: after a leader is killed, writes go on in 1
 to 2 seconds at etcd's default timings. A frozen server (stopped, or cut off without a reset) is noticed by the
 keep-alive pings after 6 to 9 seconds; without the ping time-out that takes a minute. At pings more often than every
 5 seconds the server would hang up, and also at pings while no call is in progress: a channel at rest sends none.
+
+The status code alone decides what may be retried:
+
+* UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED, INTERNAL, UNKNOWN, ABORTED: no answer. The request may have been applied.
+* UNAUTHENTICATED, INVALID_ARGUMENT with a login: refused before anything was done; log in again once (tokens end with
+  the server's memory, after some minutes, and when users are changed).
+* RESOURCE_EXHAUSTED: refused; the quota is used up, or etcd is busy, or the request is too large (`_exhausted`).
+* everything else: refused for good, nothing was changed.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from graphft.runtime.etcd.errors import EtcdUnreachable, EtcdUsageError
+from graphft.runtime.etcd.errors import (
+    Ambiguous,
+    CompactedError,
+    EtcdBusy,
+    EtcdError,
+    EtcdFull,
+    EtcdUnreachable,
+    EtcdUsageError,
+    LeaseLost,
+)
+from graphft.runtime.etcd.messages import describe, etcdrpc
+from graphft.runtime.process.interrupts import uninterrupted
 
 DEFAULT_PORT = 2379
 ENDPOINT = re.compile(
@@ -37,6 +59,20 @@ OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),  # a full range may hold more than the default 4 MB
     ("grpc.use_local_subchannel_pool", 1),  # two clients in a process share no connection
     ("grpc.enable_http_proxy", 0),
+)
+Code = grpc.StatusCode
+NO_ANSWER = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.INTERNAL, Code.UNKNOWN, Code.ABORTED}
+Metadata = tuple[tuple[str, str], ...]
+FIRST_PAUSE, LAST_PAUSE = 0.02, 0.25  # seconds between tries
+LEAST_LIMIT = 512 << 10
+"""Bytes: what etcd's gRPC takes beyond its own limit of a request. What is refused there as too large is larger."""
+ALARM_SECONDS = 1.0
+LEASE_HELP = (
+    "the holder was silent for longer than its TTL, or somebody revoked it; stop, and start anew with a new lease"
+)
+FULL_HELP = (
+    "compact it, defragment, disarm the alarm (etcdctl compact --physical, defrag, alarm disarm), or start it with a "
+    "larger --quota-backend-bytes"
 )
 
 
@@ -138,3 +174,208 @@ def _read(path: str | None) -> bytes | None:
         raise EtcdUsageError(
             f"the certificate file {path} cannot be read: {e.strerror}", rule="etcd-tls", help="check its path"
         ) from e
+
+
+class Calls:
+    """Thread-safe. Belongs to the process that made it: gRPC does not survive a fork."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        user: str | None,
+        password: str | None,
+        ca_cert: str | None,
+        cert_key: str | None,
+        cert_cert: str | None,
+        timeout: float,
+        deadline: float,
+    ) -> None:
+        if isinstance(endpoints, str) or not endpoints:
+            raise EtcdUsageError(
+                f"etcd endpoints must be a list of host:port, got {endpoints!r}",
+                rule="etcd-endpoint",
+                help='pass e.g. ["127.0.0.1:2379"]',
+            )
+        parsed = [parse_endpoint(e) for e in endpoints]
+        self.endpoints, self.urls = tuple(map(str, parsed)), tuple(endpoints)
+        self.timeout, self.deadline = timeout, deadline
+        self._login = (user, password) if user else None
+        self._token: str | None = None
+        self._token_lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+        # Nothing has got through since the last failure: a write that cannot be repeated sends a read first.
+        self.suspect = True
+        self._channel = open_channel(parsed, ca_cert, cert_key, cert_cert)
+        self.kv, self.lease = etcdrpc.KVStub(self._channel), etcdrpc.LeaseStub(self._channel)
+        self.watch, self.auth = etcdrpc.WatchStub(self._channel), etcdrpc.AuthStub(self._channel)
+        self.cluster = etcdrpc.ClusterStub(self._channel)
+        self.maintenance = etcdrpc.MaintenanceStub(self._channel)
+
+    @uninterrupted()
+    def close(self) -> None:
+        self._closed = True
+        self._channel.close()
+
+    def repeat(self, method: Callable[..., Any], request: Any, deadline: float | None = None) -> Any:
+        """A call that may be made any number of times: retried until `deadline` seconds have passed."""
+        return self.attempt(lambda timeout: self.once(method, request, timeout), deadline, request)
+
+    def single(self, method: Callable[..., Any], request: Any, timeout: float) -> Any:
+        """A call that is made once. Raises `EtcdUnreachable` if it was not answered."""
+        started = time.monotonic()
+        try:
+            return self.once(method, request, timeout)
+        except grpc.RpcError as e:
+            if e.code() in NO_ANSWER:
+                raise self.unreachable(time.monotonic() - started, 1, e) from None
+            raise self.refused(e, request) from None
+
+    def attempt(self, call: Callable[[float], Any], deadline: float | None = None, request: Any = None) -> Any:
+        """`call(timeout)` until it answers; `EtcdUnreachable` when `deadline` seconds have passed.
+
+        `request` is named when etcd refuses it.
+        """
+        started = time.monotonic()
+        limit = self.deadline if deadline is None else deadline
+        pause, tries = FIRST_PAUSE, 0
+        while True:
+            left = started + limit - time.monotonic()
+            tries += 1
+            try:
+                return call(max(0.01, min(self.timeout, left)))
+            except grpc.RpcError as e:
+                if e.code() not in NO_ANSWER:
+                    raise self.refused(e, request) from None
+                left = started + limit - time.monotonic()
+                if left <= pause:
+                    raise self.unreachable(time.monotonic() - started, tries, e) from None
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+
+    def probe(self, deadline: float | None = None) -> None:
+        """Return when a majority answers; `EtcdUnreachable` when none did in `deadline` seconds."""
+
+        def call(timeout: float) -> None:
+            try:
+                self.once(self.kv.Range, etcdrpc.RangeRequest(key=b"\0", count_only=True), timeout)
+            except grpc.RpcError as e:
+                if e.code() is not Code.PERMISSION_DENIED:  # which is an answer, too
+                    raise
+
+        self.attempt(call, deadline)
+
+    def once(self, method: Callable[..., Any], request: Any, timeout: float, *, wait: bool = False) -> Any:
+        """One try. `wait`: stay queued while there is no connection. Raises `grpc.RpcError`."""
+        return self.logged_in(
+            lambda metadata: method(request, timeout=timeout, metadata=metadata, wait_for_ready=wait), timeout
+        )
+
+    @uninterrupted()
+    def logged_in(self, call: Callable[[Metadata], Any], timeout: float) -> Any:
+        """`call(metadata)` with the login's token; a second time when etcd does not know the token any more. What a
+        signal's handler raises would leave locks of gRPC's taken: it comes at the end, when it has no time-out left."""
+        self.check_usable()
+        token = self._login_token(timeout)
+        try:
+            try:
+                answer = call(_metadata(token))
+            except grpc.RpcError as e:
+                if token is None or e.code() not in (Code.UNAUTHENTICATED, Code.INVALID_ARGUMENT):
+                    raise
+                self.forget_login(token)
+                answer = call(_metadata(self._login_token(timeout)))
+        except grpc.RpcError:
+            self.suspect = True
+            raise
+        except ValueError:  # another thread has closed the channel meanwhile
+            self.check_usable()
+            raise
+        self.suspect = False
+        return answer
+
+    def check_usable(self) -> None:
+        if self._closed:
+            raise EtcdError("this etcd client is closed", rule="etcd-closed", help="open a new one")
+        if os.getpid() != self._pid:
+            raise EtcdError(
+                "an etcd client was used in a forked process; gRPC does not survive a fork",
+                rule="etcd-fork",
+                help="start processes with multiprocessing's 'spawn' method or subprocess, and open a client in each",
+            )
+
+    def forget_login(self, token: str) -> None:
+        """Drop a token that the server refused."""
+        with self._token_lock:
+            if self._token == token:
+                self._token = None
+
+    def refused(self, error: grpc.RpcError, request: Any = None) -> EtcdError:
+        """etcd answered, and said no. The error is transient if the same request may be taken later."""
+        code, details = error.code(), error.details()
+        said = f"etcd refused {describe(request)}: {details} ({code.name})"
+        if code is Code.NOT_FOUND:  # of the other calls made here, only those with a lease
+            return LeaseLost(f"the lease does not exist (any more): {details}", rule="etcd-lease", help=LEASE_HELP)
+        if code is Code.OUT_OF_RANGE:
+            return CompactedError(said, 0)
+        if code is Code.UNAUTHENTICATED:  # with a new login, too: a member that has not heard of it yet
+            return EtcdBusy(said, rule="etcd-login", help="if it lasts: see the users and tokens of this etcd")
+        if code is Code.PERMISSION_DENIED:
+            return EtcdUsageError(said, rule="etcd-denied", help="check user and password, and the user's role in etcd")
+        if code is Code.RESOURCE_EXHAUSTED:
+            return self._exhausted(said, request)
+        if code is Code.INVALID_ARGUMENT:
+            return EtcdError(
+                said,
+                rule="etcd-request",
+                help="check user and password, if this etcd wants a login; and "
+                "its limits (--max-request-bytes, --max-txn-ops)",
+            )
+        return EtcdError(said, rule="etcd-request")
+
+    def _exhausted(self, said: str, request: Any) -> EtcdError:
+        """The quota is used up: then there is an alarm. Else the request is too large for gRPC, or etcd is busy."""
+        if self.has_alarm(unknown=True):  # waiting is right, if none tells
+            return EtcdFull(said, rule="etcd-full", help=f"etcd's quota is used up, and the job waits: {FULL_HELP}")
+        if request is not None and request.ByteSize() > LEAST_LIMIT:
+            return EtcdError(said, rule="etcd-request", help="the request is larger than etcd's --max-request-bytes")
+        return EtcdBusy(said, rule="etcd-busy", help="it is tried again; if it lasts, give this etcd fewer jobs")
+
+    def has_alarm(self, unknown: bool = False) -> bool:
+        """Whether a member says that its space is used up; `unknown` if none answers."""
+        request = etcdrpc.AlarmRequest(action="GET", alarm="NOSPACE")
+        try:
+            return bool(self.once(self.maintenance.Alarm, request, ALARM_SECONDS).alarms)
+        except grpc.RpcError:
+            return unknown
+
+    def unreachable(self, seconds: float, tries: int, error: grpc.RpcError) -> EtcdUnreachable:
+        return EtcdUnreachable(
+            f"etcd did not answer at {', '.join(self.endpoints)} for {seconds:.1f} s "
+            f"({tries} tries; the last one: {error.code().name}, {error.details()})",
+            rule="etcd-unreachable",
+            help="check that etcd runs there and has a majority, and that address, scheme and certificates are right; "
+            "without endpoints graphft starts an etcd of its own",
+        )
+
+    def ambiguous(self, seconds: float, error: grpc.RpcError) -> Ambiguous:
+        return Ambiguous(
+            f"a write was sent to etcd at {', '.join(self.endpoints)}, and no answer came in {seconds:.1f} s "
+            f"({error.code().name}, {error.details()}): it may or may not have been applied",
+            rule="etcd-ambiguous",
+            help="read the keys again and decide, or give the transaction a token",
+        )
+
+    def _login_token(self, timeout: float) -> str | None:
+        if self._login is None:
+            return None
+        with self._token_lock:
+            if self._token is None:
+                user, password = self._login
+                request = etcdrpc.AuthenticateRequest(name=user, password=password or "")
+                self._token = str(self.auth.Authenticate(request, timeout=timeout).token)
+            return self._token
+
+
+def _metadata(token: str | None) -> Metadata:
+    return (("token", token),) if token else ()

@@ -8,7 +8,6 @@
 | put, delete, delete_prefix, compact | yes | no try was answered: perhaps applied | never raised |
 | lease_grant | yes, with the same id | perhaps an unused lease; it expires | never raised |
 | lease_keepalive_once, lease_revoke | yes | unknown; own deadlines decide | never raised |
-| member_add, member_promote, member_remove | no | perhaps applied: see `members` | never raised |
 | txn without token or verify | no | it was never sent | sent, outcome unknown |
 | txn with token or verify | yes, looks first | it was never sent | sent, and no later try was answered |
 
@@ -18,17 +17,20 @@ right for keys with one writer; everything else belongs in a `txn` that compares
 
 from __future__ import annotations
 
+import os
 import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from graphft.runtime.etcd import convert
-from graphft.runtime.etcd.calls import FIRST_PAUSE, LAST_PAUSE, LEASE_HELP, NO_ANSWER, Calls
-from graphft.runtime.etcd.errors import LeaseLost, StreamEnded
+from graphft.runtime.etcd import messages
+from graphft.runtime.etcd.channel import FIRST_PAUSE, LAST_PAUSE, LEASE_HELP, NO_ANSWER, Calls
+from graphft.runtime.etcd.errors import CompactedError, LeaseLost, StreamEnded
+from graphft.runtime.etcd.messages import etcdrpc
 from graphft.runtime.etcd.model import (
     KV,
     Compare,
@@ -36,13 +38,16 @@ from graphft.runtime.etcd.model import (
     RangeResult,
     TxnResult,
     Verify,
+    WatchBatch,
     check_txn,
     delete_prefix_op,
     get_op,
     verify_by_token,
 )
-from graphft.runtime.etcd.shim import etcdrpc
-from graphft.runtime.etcd.stream import EtcdStream
+from graphft.runtime.process.interrupts import uninterrupted
+
+# A member that is cut off from the majority ends the stream then, instead of staying silent.
+LEADER_NEEDED = ("hasleader", "true")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +63,15 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of the cluster. The name is empty until it has started once. A learner has no vote, and answers none but
-    its peers."""
+    """A member of the cluster. The name is empty until it has started once."""
 
     id: int
     name: str
     client_urls: tuple[str, ...]
-    peer_urls: tuple[str, ...] = ()
-    learner: bool = False
 
 
 class Etcd:
-    """A thread-safe client over one gRPC channel. `timeout` is per try, `deadline` per call, both in seconds. `follow`:
-    members that join are asked, too, and those that have left are not, as the addresses that they advertise tell.
+    """A thread-safe client over one gRPC channel. `timeout` is per try, `deadline` per call, both in seconds.
 
     Opening one neither connects nor fails when etcd is away; `ping` does.
     """
@@ -85,9 +86,8 @@ class Etcd:
         cert_cert: str | None = None,
         timeout: float = 1.0,
         deadline: float = 10.0,
-        follow: bool = False,
     ) -> None:
-        self._calls = Calls(endpoints, user, password, ca_cert, cert_key, cert_cert, timeout, deadline, follow)
+        self._calls = Calls(endpoints, user, password, ca_cert, cert_key, cert_cert, timeout, deadline)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -118,18 +118,18 @@ class Etcd:
     def get(self, key: str, *, deadline: float | None = None) -> KV | None:
         """The key, or None. Linearizable, as all reads here."""
         kvs = self._range(etcdrpc.RangeRequest(key=key.encode()), deadline).kvs
-        return convert.kv_of(kvs[0]) if kvs else None
+        return messages.kv_of(kvs[0]) if kvs else None
 
     def range(
         self, prefix: str, *, limit: int = 0, keys_only: bool = False, deadline: float | None = None
     ) -> RangeResult:
         """All keys that start with `prefix` ("" = all keys), in ascending order; at most `limit` unless 0."""
-        answer = self._range(convert.range_request(prefix, limit, keys_only), deadline)
-        return convert.range_of(answer, answer.header.revision)
+        answer = self._range(messages.range_request(prefix, limit, keys_only), deadline)
+        return messages.range_of(answer, answer.header.revision)
 
     def count(self, prefix: str, *, deadline: float | None = None) -> int:
         """How many keys start with `prefix`. 7 ms at 100,000 keys: not for every step."""
-        return self._range(convert.range_request(prefix, 0, False, count_only=True), deadline).count
+        return self._range(messages.range_request(prefix, 0, False, count_only=True), deadline).count
 
     def put(self, key: str, value: bytes, lease: int = 0, *, deadline: float | None = None) -> int:
         """Set a key, at least once; returns the revision. `LeaseLost` when the lease does not exist."""
@@ -142,7 +142,7 @@ class Etcd:
 
     def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
         """Delete all keys that start with `prefix`, which must not be empty."""
-        return self._delete(etcdrpc.DeleteRangeRequest(**convert.prefix_span(delete_prefix_op(prefix).key)), deadline)
+        return self._delete(etcdrpc.DeleteRangeRequest(**messages.prefix_span(delete_prefix_op(prefix).key)), deadline)
 
     def txn(
         self,
@@ -173,8 +173,8 @@ class Etcd:
         limit = self._calls.deadline if deadline is None else deadline
         if self._calls.suspect:  # so that nothing is sent, and hence nothing ambiguous, while etcd is away
             self._calls.probe(limit)
-        answer, tries = self._send_txn(convert.txn_request(compare, success, failure), verify, started, limit)
-        result = convert.txn_result(answer)
+        answer, tries = self._send_txn(messages.txn_request(compare, success, failure), verify, started, limit)
+        result = messages.txn_result(answer)
         if result.ok:
             return result
         applied = verify(result) if verify and tries > 1 else None
@@ -245,27 +245,7 @@ class Etcd:
 
     def members(self, *, deadline: float | None = None) -> tuple[Member, ...]:
         answer = self._calls.repeat(self._calls.cluster.MemberList, etcdrpc.MemberListRequest(), deadline)
-        return tuple(Member(m.ID, m.name, tuple(m.clientURLs), tuple(m.peerURLs), m.isLearner) for m in answer.members)
-
-    def member_add(self, peer_url: str, *, learner: bool = False, deadline: float = 5.0) -> int:
-        """Tells the cluster of one more member, which is to be started next; returns its id. One try.
-
-        A `learner` gets the data first, and counts when it is promoted: until then no majority depends on it.
-        """
-        request = etcdrpc.MemberAddRequest(peerURLs=[peer_url], isLearner=learner)
-        return int(self._calls.single(self._calls.cluster.MemberAdd, request, deadline).member.ID)
-
-    def member_promote(self, member: int, *, deadline: float = 5.0) -> None:
-        """Gives a learner its vote. One try. etcd refuses it (EtcdError) until the learner has nearly all data."""
-        self._calls.single(self._calls.cluster.MemberPromote, etcdrpc.MemberRemoveRequest(ID=member), deadline)
-
-    def member_remove(self, member: int, *, deadline: float = 5.0) -> None:
-        """Has the cluster do without this member. One try."""
-        self._calls.single(self._calls.cluster.MemberRemove, etcdrpc.MemberRemoveRequest(ID=member), deadline)
-
-    def move(self, endpoints: Sequence[str]) -> None:
-        """From now on other members are asked; calls in progress end with those that were asked so far."""
-        self._calls.move(endpoints)
+        return tuple(Member(m.ID, m.name, tuple(m.clientURLs)) for m in answer.members)
 
     def watch(self, prefix: str, start_revision: int) -> EtcdStream:
         """Subscribe to changes from `start_revision` on. One stream, no retries: `Watch` adds them."""
@@ -295,3 +275,66 @@ class Etcd:
                     raise self._calls.ambiguous(passed, e) from None
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE)
+
+
+def open_etcd(endpoints: Sequence[str], environ: Mapping[str, str] = os.environ) -> Etcd:
+    """A client that has not connected yet.
+
+    User, password and the files of TLS come from GRAPHFT_ETCD_USER, _PASSWORD, _CA, _CERT and _KEY (not from a command
+    line, which everybody on the machine can read).
+    """
+    user, password, ca, cert, key = (
+        environ.get(f"GRAPHFT_ETCD_{name}") or None for name in ("USER", "PASSWORD", "CA", "CERT", "KEY")
+    )
+    return Etcd(endpoints, user, password, ca_cert=ca, cert_cert=cert, cert_key=key)
+
+
+class EtcdStream:
+    """A `WatchStream`. The first batch holds no events: it says that the watch stands, and the store's revision."""
+
+    def __init__(self, client: Calls, prefix: str, start_revision: int) -> None:
+        self._cancelled = threading.Event()
+        create = etcdrpc.WatchCreateRequest(
+            **messages.prefix_span(prefix), start_revision=start_revision, progress_notify=True
+        )
+        try:
+            self._call = client.logged_in(
+                lambda metadata: client.watch.Watch(self._requests(create), metadata=(*metadata, LEADER_NEEDED)),
+                client.timeout,
+            )
+        except grpc.RpcError as e:  # of the login
+            raise _ended(e) from None
+
+    @uninterrupted()
+    def cancel(self) -> None:
+        """End the stream, from any thread."""
+        self._cancelled.set()
+        self._call.cancel()
+
+    def __iter__(self) -> Iterator[WatchBatch]:
+        try:
+            for message in self._call:
+                if message.canceled:
+                    raise _refused(message)
+                yield WatchBatch(message.header.revision, tuple(map(messages.event_of, message.events)))
+        except grpc.RpcError as e:
+            if self._cancelled.is_set():
+                return
+            raise _ended(e) from None
+        finally:
+            self.cancel()
+
+    def _requests(self, create: Any) -> Iterator[Any]:
+        yield etcdrpc.WatchRequest(create_request=create)
+        self._cancelled.wait()  # the stream lives for as long as its requests have not ended
+
+
+def _ended(error: grpc.RpcError) -> StreamEnded:
+    said = f"the watch ended: {error.details()} ({error.code().name})"
+    return StreamEnded(said, rule="etcd-watch", help="open it again")
+
+
+def _refused(message: Any) -> StreamEnded | CompactedError:
+    if message.compact_revision:
+        return CompactedError("the watched revision has been compacted", message.compact_revision)
+    return StreamEnded(f"etcd ended the watch: {message.cancel_reason}", rule="etcd-watch", help="open it again")

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 import uuid
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from random import SystemRandom
-from typing import Literal
 
 from graphft.runtime.etcd.binary import EtcdBinary, find_etcd
-from graphft.runtime.etcd.child import Child
 from graphft.runtime.etcd.client import Etcd
 from graphft.runtime.etcd.errors import EtcdError, EtcdUnreachable
+from graphft.runtime.process.role_process import tied
 
 HOST = "127.0.0.1"
-ROOM_BYTES = 1 << 20
-"""A disk with less room is full."""
+ROOM_BYTES = 64 << 20
+"""A disk with less room is full: etcd writes its log into files of that size, which it allocates beforehand."""
 OPTIONS = (
     "--auto-compaction-mode=periodic",
     "--auto-compaction-retention=5m",
@@ -78,14 +80,71 @@ def _close_all(sockets: list[socket.socket]) -> None:
         sockets.pop().close()
 
 
+class Child:
+    """One run of a program that dies with this process, its output appended to `log`, in a session of its own (Ctrl-C
+    does not reach it). A thread starts it and waits for it: the kernel takes the thread for its parent (`tied`)."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._command = tied([str(part) for part in command])
+        self._log = log
+        self._started = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name=f"child {log.stem}", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise EtcdError(f"{command[0]} does not start: {self._error}", rule="etcd-start") from self._error
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if the child still runs."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until all of the child's threads have stopped: the signal alone takes effect later."""
+        self.send(signal.SIGSTOP)
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # it has ended
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether the child has ended (and was collected) within `timeout` seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with open(self._log, "ab") as log:
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+        except OSError as e:
+            self._error = e
+        finally:
+            self._started.set()
+        if self._process is not None:
+            self._process.wait()
+
+
 class EmbeddedEtcd:
     """A single etcd, with its data and its log (`etcd.log`) in `data_dir`. `start` it, or use `with`.
 
     A later `start`, of this object or of another with the same `data_dir`, finds the same data; this object keeps its
     port, too. The server dies with this process, however that ends. `host`: the address of this machine at which it
-    listens; anybody who reaches it may read and write. `port` 0 picks a free one. `ports` (client, peer), `cluster` and
-    `state` (etcd's --initial-cluster, --initial-cluster-state), `heartbeat` and `election` (milliseconds) are for
-    members of a cluster, which reach one another at `host`.
+    listens; anybody who reaches it may read and write. `port` 0 picks a free one. `ports` (client, peer), `cluster`
+    (etcd's --initial-cluster), `heartbeat` and `election` (milliseconds) are for members of a cluster, which reach one
+    another at `host`.
     """
 
     def __init__(
@@ -98,7 +157,6 @@ class EmbeddedEtcd:
         name: str = "",
         ports: tuple[int, int] | None = None,
         cluster: str = "",
-        state: Literal["new", "existing"] = "new",
         heartbeat: int = 10,
         election: int = 50,
     ) -> None:
@@ -108,7 +166,7 @@ class EmbeddedEtcd:
         self.name = name or f"graphft-{uuid.uuid4().hex}"
         self._binary = binary
         self.host = host
-        self._port, self._ports, self._cluster, self._state = port, ports, cluster, state
+        self._port, self._ports, self._cluster = port, ports, cluster
         self._timing = (f"--heartbeat-interval={heartbeat}", f"--election-timeout={election}")
         self._child: Child | None = None
         self._held: list[socket.socket] = []
@@ -228,7 +286,6 @@ class EmbeddedEtcd:
             f"--listen-peer-urls=http://{peers}",
             f"--initial-advertise-peer-urls=http://{peers}",
             f"--initial-cluster={self._cluster or f'{self.name}=http://{peers}'}",
-            f"--initial-cluster-state={self._state}",
             *self._timing,
             *OPTIONS,
         )
@@ -267,19 +324,21 @@ class EmbeddedEtcd:
             )
 
     @property
-    def disk_is_full(self) -> bool:
-        """Whether there is hardly any room left for its data: it can write nothing then, and answers nothing."""
+    def full_disk(self) -> str:
+        """Says in words that there is hardly any room left for its data, in which case it can write nothing, and
+        answers nothing. Empty otherwise."""
         try:
-            return shutil.disk_usage(self.data_dir).free < ROOM_BYTES
+            free = shutil.disk_usage(self.data_dir).free
         except OSError:
-            return False
+            return ""
+        return f"the disk of {self.data_dir} is full ({free:,} bytes are left)" if free < ROOM_BYTES else ""
 
     def _failed(self, how: str) -> EtcdError:
-        if self.disk_is_full:
+        if full := self.full_disk:
             return EtcdError(
-                f"etcd at {self.endpoints[0]} {how}: the disk that holds {self.data_dir} is full",
-                rule="etcd-start",
-                help="free some space there (etcd's write-ahead log alone takes 64 MB), or choose another folder",
+                f"etcd cannot write: {full}",
+                rule="disk-full",
+                help=f"free {ROOM_BYTES >> 20} MB there, which etcd allocates for its log, or choose another folder",
             )
         tail = ""
         with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ What it must not do is to make a process that does not work look alive. It renew
 * has no daemon thread that hangs: then the main thread goes round and round while no renewal of its own is answered.
 
 It never revives a lease: after the deadline, or when the role has closed it or takes it for lost, the keeper ends. A
-keeper that dies or hangs changes nothing as long as the role renews by itself, and is replaced (`keeper_process.py`).
+keeper that dies or hangs changes nothing as long as the role renews by itself, and is replaced (`lease.py`).
 
 This file runs by itself (`python -I -S lease_keeper.py ...`), so it imports little: starting takes 20 ms and 9 MB.
 gRPC and the etcd client (0.2 s of CPU, 26 MB) are loaded some seconds later, when the role is through with its start,
@@ -203,8 +203,8 @@ class Keeper:
         sys.path[:] = self.path
         import contextlib
 
+        from graphft.runtime.etcd.client import open_etcd
         from graphft.runtime.etcd.errors import EtcdError
-        from graphft.runtime.etcd.open import open_etcd
 
         client = open_etcd(self.urls)
         with contextlib.suppress(EtcdError):  # connects, so that the first renewal need not

@@ -5,17 +5,65 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
 from graphft.runtime.etcd.errors import CompactedError, EtcdError, TransientEtcdError
-from graphft.runtime.etcd.model import KV, Event, Store, WatchStream
-from graphft.runtime.etcd.view import View
+from graphft.runtime.etcd.model import KV, Event, RangeResult, Store, WatchBatch, WatchStream
 
 T = TypeVar("T")
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # seconds between tries while etcd is away
 PING, LIST = 0.5, 2.0  # seconds until a call on the watch's thread gives up (and looks whether to close)
+
+
+@dataclass(slots=True)
+class View:
+    """A prefix of the store, kept up to date by lists and events. Pure: no threads, no I/O, no clock.
+
+    `kvs` is the prefix as of `revision`. Both methods return the events that lead from the old state to the new.
+
+    A key deleted and made again between two lists shows as a delete and a put; changes in between that left no
+    trace are not reported, so events say what is true now, not how often something happened.
+    """
+
+    kvs: dict[str, KV] = field(default_factory=dict)
+    revision: int = 0
+
+    def relist(self, listed: RangeResult) -> list[Event]:
+        """Replace the state by a full list of the prefix."""
+        new = {kv.key: kv for kv in listed.kvs}
+        events = list(self._differences(new, listed.revision))
+        self.kvs, self.revision = new, listed.revision
+        return events
+
+    def apply(self, batch: WatchBatch) -> list[Event]:
+        """Apply a watch's events; those that the state holds already are left out."""
+        applied = []
+        for event in batch.events:
+            if event.kv.mod_revision <= self.revision:
+                continue
+            prev = self.kvs.get(event.kv.key)
+            if event.kind == "put":
+                self.kvs[event.kv.key] = event.kv
+            else:
+                self.kvs.pop(event.kv.key, None)
+            applied.append(replace(event, prev=prev))
+        if batch.events:
+            self.revision = max(self.revision, batch.events[-1].kv.mod_revision)
+        return applied
+
+    def _differences(self, new: dict[str, KV], revision: int) -> Iterable[Event]:
+        for key, kv in self.kvs.items():
+            if key not in new or new[key].create_revision != kv.create_revision:
+                yield Event("delete", KV(key, b"", 0, revision, 0), kv)
+        for key, kv in sorted(new.items(), key=lambda item: item[1].mod_revision):
+            old = self.kvs.get(key)
+            if old is None or old.create_revision != kv.create_revision:
+                yield Event("put", kv)
+            elif old != kv:  # by more than its revision: a store that was restored gives revisions again
+                yield Event("put", kv, old)
 
 
 class Watch:

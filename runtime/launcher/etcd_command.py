@@ -33,8 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _etcd(options: argparse.Namespace) -> int:
-    from graphft.runtime.etcd.binary import cache_dir, find_etcd, version_text
-    from graphft.runtime.etcd.install import provide_etcd
+    from graphft.runtime.etcd.binary import cache_dir, find_etcd, provide_etcd, version_text
 
     for option, of in (("to", "install"), ("data", "serve"), ("listen", "serve")):
         if getattr(options, option) is not None and not getattr(options, of):

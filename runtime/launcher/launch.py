@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,10 +29,9 @@ from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_claim import StorageClaim, claimed, forget_claim
 from graphft.runtime.coordination.wanted_passes import WantedPasses
-from graphft.runtime.engines.base import Engine, Run
-from graphft.runtime.engines.choose import engine_options
+from graphft.runtime.engines.base import Engine, Run, engine_options
 from graphft.runtime.engines.local import Local
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.act_as_role import act_as_role
 from graphft.runtime.launcher.asked_passes import AskedPasses, PassesDone
 from graphft.runtime.launcher.ending import Reached, heed, interruptible, without_traceback
@@ -351,16 +350,12 @@ def _start(
     engine = _open_engine(job, job_dir, options)
     stack.callback(engine.close)
     given, embedded = options.endpoints(job.config), None
-    endpoints = given or engine.provide_etcd()
-    if not (endpoints or engine.reaches_loopback):
-        raise UsageError(
-            f"the engine {options.engine} needs an etcd that its processes reach, and none is given",
-            rule="etcd-endpoints",
-            help="give --etcd HOST:PORT (etcd=), or transpile with etcd_endpoints=",
-        )
-    if not endpoints:
+    if not (endpoints := given):
+        host, data = engine.host, str(job_dir / "etcd")
+        if host:  # the job's folder may be on a file system of all machines, which is too slow for etcd
+            data = stack.enter_context(tempfile.TemporaryDirectory(prefix="graphft-etcd-", ignore_cleanup_errors=True))
         engine.prepare()  # while etcd starts
-        embedded = start_etcd(job, job_dir)
+        embedded = start_etcd(job, job_dir, data, host)
         stack.callback(embedded.stop)
         endpoints = ",".join(embedded.endpoints)
     client = connect(endpoints, WAIT_SECONDS if embedded is not None else None)  # its own will answer
@@ -377,7 +372,6 @@ def _start(
     put_job(client, keys, job, job_dir)
     etcd = fenced(client, keys, job)
     write_endpoints(job_dir, endpoints, own=not given)
-    engine.follow_etcd(lambda endpoints: _move(client, keys, job, job_dir, endpoints))
     engine.prepare()
     supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, options.max_restarts, job.config.ft)
     if options.passes is not None:  # else who asks for the epochs is somebody else, or nobody has to
@@ -385,16 +379,6 @@ def _start(
         supervisor.passes.begin()
     stack.callback(supervisor.close)
     return supervisor, embedded
-
-
-def _move(client: Etcd, keys: Keys, job: Job | JobRecord, job_dir: Path, endpoints: Sequence[str]) -> None:
-    """The engine's etcd is there now: for this process, and for those that look into the folder. It may be another
-    one, without records: a role makes them when it starts, but there may be no room for any for hours."""
-    client.move(endpoints)
-    with contextlib.suppress(OSError):  # the folder is gone, or its disk is full
-        write_endpoints(job_dir, ",".join(endpoints), own=True)
-    with contextlib.suppress(EtcdError):
-        put_job(client, keys, job, job_dir)
 
 
 def _open_engine(job: Job | JobRecord, job_dir: Path, options: LaunchOptions) -> Engine:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
 from graphft.option_names import unknown_option
-from graphft.runtime.engines.choose import Options
+from graphft.runtime.engines.base import Options
 from graphft.runtime.launcher.process_counts import Counts
 from graphft.runtime.launcher.tell import tell
 
@@ -100,8 +100,8 @@ class LaunchOptions:
         return replace(self, passes=passes)
 
     def endpoints(self, config: JobConfig) -> str:
-        """Those of etcd; "": the launcher starts one."""
-        return self.etcd or ",".join(config.etcd_endpoints or ())
+        """Those of etcd, $GRAPHFT_ETCD's if nothing else names one; "": the launcher starts one."""
+        return self.etcd or ",".join(config.etcd_endpoints or ()) or os.environ.get("GRAPHFT_ETCD", "")
 
 
 def choose_options(options: LaunchOptions | None, overrides: Mapping[str, Any]) -> LaunchOptions:

@@ -16,6 +16,7 @@ from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.identity import Identity
+from graphft.runtime.transport.address import is_loopback
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
@@ -43,6 +44,7 @@ def supervise(
     status, next_status, complete_at = None, 0.0, None
     look = _Look(etcd, keys, begins)
     keeper = EtcdKeeper(embedded, supervisor.etcd_restarted) if embedded is not None else None
+    alone = embedded is not None and is_loopback(embedded.host)  # no process elsewhere can reach it
     while not supervisor.all_done and not supervisor.failed:
         supervisor.step(0.2)
         if keeper is not None:
@@ -57,7 +59,7 @@ def supervise(
             continue
         if seen is not status:
             supervisor.replace_frozen(_registered(seen))  # also when it is complete: what is stopped never ends
-            if seen.state == "running" and embedded is not None:  # no process elsewhere can reach it
+            if seen.state == "running" and alone:
                 supervisor.expect_trainers(bool(seen.trainers or seen.loading))
         status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))

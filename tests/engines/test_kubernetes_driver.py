@@ -93,7 +93,7 @@ def test_what_the_drivers_pod_is_given(
         monkeypatch.setenv(name, value)
     assert values["GRAPHFT_ENGINE"] == "kubernetes"
     found = Kubernetes()
-    assert (found.name, found.namespace, found.etcd) == ("night", "research", "etcd:2379")
+    assert (found.name, found.namespace, values["GRAPHFT_ETCD"]) == ("night", "research", "etcd:2379")
     assert (found.env, list(found.env_from_secrets)) == ({"ATEN_CPU_CAPABILITY": "avx2"}, ["s3"])
     assert (found.tls_secret, found.pull_secret, list(found.volume or ())) == ("certs", "pull", ["data", "/data"])
     assert Kubernetes(name="other").name == "other"

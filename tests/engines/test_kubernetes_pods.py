@@ -22,7 +22,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.engines.kubernetes.pods import literal
 from graphft.runtime.etcd import EtcdUnreachable
-from graphft.runtime.etcd.open import open_etcd
+from graphft.runtime.etcd.client import open_etcd
 from graphft.transpiler import Job
 from tests.engines.manifests_of import manifests_of
 from tests.integration import training

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import graphft
-from graphft.runtime.engines.base import Run
-from graphft.runtime.engines.choose import ENGINES, engine_options
+from graphft.runtime.engines.base import ENGINES, Run, engine_options
 from graphft.runtime.engines.local import Local
 from tests.driver import epochs
 from tests.engines.conformance import check

@@ -14,7 +14,6 @@ import pytest
 from torch import Tensor
 
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher import supervise
 from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
@@ -86,22 +85,22 @@ def reached(step: int) -> Callable[[Supervisor, JobStatus], bool]:
 def test_a_node_is_lost_and_another_joins(
     nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor]
 ) -> None:
-    """With it are lost a member of etcd, and whatever roles were there."""
+    """With it are lost whatever roles were there."""
     nodes.set(2)
-    pace.set(0.3)
+    pace.set(1.0)
     lost = nodes.workers[0].node_id[:8]
 
     def kill(supervisor: Supervisor) -> None:
         nodes.kill(nodes.workers[0])
 
-    def add(supervisor: Supervisor) -> None:
-        nodes.add()
-        pace.set(0.0)
+    def whole(supervisor: Supervisor, status: JobStatus) -> bool:
+        return len(status.trainers) == len(status.pservers) == 2
 
     def gone(supervisor: Supervisor, status: JobStatus) -> bool:
         return not any(lost in listed.place for listed in supervisor.engine.list())
 
-    course = Course((reached(12), kill), (gone, add))
+    acts = [(gone, lambda supervisor: nodes.add()), (whole, lambda supervisor: pace.set(0.0))]
+    course = Course((reached(12), kill), *acts)
     job = stored(tmp_path, pace)
     events = launch(job, nodes, tmp_path / "job", course)
     assert any(f"node {lost}" in places for places in course.places)
@@ -113,35 +112,14 @@ def test_a_node_is_lost_and_another_joins(
     assert any(text.count("registered as") == 2 for text in logs)
 
 
-def test_it_waits_for_room_and_etcd_is_lost_with_its_nodes(
-    nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervise, "LOST_SECONDS", 2.0)  # the launcher makes the new etcd's records itself
+def test_it_waits_for_room(nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor]) -> None:
     nodes.set(0)
-    pace.set(0.3)
 
     def waits(supervisor: Supervisor, status: JobStatus) -> bool:
         return [listed.place for listed in supervisor.engine.list()].count("waiting for {CPU: 1}") == 3
 
-    def three_members(supervisor: Supervisor, status: JobStatus) -> bool:
-        if at(12)(status):
-            pace.set(2.0)  # on a machine that is busy the job would be over before
-        return at(12)(status) and len(supervisor.etcd.endpoints) == 3
-
-    def kill_two(supervisor: Supervisor) -> None:
-        nodes.set(0)
-
-    def add_two(supervisor: Supervisor) -> None:
-        nodes.set(2)
-        pace.set(0.0)
-
-    def back(supervisor: Supervisor, status: JobStatus) -> bool:
-        """In another etcd, which knows nothing of the one before."""
-        return len(supervisor.etcd.endpoints) == 1
-
-    course = Course((waits, lambda supervisor: nodes.set(2)), (three_members, kill_two), (back, add_two))
     job = stored(tmp_path, pace)
-    launch(job, nodes, tmp_path / "job", course)
+    launch(job, nodes, tmp_path / "job", Course((waits, lambda supervisor: nodes.set(2))))
     assert_same_bits(whole_state(job, tmp_path / "job"), undisturbed)
 
 

@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import EngineError, Order, Process, Run
 from graphft.runtime.engines.ray import Ray
-from graphft.runtime.etcd import Etcd
-from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_environment import role_environment
 from tests.engines.conformance import check
 from tests.engines.ray_nodes import Nodes, nodes_of_ray
@@ -105,52 +102,21 @@ def test_what_has_no_room_waits_and_can_be_taken_back(engine: Any, nodes: Nodes)
 
 
 def test_who_waits_for_room_that_others_have(nodes: Nodes, job: Path) -> None:
-    """One CPU is there. A process that takes its time has none of its own to wait for."""
-    half = {"pserver": {"CPU": 0.5}}
-    engine = Ray(nodes.address, resources=half).open(Run(job, str(job), role_environment()))
+    """One CPU is there. What no node could take waits for nobody."""
+    wants = {"pserver": {"CPU": 0.5}, "coordinator": {"CPU": 9}}
+    engine = Ray(nodes.address, resources=wants).open(Run(job, str(job), role_environment()))
     try:
         first = engine.start(trainer(0))
-        shard = engine.start(Order("pserver", 0, NOWHERE))
+        shard, large = engine.start(Order("pserver", 0, NOWHERE)), engine.start(Order("coordinator", 0, NOWHERE))
         made(first)
         until(lambda: engine.lacks_room(shard), SECONDS)
         assert not engine.lacks_room(first)
+        assert not engine.lacks_room(large)
         first.send_signal(signal.SIGKILL)
         made(shard)
         assert not engine.lacks_room(shard)
     finally:
         engine.close()
-
-
-def test_what_no_node_could_take_is_told_until_one_joins(
-    nodes: Nodes, job: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A node has 2 CPUs, the head one."""
-    wants = {"trainer": {"CPU": 2}}
-    engine = Ray(nodes.address, resources=wants).open(Run(job, str(job), role_environment()))
-    try:
-        process = engine.start(trainer(0))
-        lacks = "no node of this Ray has CPU: 2, the largest has CPU: 1"
-
-        def told() -> bool:
-            engine.step()
-            return process.place == f"waiting for {{CPU: 2}}: {lacks}"
-
-        until(told, SECONDS)
-        engine.start(trainer(1))
-        engine.step()
-        assert [line for line in caplog.messages if lacks in line] == [
-            f"trainer 0 has no room: {lacks}. It waits until a node joins that has it"
-        ]
-        there = f"node {nodes.add().node_id[:8]}"  # whose CPUs one of the two gets
-
-        def placed() -> bool:
-            engine.step()
-            return sorted(listed.place for listed in engine.list()) == [there, "waiting for {CPU: 2}"]
-
-        until(placed, SECONDS)
-    finally:
-        engine.close()
-        nodes.set(0)
 
 
 def test_its_exit_status_and_its_last_words_are_told(engine: Any, job: Path, tmp_path: Path) -> None:
@@ -169,22 +135,8 @@ def test_it_ends_with_its_actor_and_that_is_sigkill(engine: Any) -> None:
     until(lambda: process.identity.dead)
 
 
-def test_an_actor_that_cannot_be_made_is_told_and_tried_again_later(engine: Any, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    engine._folder, folder = str(file / "below"), engine._folder
-    process = engine.start(trainer(0))
-    assert process.wait(SECONDS) == 1
-    with pytest.raises(EngineError, match=r"Ray cannot make its actor: .*below"):
-        engine.start(trainer(0))
-    engine._folder = folder
-    made(engine.start(trainer(0)))
-
-
 def test_close_ends_everything(nodes: Nodes, job: Path) -> None:
     engine = Ray(nodes.address).open(Run(job, str(job), role_environment()))
-    endpoints = engine.provide_etcd()
-    assert endpoints.count(":") == 1  # one node, one member
     process = made(engine.start(trainer(0)))
     waiting = engine.start(trainer(1))
     engine.close()
@@ -193,32 +145,6 @@ def test_close_ends_everything(nodes: Nodes, job: Path) -> None:
     assert not ray.is_initialized()
 
 
-def test_a_member_of_etcd_that_dies_is_started_again_with_its_data(engine: Any) -> None:
-    """By Ray: first its process is killed, then its actor."""
-    endpoints = engine.provide_etcd()
-    with Etcd([endpoints]) as etcd:
-        etcd.put("key", b"value")
-        for parents in (0, 1):
-            process = next(p for p in psutil.process_iter() if f"--listen-client-urls=http://{endpoints}" in cmdline(p))
-            victim, server = process.parent() if parents else process, identify(process.pid)
-            assert victim is not None
-            victim.kill()
-            until(lambda server=server: server.dead, SECONDS)
-            kv = etcd.get("key", deadline=SECONDS)
-            assert kv is not None
-            assert kv.value == b"value"
-    assert engine.provide_etcd() == endpoints
-
-
-def cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
 def test_options_are_checked() -> None:
-    with pytest.raises(UsageError, match="etcd_members is 2"):
-        Ray(etcd_members=2)
     with pytest.raises(UsageError, match="resources names worker"):
         Ray(resources={"worker": {"CPU": 1}})

@@ -13,8 +13,7 @@ import pytest
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import EngineError, Order, Run
-from graphft.runtime.engines.slurm import Slurm, SlurmEngine
-from graphft.runtime.engines.slurm_step import SlurmStep
+from graphft.runtime.engines.slurm import Slurm, SlurmEngine, SlurmStep
 from graphft.runtime.etcd.embedded import free_ports
 from graphft.runtime.process.identity import UNKNOWN
 from graphft.runtime.process.role_process import EXIT_USAGE

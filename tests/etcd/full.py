@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdBinary, EtcdFull, find_etcd
-from graphft.runtime.etcd.shim import etcdrpc
+from graphft.runtime.etcd.messages import etcdrpc
 
 QUOTA = 512 << 10
 

@@ -31,7 +31,7 @@ from graphft.runtime.etcd import (
     put_op,
 )
 from graphft.runtime.etcd.channel import Endpoint, parse_endpoint, target_of
-from graphft.runtime.etcd.child import Child
+from graphft.runtime.etcd.embedded import Child
 from tests.support.waiting import until
 
 HERE = Path(__file__).parent
@@ -293,18 +293,6 @@ def test_a_client_that_another_thread_closes_at_that_moment_says_so_too(
     calls._login_token = lambda timeout: calls.close()  # type: ignore[assignment, method-assign]
     with pytest.raises(EtcdError, match="closed"):
         ask(client)
-
-
-def test_an_answer_counts_though_the_client_is_closed_since(etcd_server: EmbeddedEtcd) -> None:
-    """It follows the cluster: after an answer it asks who the members are."""
-    client = Etcd(etcd_server.endpoints, deadline=60, follow=True)
-    calls = client._calls
-
-    def answered(request: object, **options: object) -> str:
-        calls.close()
-        return "answer"
-
-    assert calls.once(answered, None, 60) == "answer"
 
 
 def test_readers_of_a_client_that_is_closed_get_its_errors(etcd_server: EmbeddedEtcd) -> None:

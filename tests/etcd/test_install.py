@@ -10,8 +10,7 @@ import pytest
 
 from graphft.runtime.cli import main
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, binary, find_etcd
-from graphft.runtime.etcd.binary import Version, cache_dir, trusted
-from graphft.runtime.etcd.install import fetch_etcd
+from graphft.runtime.etcd.binary import Version, cache_dir, fetch_etcd, trusted
 
 
 @pytest.mark.parametrize(

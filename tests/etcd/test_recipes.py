@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Lock, Session, holder, put_op, value_is
-from graphft.runtime.etcd.shim import etcdrpc
+from graphft.runtime.etcd.messages import etcdrpc
 from tests.support.waiting import until
 
 

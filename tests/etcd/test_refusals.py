@@ -17,7 +17,7 @@ from graphft.runtime.etcd import (
     TransientEtcdError,
     Watch,
     absent,
-    calls,
+    channel,
     put_op,
 )
 from tests.support.waiting import until
@@ -26,7 +26,7 @@ from tests.support.waiting import until
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """An etcd that does not answer at once is asked for its alarms all the same."""
-    monkeypatch.setattr(calls, "ALARM_SECONDS", 60.0)
+    monkeypatch.setattr(channel, "ALARM_SECONDS", 60.0)
 
 
 @pytest.mark.parametrize("size", [1_700_000, 3_000_000])

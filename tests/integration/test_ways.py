@@ -14,7 +14,7 @@ import torch
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
-from graphft.runtime.etcd.shim import etcdrpc
+from graphft.runtime.etcd.messages import etcdrpc
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Act, Pace, Program, at, await_gone, kill, look, play
 from tests.support.waiting import until

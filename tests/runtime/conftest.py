@@ -17,7 +17,7 @@ from graphft.runtime.engines import local
 from graphft.runtime.engines.base import Run
 from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.etcd import open as open_module
+from graphft.runtime.etcd import client as client_module
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from tests.runtime.stubs import Stubs
@@ -36,13 +36,13 @@ def keys(etcd: Etcd) -> Iterator[Keys]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For etcds that answer, some time: what the product opens waits for that."""
-    monkeypatch.setattr(open_module, "Etcd", Patient)
+    monkeypatch.setattr(client_module, "Etcd", Patient)
 
 
 @pytest.fixture
 def soon(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For etcds that do not answer."""
-    monkeypatch.setattr(open_module, "Etcd", Etcd)
+    monkeypatch.setattr(client_module, "Etcd", Etcd)
     monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
 
 

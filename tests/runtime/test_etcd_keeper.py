@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.launcher import etcd_keeper as module
 from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
+from tests.support.disks import small_file_system
+from tests.support.waiting import until
 
 
 def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +50,26 @@ def test_an_etcd_whose_data_are_gone_is_not_started_empty(tmp_path: Path) -> Non
         with pytest.raises(EtcdError, match=f"its data in {tmp_path}/etcd are gone: this run cannot go on"):
             keeper.step()
         assert not server.running
+
+
+def test_a_full_disk_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FULL_SECONDS", 0.0)
+    with small_file_system(tmp_path / "disk", 160) as disk, EmbeddedEtcd(disk / "etcd") as server:
+        keeper = EtcdKeeper(server)
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 20)):
+                pass
+        for _ in range(3):
+            keeper.heard(False)
+        assert capsys.readouterr().err.count("is full (0 bytes are left); the job waits for room") == 1
+        with pytest.raises(EtcdError) as caught:
+            EmbeddedEtcd(disk / "other").start()
+        assert caught.value.rule == "disk-full"
+        monkeypatch.setattr(server, "restart", lambda: EmbeddedEtcd(disk / "other").start())
+        server.kill()
+        keeper.step()  # it cannot be started, and that is no failure
+        monkeypatch.undo()
+        (disk / "ballast").unlink()
+        until(lambda: keeper.step() or server.running)

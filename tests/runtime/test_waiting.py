@@ -50,7 +50,7 @@ class Waiting:
 class Full:
     """An engine that refuses so many orders, and has no room for the others."""
 
-    reaches_loopback = True
+    host = ""
 
     def __init__(self, refuses: int) -> None:
         self.refuses, self.asked, self.made = refuses, 0, list[Waiting]()
@@ -72,8 +72,6 @@ class Full:
     def step(self) -> None: ...
     def cancel_orders(self) -> None: ...
     def close(self) -> None: ...
-    def provide_etcd(self) -> str:
-        return ""
 
 
 def test_it_is_asked_again_later_and_later_and_not_at_regular_times(

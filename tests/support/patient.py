@@ -33,6 +33,6 @@ def _patiently(method: Callable[..., Any]) -> Callable[..., Any]:
 
 KEYS = ("get", "range", "count", "put", "delete", "delete_prefix", "txn", "compact")
 LEASES = ("lease_grant", "lease_keepalive_once", "lease_revoke")
-MEMBERS = ("status", "members", "member_add", "member_promote", "member_remove")
+MEMBERS = ("status", "members")
 for _name in (*KEYS, *LEASES, *MEMBERS):
     setattr(Patient, _name, _patiently(getattr(Etcd, _name)))

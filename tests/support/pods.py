@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from graphft.runtime.etcd.binary import find_etcd
-from graphft.runtime.etcd.child import WRAPPER
+from graphft.runtime.process.role_process import tied
 
 ROOT = Path(__file__).parents[2]
 HURRY = 10
@@ -210,7 +210,7 @@ class Pod:
         self._note("starts")
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", WRAPPER, str(os.getpid()), *command],
+                tied(command),
                 cwd=self._here(self.container.get("workingDir", str(self.folder))),
                 env=environment,
                 stdin=subprocess.DEVNULL,

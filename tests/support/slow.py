@@ -63,7 +63,6 @@ SLOW = {
         "test_a_signal_reaches_the_role",
         "test_what_holds_for_this_machine_without_ssh",
     ],
-    "tests/etcd/test_members.py": ["test_a_client_that_follows_survives_the_loss_of_every_member_it_was_given"],
     "tests/examples/test_examples.py": [
         "test_digits",
         "test_flights",

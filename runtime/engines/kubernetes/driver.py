@@ -78,7 +78,6 @@ def _engine(job: ClusterJob) -> dict[str, str]:
     options = {
         "name": job.name,
         "namespace": job.namespace,
-        "etcd": job.endpoints,
         "env": dict(job.env),
         "env_from_secrets": list(job.env_from_secrets),
         "tls_secret": job.tls_secret,
@@ -86,7 +85,8 @@ def _engine(job: ClusterJob) -> dict[str, str]:
         "volume": job.volume,
     }
     given = {name: value for name, value in options.items() if value}
-    return {"GRAPHFT_ENGINE": "kubernetes", "GRAPHFT_IMAGE": job.image, "GRAPHFT_KUBERNETES": json.dumps(given)}
+    known = {"GRAPHFT_ENGINE": "kubernetes", "GRAPHFT_IMAGE": job.image, "GRAPHFT_ETCD": job.endpoints}
+    return {**known, "GRAPHFT_KUBERNETES": json.dumps(given)}
 
 
 def _text(script: Path) -> str:

@@ -56,8 +56,8 @@ def _of_driver(name: str, otherwise: Any) -> Any:
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
     """Pods of a cluster. `image`: with graphft; by default $GRAPHFT_IMAGE. The job has a storage, or `volume` holds
-    its folder; its etcd is one that the launcher and the pods reach, `etcd` if the job names none. `name`: of the pods,
-    by default the job's. `env`: variables of theirs.
+    its folder; its etcd is one that the launcher and the pods reach. `name`: of the pods, by default the job's. `env`:
+    variables of theirs.
 
     `kubectl`: the program and its options. Resources are named as in a pod: {"trainer": {"cpu": 2, "memory": 8e9}}.
     The defaults are those of $GRAPHFT_KUBERNETES (JSON), by which a driver's pod knows its own (`driver.py`).
@@ -71,7 +71,6 @@ class Kubernetes:
     volume: tuple[str, str] | None = _of_driver("volume", None)
     kubectl: Sequence[str] = ("kubectl",)
     name: str = _of_driver("name", "")
-    etcd: str = _of_driver("etcd", "")
     env: Mapping[str, str] = _of_driver("env", {})
 
     def open(self, run: Run) -> Engine:
@@ -96,8 +95,6 @@ class Kubernetes:
 class KubernetesEngine(Engine):
     """Its pods are those of the launcher of this folder on this machine, or of the driver of this name; those of one
     that died before are ended."""
-
-    reaches_loopback = False
 
     def __init__(self, run: Run, options: Kubernetes) -> None:
         self.run, self.options = run, options
@@ -129,6 +126,14 @@ class KubernetesEngine(Engine):
         """By order: the newest."""
         self._cancelled = False
         self._thread = threading.Thread(target=self._watch, name="kubectl", daemon=True)
+
+    @property
+    def host(self) -> str:
+        raise UsageError(
+            "pods do not reach an etcd of the launcher's own",
+            rule="etcd-endpoints",
+            help="give --etcd, or set GRAPHFT_ETCD: one that this machine and the pods reach",
+        )
 
     def check(self) -> None:
         """Raises UsageError if kubectl reaches no cluster now, or may not see pods there."""
@@ -173,15 +178,6 @@ class KubernetesEngine(Engine):
 
     def step(self) -> None:
         """The thread does it."""
-
-    def provide_etcd(self) -> str:
-        if self.options.etcd:
-            return self.options.etcd
-        raise UsageError(
-            "pods do not reach an etcd of the launcher's own",
-            rule="engine",
-            help="give --etcd: one that this machine and the pods reach",
-        )
 
     def cancel_orders(self) -> None:
         self._cancelled = True

@@ -18,7 +18,7 @@ TLS_VARIABLES = {"GRAPHFT_ETCD_CA": "ca.crt", "GRAPHFT_ETCD_CERT": "tls.crt", "G
 SCRIPT = "/etc/graphft/script"
 OWN_VARIABLES = (
     *("POD_INDEX", "GRAPHFT_HOST", "GRAPHFT_POD", "GRAPHFT_POD_UID"),
-    *("GRAPHFT_ENGINE", "GRAPHFT_IMAGE", "GRAPHFT_KUBERNETES"),
+    *("GRAPHFT_ENGINE", "GRAPHFT_ETCD", "GRAPHFT_IMAGE", "GRAPHFT_KUBERNETES"),
 )
 """Differ from pod to pod. Others that are set here, --env may replace."""
 USER = 10001

@@ -1,4 +1,4 @@
-"""A program of this machine (srun, ssh) that runs one role on another one, to be used like a `subprocess.Popen`.
+"""Processes on other machines, each reached by a program of this machine (srun, ssh).
 
 The role is run there by `remote_task`, which tells of it. The thread that starts the program waits for it: a child that
 ends with its parent ends with the parent's thread.
@@ -7,26 +7,26 @@ ends with its parent ends with the parent's thread.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-from graphft.runtime.engines.base import Order
+from graphft.runtime.engines.base import Engine, Listed, Order, Run
 from graphft.runtime.engines.remote_task import Begun, Ended
-from graphft.runtime.etcd.child import WRAPPER
 from graphft.runtime.process.identity import UNKNOWN, Identity
-from graphft.runtime.process.role_process import EXIT_LEASE_LOST
+from graphft.runtime.process.log_tail import last_lines
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST, tied
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 KILL_SECONDS = 5.0
 """For how long a role may take to end after SIGKILL. One whose machine is lost does not: its program is ended then, and
 the role, if it lives, has lost its lease."""
@@ -34,6 +34,11 @@ LINGER_SECONDS = 30.0
 """For how long the program may take to end after its role: what a role has left there may hold its output open."""
 TURN_SECONDS = 10.0
 """For how long one waits for those that are to begin before it."""
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+"""Between two tries of what is refused at once: twice as long each time."""
+CLOSE_SECONDS = 3.0
+LOOKED_AT = 20
+"""Of how many machines the addresses are looked at, to find the one of this machine that they reach."""
 
 
 class RemoteStep(ABC):
@@ -87,8 +92,7 @@ class RemoteStep(ABC):
     def wait(self, timeout: float | None = None) -> int:
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(self.order.name, timeout or 0.0)
-        assert self._status is not None
-        return self._status
+        return self._status or 0
 
     def send_signal(self, signum: int) -> None:
         if self._status is not None:
@@ -196,15 +200,114 @@ class RemoteStep(ABC):
 
     def _spawn(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
         """Not in this terminal's session: Ctrl-C is the launcher's. srun and ssh end their roles when they end."""
-        tied = [sys.executable, "-I", "-S", "-c", WRAPPER, str(os.getpid())] if sys.platform == "linux" else []
         return subprocess.Popen(
-            [*tied, *command],
+            tied(command),
             stdin=subprocess.DEVNULL if self._given is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
             env=dict(self.environment),
             start_new_session=True,
         )
+
+
+Step = TypeVar("Step", bound=RemoteStep)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`times`: how often in a row."""
+
+    why: str
+    at: float
+    wait: float
+    times: int
+
+
+class Refusals(Generic[Key]):
+    """What was refused, and is left alone for a while that grows."""
+
+    def __init__(self) -> None:
+        self._found: dict[Key, Refusal] = {}
+
+    def note(self, key: Key, why: str, asked_at: float) -> bool:
+        """Whether it is the first one in a row. One that was asked for before the last refusal tells nothing new."""
+        before, now = self._found.get(key), time.monotonic()
+        if before is None:
+            self._found[key] = Refusal(why, now, FIRST_WAIT_SECONDS, 1)
+        elif asked_at > before.at:
+            self._found[key] = Refusal(why, now, min(LONGEST_WAIT_SECONDS, 2 * before.wait), before.times + 1)
+        return before is None
+
+    def forget(self, key: Key) -> bool:
+        """Whether there was one."""
+        return self._found.pop(key, None) is not None
+
+    def get(self, key: Key) -> Refusal | None:
+        return self._found.get(key)
+
+    def now(self, key: Key) -> Refusal | None:
+        """Why it is not to be tried now."""
+        found = self._found.get(key)
+        return found if found is not None and time.monotonic() < found.at + found.wait else None
+
+
+class RemoteEngine(Engine, Generic[Step]):
+    """To be made an engine by `start`, `host` and `noted`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._steps: list[Step] = []
+        self._cancelled = False
+
+    @property
+    @abstractmethod
+    def host(self) -> str:
+        """This machine's address, as the others reach it."""
+
+    @abstractmethod
+    def noted(self, step: Step) -> None:
+        """What there is to be learnt of a process that exists, or has ended. Called again and again."""
+
+    def prepare(self) -> None:
+        """Nothing is needed beforehand."""
+
+    def list(self) -> Sequence[Listed]:
+        """From any thread: it changes nothing."""
+        return [
+            Listed(step.order.role, step.order.index, step.place, "running" if step.pid else "waiting", step.pid)
+            for step in self._steps
+            if step.poll() is None
+        ]
+
+    def logs(self, order: Order, lines: int) -> Sequence[str]:
+        return last_lines(self._run.log(order), lines)
+
+    def step(self) -> None:
+        self.look()
+        for step in self._steps:
+            step.give_up()
+
+    def cancel_orders(self) -> None:
+        self._cancelled = True
+        for step in self._steps:
+            step.take_back()
+
+    def close(self) -> None:
+        self._cancelled = True
+        for step in self._steps:
+            step.send_signal(signal.SIGKILL)
+        end = time.monotonic() + CLOSE_SECONDS
+        while any(step.poll() is None for step in self._steps) and time.monotonic() < end:
+            time.sleep(0.05)
+        for step in self._steps:
+            step.give_up(0.0)
+
+    def look(self) -> None:
+        """Forgets what has ended."""
+        over = [step for step in self._steps if step.poll() is not None]
+        self._steps = [step for step in self._steps if step not in over]
+        for step in [*over, *(step for step in self._steps if step.pid)]:
+            self.noted(step)
 
 
 def _write(program: subprocess.Popen[bytes], line: bytes) -> None:

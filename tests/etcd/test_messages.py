@@ -7,11 +7,11 @@ import sys
 import pytest
 from google.protobuf import descriptor_pool
 
-from graphft.runtime.etcd import shim
+from graphft.runtime.etcd import messages
 
 
 def test_messages_survive_the_wire() -> None:
-    rpc = shim.etcdrpc
+    rpc = messages.etcdrpc
     request = rpc.TxnRequest(
         compare=[rpc.Compare(key=b"a", target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=7)],
         success=[rpc.RequestOp(request_put=rpc.PutRequest(key=b"a", value=b"\xff", lease=3))],
@@ -24,8 +24,8 @@ def test_messages_survive_the_wire() -> None:
 def test_the_package_finds_our_modules() -> None:
     import etcd3
 
-    assert etcd3.etcdrpc is shim.etcdrpc is sys.modules["etcd3.etcdrpc"]
-    assert shim.load() is shim.etcdrpc
+    assert etcd3.etcdrpc is messages.etcdrpc is sys.modules["etcd3.etcdrpc"]
+    assert messages.load() is messages.etcdrpc
     assert etcd3.etcdrpc.RangeRequest.DESCRIPTOR.file.pool is not descriptor_pool.Default()
 
 
