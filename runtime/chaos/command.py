@@ -29,13 +29,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="S",
         help=f"seconds without progress that count as a hang (default: {PATIENCE:.0f})",
     )
-    parser.add_argument(
-        "--undisturbed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="run an async job so often undisturbed, too, and show the losses (default: 0)",
-    )
     parser.add_argument("--dir", default="", metavar="DIR", help="where to run (default: jobs/<name>-chaos-<seed>)")
     parser.add_argument("--json", default="", metavar="FILE", help="write the figures there, too")
     parser.add_argument("--keep", action="store_true", help="keep the folders of the runs, also when all is well")
@@ -65,7 +58,7 @@ def _chaos(options: argparse.Namespace) -> int:
     source = Path(options.job or work / "job")
     if options.script:
         save_script(options.script, options.args, source)
-    prepared = prepare(source, work, options.patience, options.undisturbed)
+    prepared = prepare(source, work, options.patience)
     report = run_chaos(prepared, chosen, console.print)
     console.print(report.render())
     if options.json:

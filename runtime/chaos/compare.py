@@ -1,11 +1,9 @@
-"""What two runs of a job left behind, compared bit by bit; and whether every chunk of the data is accounted for."""
+"""Compares what two runs of a job left behind, bit by bit; and counts how often an async job applied each batch."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,14 +14,9 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.queue_counts import count_queue
-from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.result import Result
-from graphft.runtime.process.metric_files import losses_of, read_table
+from graphft.runtime.process.metric_files import read_table
 from graphft.runtime.process.validations import read_validations
 from graphft.runtime.protocol.ledger import ALL, Ledger
-from graphft.runtime.protocol.task_groups import TaskCounts
 from graphft.runtime.validation.best_model import BestModels
 from graphft.transpiler import Job, read_record
 
@@ -42,15 +35,6 @@ def final_state(job: Job, folder: Path) -> dict[str, Tensor]:
     for shard in range(job.config.pservers):
         state |= {f"shard {shard}: {name}": value for name, value in store.read_part(last, shard)[0].items()}
     return state | _validated(job, folder)
-
-
-def unlike_others(job: Job, folder: Path) -> str:
-    """Why no other run of its job could be like the one in this folder: it went on from a run of fewer steps, which
-    was validated at its own end; or its best model was deleted."""
-    more = sorted(read_validations(folder).keys() - set(job.config.validated))
-    if more:
-        return f"{folder} has a validation of step {more[0]}, which a run from the first step on does not make"
-    return Result.of(folder, 0, 0.0).missing_best()
 
 
 def _validated(job: Job, folder: Path) -> dict[str, Tensor]:
@@ -119,13 +103,6 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1, 1).view(torch.uint8)
 
 
-def last_loss(job: Job, folder: Path) -> float:
-    """The mean training loss over the batches of the last pass."""
-    start = job.config.plan.start_steps[-2]
-    losses = [loss for step, _, loss in losses_of(folder) if step >= start]
-    return sum(losses) / len(losses) if losses else math.nan
-
-
 def final_ledgers(job: Job, folder: Path) -> list[tuple[int, Ledger]]:
     """Async: of each shard's last checkpoint, its version and its ledger."""
     store = checkpoints_of(folder)
@@ -157,37 +134,3 @@ def not_once(job: Job, folder: Path, discarded: Collection[int] = ()) -> list[st
         if not discarded and not lacking and version != applied:
             found.append(f"shard {shard} has applied {version} times what are {applied} batches")
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """The chunks of the passes that etcd still has records of: sync, of the last two, as far as they are over (a job
-    may stop early, in the middle of one); async, of all."""
-
-    expected: int
-    done: int
-    left_out: int
-    """Those of which something is left out."""
-    todo: int
-    pending: int
-
-    @property
-    def accounted(self) -> bool:
-        return self.expected == self.done and not self.todo and not self.pending
-
-
-def count_chunks(job: Job, etcd: Etcd, folder: Path, steps: int) -> Chunks:
-    """The state of the queue, after the job, which has so many steps: fewer than planned if it stops early.
-    In async mode, what is done is what every shard's ledger says."""
-    keys, config = Keys(job.config.name), job.config
-    passes = range(config.passes)
-    if config.sync:
-        ended = config.plan.pass_of(steps)
-        passes = range(max(0, config.passes - 2), config.passes) if ended == config.passes else passes[:ended][-1:]
-    in_pass = sum(1 for n in config.plan.batches if n)
-    found = [count_queue(etcd, keys, config.dispatch, p, in_pass) or TaskCounts(in_pass, 0, 0) for p in passes]
-    done, todo, pending = (sum(getattr(counts, state) for counts in found) for state in ("done", "todo", "pending"))
-    left_out = etcd.count(keys.all_left_out)
-    if not config.sync and not left_out:
-        done = min(sum(ledger.count(p) for p in passes) for _, ledger in final_ledgers(job, folder))
-    return Chunks(in_pass * len(passes), done, left_out, todo, pending)

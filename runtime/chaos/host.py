@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import GraphftError, plain_text
-from graphft.runtime.chaos.coordinators import STARTED
 from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.probe import Probe
 from graphft.runtime.coordination.connect import connect_from, write_endpoints
@@ -30,6 +29,8 @@ from graphft.transpiler import Job
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 DEATH_SECONDS = 30.0
+COORDINATORS = 2
+"""Of a job that has any: one serves, one stands by."""
 
 
 class Host:
@@ -61,7 +62,7 @@ class Host:
         if self.cluster is not None:
             command += ["--etcd", ",".join(self.cluster.endpoints)]
         if self.has_coordinator:
-            command += ["--coordinators", str(STARTED)]
+            command += ["--coordinators", str(COORDINATORS)]
         write_endpoints(self.folder, "")
         self.launcher = spawn(command, self.folder / "logs" / "launcher.log", self.environment)
         self.etcd = self._connect()
@@ -259,14 +260,6 @@ def send(process: psutil.Process, signum: int) -> None:
     """Sends a signal, if the process (and not another of its id) still runs."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signum)
-
-
-def is_running(process: psutil.Process) -> bool:
-    """Whether the process is there, and nothing has stopped it."""
-    try:
-        return bool(process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE))
-    except psutil.Error:
-        return False
 
 
 def _is_etcd(process: psutil.Process) -> bool:

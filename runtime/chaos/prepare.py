@@ -11,20 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import (
-    MODEL,
-    differences,
-    final_state,
-    last_loss,
-    last_step,
-    metric_differences,
-    not_once,
-    unlike_others,
-)
+from graphft.runtime.chaos.compare import MODEL, differences, final_state, last_step, metric_differences, not_once
 from graphft.runtime.chaos.fault_schedule import kinds_of, make_schedule, message_faults
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run, Say
-from graphft.runtime.launcher.tell import tell
 from graphft.runtime.transport.make import VARIABLE
 from graphft.transpiler import Job
 
@@ -33,14 +23,12 @@ SAVED = ("job.json", "source", "programs", "data", "validation", "prediction")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`folder` holds the job and nothing of any run; `seconds`: of the reference run, None when it was there. `losses`
-    (async): of the undisturbed runs, in the last pass."""
+    """`folder` holds the job and nothing of any run; `seconds`: of the reference run, None when it was there."""
 
     job: Job
     folder: Path
     reference: Path
     seconds: float | None = None
-    losses: tuple[float, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -61,9 +49,9 @@ def save_script(script: str, arguments: Sequence[str], folder: Path) -> None:
         )
 
 
-def prepare(source: Path, work: Path, patience: float, undisturbed: int = 0) -> Prepared:
+def prepare(source: Path, work: Path, patience: float) -> Prepared:
     """Copies the job of `source` into `work`/chaos; runs it undisturbed in `work`/reference, unless `source` is a
-    complete run itself. An async job has no such reference: it is run `undisturbed` times, for its losses."""
+    complete run itself. An async job has no such reference: its ledgers are looked at."""
     job = Job.load(source)
     if job.trainer_program().find_op("etcd_keep_alive") is None:
         raise GraphftError(
@@ -78,15 +66,8 @@ def prepare(source: Path, work: Path, patience: float, undisturbed: int = 0) -> 
                 f"{folder} is there already", rule="chaos-folder", help="delete it, or give another --dir"
             )
     copy_job(source, chaos)
-    if not job.config.sync:  # what it ends with depends on who came first, disturbed or not: its ledger is looked at
-        runs = [work / f"undisturbed-{i}" for i in range(undisturbed)]
-        seconds = [_run_undisturbed(job, source, run, patience) for run in runs]
-        return Prepared(job, chaos, source, min(seconds, default=None), tuple(last_loss(job, run) for run in runs))
-    if (source / MODEL).exists():
-        unlike = unlike_others(job, source)
-        if not unlike:
-            return Prepared(job, chaos, source)
-        tell(f"{unlike}: the job is run undisturbed first")
+    if not job.config.sync or (source / MODEL).exists():
+        return Prepared(job, chaos, source)
     return Prepared(job, chaos, reference, _run_undisturbed(job, source, reference, patience))
 
 
@@ -122,7 +103,6 @@ def run_chaos(prepared: Prepared, options: ChaosOptions, say: Say) -> Report:
     if report.completed and not job.config.sync:
         report.different = not_once(job, prepared.folder)
         report.exactly_once = not report.different
-        report.loss, report.undisturbed_losses = last_loss(job, prepared.folder), list(prepared.losses)
     elif report.completed:
         expected, found = final_state(job, prepared.reference), final_state(job, prepared.folder)
         report.metrics_compared, metrics = metric_differences(prepared.reference, prepared.folder)

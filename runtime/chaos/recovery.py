@@ -9,8 +9,7 @@ from graphft.runtime.chaos.probe import Answer
 from graphft.runtime.coordination.job_view import JobView
 
 IN_FLIGHT = 2
-"""In the same generation, the step that was nearly done when the fault came proves nothing: the one after it does.
-The same holds for an async shard's batches."""
+"""The step that was nearly done when the fault came proves nothing: the one after it does."""
 
 
 @dataclass(slots=True)
@@ -32,12 +31,13 @@ class Recovery:
     since: float = 0.0
     seconds: float | None = None
     base: dict[int, int] = field(default_factory=dict)
-    """By shard: its version when it first answered after the fault."""
+    """By shard: the lowest version that it has answered with since the fault, hence where a rollback took it."""
 
 
 @dataclass
 class Recoveries:
-    """Follows the versions of all shards. Times are of the monotonic clock."""
+    """Follows the versions of all shards, which share a generation (sync) or have one each (async). Times are of the
+    monotonic clock."""
 
     shards: int
     total_steps: int
@@ -46,10 +46,15 @@ class Recoveries:
     """Steps (async: batches, on each shard) that a rollback undid."""
     generations: int = 0
     low: int = 0
-    """The lowest version among the shards; sync: when all were last seen in one generation."""
+    """The lowest version among the shards when all were last seen in their newest generation."""
     progress_at: float = 0.0
     """When the job last got anywhere."""
-    generation: int = 0
+    _generations: dict[int, int] = field(default_factory=dict)
+    _highest: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def generation(self) -> int:
+        return max(self._generations.values(), default=0)
 
     @property
     def open(self) -> list[Recovery]:
@@ -65,20 +70,18 @@ class Recoveries:
 
     def update(self, answers: Mapping[int, Answer], view: JobView, now: float) -> list[Recovery]:
         """Takes in what is known now; returns the recoveries that are over with it."""
-        self.take_generations(view, now)
-        self.take_versions(answers)
-        low = self.lowest(answers)
-        if low is None:
+        self._take_generations(view, now)
+        current = {s: a for s, a in answers.items() if a.generation == self._generations.get(s)}
+        for shard, answer in current.items():
+            self._highest[shard] = max(self._highest[shard], answer.version)
+        if len(current) < self.shards:
             return []
+        low = min(a.version for a in current.values())
         if low != self.low:
             self.low, self.progress_at = low, now
-        over = []
-        for recovery in self.open:
-            since = max(recovery.at, recovery.since)
-            fresh = {s: a for s, a in answers.items() if a.at > since and a.incarnation not in recovery.gone}
-            if len(fresh) == self.shards and (low >= self.total_steps or self.is_over(recovery, fresh)):
-                recovery.seconds = now - recovery.at
-                over.append(recovery)
+        over = [r for r in self.open if self._is_over(r, current)]
+        for recovery in over:
+            recovery.seconds = now - recovery.at
         return over
 
     def finish(self, now: float) -> None:
@@ -86,80 +89,21 @@ class Recoveries:
         for recovery in self.open:
             recovery.seconds = now - recovery.at
 
-    def take_generations(self, view: JobView, now: float) -> None:
-        raise NotImplementedError
+    def _take_generations(self, view: JobView, now: float) -> None:
+        shared = view.generation if not view.shard_generations else None
+        begun = dict.fromkeys(range(self.shards), shared) if shared is not None else view.shard_generations
+        new = {s: g for s, g in begun.items() if g.number > self._generations.get(s, -1)}
+        undone = [max(0, self._highest[s] - g.step) for s, g in new.items() if s in self._generations]
+        self.repeated += max(undone, default=0) if shared is not None else sum(undone)
+        for shard, generation in new.items():
+            self._generations[shard], self._highest[shard] = generation.number, generation.step
+            self.progress_at = now
+        self.generations += bool(new) if shared is not None else len(new)
 
-    def take_versions(self, answers: Mapping[int, Answer]) -> None:
-        raise NotImplementedError
-
-    def lowest(self, answers: Mapping[int, Answer]) -> int | None:
-        raise NotImplementedError
-
-    def is_over(self, recovery: Recovery, answers: Mapping[int, Answer]) -> bool:
-        raise NotImplementedError
-
-
-@dataclass
-class SyncRecoveries(Recoveries):
-    """Of a sync job: its shards share a generation, and are at most one version apart."""
-
-    _began: int | None = None
-    """The step that the generation began at."""
-    _highest: int = 0
-
-    def take_generations(self, view: JobView, now: float) -> None:
-        begun = view.generation
-        if begun is None or (self._began is not None and begun.number <= self.generation):
-            return
-        if self._began is not None:
-            self.repeated += max(0, self._highest - begun.step)
-        self.generation, self._began, self._highest, self.progress_at = begun.number, begun.step, begun.step, now
-        self.generations += 1
-
-    def take_versions(self, answers: Mapping[int, Answer]) -> None:
-        versions = [a.version for a in answers.values() if a.generation == self.generation]
-        self._highest = max([self._highest, *versions])
-
-    def lowest(self, answers: Mapping[int, Answer]) -> int | None:
-        if len(answers) < self.shards or any(a.generation != self.generation for a in answers.values()):
-            return None
-        return min(a.version for a in answers.values())
-
-    def is_over(self, recovery: Recovery, answers: Mapping[int, Answer]) -> bool:
-        if self.generation > recovery.generation:
-            return self.low > (self._began or 0)
-        if not recovery.base:
-            recovery.base = {s: a.version for s, a in answers.items()}
-        return self.low >= max(recovery.base.values()) + IN_FLIGHT
-
-
-@dataclass
-class AsyncRecoveries(Recoveries):
-    """Of an async job: each shard has a generation and a version of its own."""
-
-    _generations: dict[int, int] = field(default_factory=dict)
-    _highest: dict[int, int] = field(default_factory=dict)
-
-    def take_generations(self, view: JobView, now: float) -> None:
-        for shard, begun in view.shard_generations.items():
-            known = self._generations.get(shard)
-            if known is not None and begun.number <= known:
-                continue
-            if known is not None:
-                self.repeated += max(0, self._highest.get(shard, 0) - begun.step)
-            self._generations[shard], self._highest[shard], self.progress_at = begun.number, begun.step, now
-            self.generations += 1
-        self.generation = max(self._generations.values(), default=0)
-
-    def take_versions(self, answers: Mapping[int, Answer]) -> None:
+    def _is_over(self, recovery: Recovery, answers: Mapping[int, Answer]) -> bool:
+        since = max(recovery.at, recovery.since)
+        if any(a.at <= since or a.incarnation in recovery.gone for a in answers.values()):
+            return False
         for shard, answer in answers.items():
-            if answer.generation == self._generations.get(shard):
-                self._highest[shard] = max(self._highest[shard], answer.version)
-
-    def lowest(self, answers: Mapping[int, Answer]) -> int | None:
-        return min(a.version for a in answers.values()) if len(answers) == self.shards else None
-
-    def is_over(self, recovery: Recovery, answers: Mapping[int, Answer]) -> bool:
-        for shard, answer in answers.items():  # one that went back starts from where it is then
             recovery.base[shard] = min(recovery.base.get(shard, answer.version), answer.version)
         return all(a.version >= min(recovery.base[s] + IN_FLIGHT, self.total_steps) for s, a in answers.items())

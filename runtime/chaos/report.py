@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from graphft.runtime.chaos.compare import Chunks
-from graphft.runtime.chaos.coordinators import Coordinators
 from graphft.runtime.chaos.recovery import Recovery
 
 DIFFERENCES_SHOWN = 20
@@ -23,10 +21,8 @@ TRAFFIC = ("faults.", "sent", "received")
 
 @dataclass
 class Report:
-    """`identical` and `exactly_once` (async) are None when nothing was compared. `loss` (async): of training, the mean
-    over the last pass; beside that of undisturbed runs, which differ from each other. `counters`: what roles counted,
-    and what messages suffered; of a process that was killed, what it had last reported. `ends`: how processes ended, as
-    the launcher saw it."""
+    """The figures of one run. `identical` (sync) and `exactly_once` (async) are None when nothing was compared.
+    `counters`: what roles counted, and what messages suffered; of a process that was killed, what it last reported."""
 
     job: str
     seed: int
@@ -41,15 +37,8 @@ class Report:
     steps_repeated: int = 0
     generations: int = 0
     counters: Counter[str] = field(default_factory=Counter)
-    ends: Counter[str] = field(default_factory=Counter)
-    chunks: Chunks | None = None
     identical: bool | None = None
     exactly_once: bool | None = None
-    loss: float | None = None
-    undisturbed_losses: list[float] = field(default_factory=list)
-    coordinators: Coordinators | None = None
-    trainers_ended: int = 0
-    """How often one ended that no fault had befallen: of a job with coordinators."""
     compared: int = 0
     metrics_compared: int = 0
     """Losses and metrics of a batch, each a value."""
@@ -57,11 +46,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the job completed, lost nothing, and ended with the very bits of the undisturbed run; or, in async
-        mode, after every batch had been applied exactly once on every shard. With coordinators, whose death no trainer
-        may die of."""
-        as_promised = (self.identical is True or self.exactly_once is True) and not self.trainers_ended
-        return self.completed and as_promised and self.chunks is not None and self.chunks.accounted
+        """True if the job completed and ended with the very bits of the undisturbed run; or, in async mode, after every
+        batch had been applied exactly once on every shard."""
+        return self.completed and (self.identical is True or self.exactly_once is True)
 
     @property
     def faults(self) -> dict[str, int]:
@@ -81,8 +68,6 @@ class Report:
             "identical": self.identical,
             "exactly_once": self.exactly_once,
             "problem": self.problem,
-            "loss": self.loss,
-            "undisturbed_losses": self.undisturbed_losses,
             "tensors_compared": self.compared,
             "metrics_compared": self.metrics_compared,
             "different": self.different,
@@ -94,10 +79,6 @@ class Report:
             "reference_seconds": self.reference_seconds,
             "steps_repeated": self.steps_repeated,
             "generations": self.generations,
-            "chunks": asdict(self.chunks) | {"accounted": self.chunks.accounted} if self.chunks is not None else None,
-            "coordinators": _coordinators(self.coordinators) if self.coordinators is not None else None,
-            "trainers_ended": self.trainers_ended,
-            "ends": dict(self.ends),
             "counters": dict(sorted(self.counters.items())),
             "log": [
                 {
@@ -136,16 +117,7 @@ class Report:
                 f"steps          {self.total_steps}, and {self.steps_repeated} done again; "
                 f"{self.generations} generations; {self.seconds:.1f} s{reference}"
             ),
-            f"processes      {', '.join(f'{n} x {what}' for what, n in self.ends.most_common()) or 'none ended'}",
         ]
-        if self.chunks is not None:
-            c = self.chunks
-            lines.append(
-                f"chunks         {c.done} of {c.expected} done, some left out of {c.left_out}, "
-                f"{c.todo + c.pending} open: {'all' if c.accounted else 'NOT ALL'} accounted for"
-            )
-        if self.coordinators is not None:
-            lines += _coordinator_lines(self.coordinators, self.trainers_ended)
         lines.append(f"completed      {'yes' if self.completed else 'NO: ' + self.problem}")
         if self.identical is not None:
             compared = f"({self.compared} tensors, {self.metrics_compared} metrics)"
@@ -154,27 +126,7 @@ class Report:
             skipped = f"; {n} skipped, and made good" if (n := self.counters["skipped"]) and self.exactly_once else ""
             once = "yes" if self.exactly_once else "NO"
             lines.append(f"exactly once   {once} (every batch, on every shard{skipped})")
-        if self.loss is not None:
-            others = ", ".join(f"{loss:.5f}" for loss in self.undisturbed_losses)
-            lines.append(f"loss           {self.loss:.5f} in the last pass; undisturbed {others or 'not run'}")
         return lines + [f"  {line}" for line in self.different[:DIFFERENCES_SHOWN]]
-
-
-def _coordinators(found: Coordinators) -> dict[str, Any]:
-    seconds = {whether: _summary(values) for whether, values in sorted(found.seconds.items())}
-    return {"killed": found.killed, "served": found.served, "stopped": found.stopped, "take_over_seconds": seconds}
-
-
-def _coordinator_lines(found: Coordinators, trainers_ended: int) -> list[str]:
-    takeovers = [
-        f"{s['median']:.2f} (worst {s['worst']:.2f}) {s['count']} times where {whether}"
-        for whether, s in _coordinators(found)["take_over_seconds"].items()
-    ]
-    return [
-        f"coordinators   {found.killed} killed, {found.served} of them while they served; {found.stopped} stopped",
-        f"take-over      median s {', '.join(takeovers) or 'none'}",
-        f"trainers       {trainers_ended} ended that no fault had befallen",
-    ]
 
 
 def counted(counters: Mapping[str, int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +12,13 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import count_chunks
-from graphft.runtime.chaos.coordinators import STARTED, Coordinators, TrainerEnds
 from graphft.runtime.chaos.fault_schedule import Fault
-from graphft.runtime.chaos.host import Host, is_running, send
+from graphft.runtime.chaos.host import COORDINATORS, Host, send
 from graphft.runtime.chaos.probe import ASK_SECONDS
-from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, SyncRecoveries
+from graphft.runtime.chaos.recovery import Recoveries
 from graphft.runtime.chaos.report import Report
-from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.process.role_process import EXIT_OK, describe_exit
 from graphft.transpiler import Job
 
@@ -76,14 +72,10 @@ class Run:
         self.keys = Keys(job.config.name)
         self.left = list(schedule)
         self.host = Host(job, folder, options.members, environment)
-        kind = SyncRecoveries if job.config.sync else AsyncRecoveries
-        self.recoveries: Recoveries = kind(job.config.pservers, self.steps)
+        self.recoveries = Recoveries(job.config.pservers, self.steps)
         self.report = Report(
             job.config.name, options.seed, options.members, self.steps, len(schedule), self.recoveries.all
         )
-        if self.host.has_coordinator:
-            self.report.coordinators = Coordinators()
-        self._trainer_ends = TrainerEnds()
         self._counters: dict[tuple[str, int], dict[str, int]] = {}
         self._count_at = 0.0
         self._fired_at = 0.0
@@ -103,8 +95,6 @@ class Run:
         report = self.report
         report.seconds = time.monotonic() - self._started
         report.steps_repeated, report.generations = self.recoveries.repeated, self.recoveries.generations
-        if self.host.has_coordinator:
-            report.trainers_ended = self._trainer_ends.unasked(self.folder)
         for counters in self._counters.values():
             report.counters.update(counters)
         return report
@@ -131,8 +121,6 @@ class Run:
         assert self.host.etcd is not None
         probe.look(ASK_SECONDS)
         now = time.monotonic()
-        if self.report.coordinators is not None:
-            self.report.coordinators.look(probe.view, now)
         for recovery in self.recoveries.update(probe.answers, probe.view, now):
             self._tell(f"  step {self.recoveries.low:>5}  {recovery.seconds:6.2f} s after {recovery.kind}")
         if now >= self._count_at:
@@ -161,7 +149,7 @@ class Run:
             return True
         assert self.host.probe is not None
         live, serving = self.host.coordinators(), self.host.probe.view.coordinator
-        return len(live) >= STARTED and serving is not None and serving.id == live[0][0].id
+        return len(live) >= COORDINATORS and serving is not None and serving.id == live[0][0].id
 
     def _count(self, etcd: Etcd) -> None:
         """What roles report of themselves; the lease tells the processes of one role apart."""
@@ -178,24 +166,9 @@ class Run:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _ended(self, status: int) -> None:
-        """The launcher has ended: reads what the job left in etcd."""
         self.report.completed = status == EXIT_OK
         if status != EXIT_OK:
             self.report.problem = f"the launcher ended: {describe_exit(status)}\n{self._logs(('launcher.log',))}"
-        if self.host.cluster is not None:
-            assert self.host.etcd is not None
-            self._read(self.host.etcd)
-            return
-        with EmbeddedEtcd(self.folder / "etcd") as server, Etcd(server.endpoints) as etcd:
-            self._read(etcd)
-
-    def _read(self, etcd: Etcd) -> None:
-        self.report.chunks = count_chunks(self.job, etcd, self.folder, self.steps)
-        self.report.ends = Counter(
-            f"{event.fields['role']} {describe_exit(event.fields['status'])}"
-            for _, event in read_events(etcd, self.keys)
-            if event.kind == "died"
-        )
 
     def _hangs(self) -> None:
         self.host.tell_stories()
@@ -236,8 +209,6 @@ class Run:
         if fault.kind == "kill-job":
             self.host.kill_all()
             self.host.resume_all()
-            if self.report.coordinators is not None:
-                self.report.coordinators.forget()
             self._trainers = self.job.config.trainers
             self.recoveries.progress_at = time.monotonic() + START_SECONDS
             return fault.kind, "launcher, roles and etcd; launched again", frozenset()
@@ -250,7 +221,6 @@ class Run:
 
     def _hurt_etcd(self, fault: Fault, verb: str, whom: str) -> str:
         """What was done; "" when etcd does not run at the moment."""
-        self._trainer_ends.hurt(fault.kind, ())
         if verb == "kill" and self.host.cluster is not None:
             return self.host.kill_member(fault, whom == "leader")
         processes = self.host.etcd_processes()
@@ -268,7 +238,6 @@ class Run:
             verb = "remove"
         if verb == "remove" and len(live) > 1:
             record, process = fault.pick(live)
-            self._trainer_ends.hurt("remove-trainer", [record.id])
             return "remove-trainer", self.host.remove_trainer(record, process), frozenset()
         return "add-trainer", self.host.add_trainer(), frozenset()
 
@@ -279,13 +248,6 @@ class Run:
         often = [live[0]] * OFTEN if whom == "coordinator" else []
         chosen = live if whom.endswith("s") else [fault.pick([*often, *live])]
         ids = [record.id for record, _ in chosen]
-        if whom.startswith("coordinator"):
-            assert self.host.probe is not None
-            assert self.report.coordinators is not None
-            left = [p for record, p in live if record.id not in ids]
-            view, ready = self.host.probe.view, any(map(is_running, left))
-            self.report.coordinators.hurt(fault.kind, ids, view, time.monotonic(), ready)
-        self._trainer_ends.hurt(fault.kind, ids)
         for _, process in chosen:
             self._hurt(process, verb, fault.seconds)
         gone = frozenset(ids) if verb == "kill" else frozenset()

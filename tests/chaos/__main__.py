@@ -1,7 +1,6 @@
 """`make chaos`: several jobs, each under its own schedule of faults; figures in out/chaos.json. Takes a while.
 
-Sync jobs must end with the bits of their undisturbed runs; async ones, after each batch was applied once on each shard;
-and with a coordinator that gives out the tasks (`--only coordinator`), no trainer may end because it dies.
+Sync jobs must end with the bits of their undisturbed runs; async ones, after each batch was applied once on each shard.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from graphft.runtime.chaos.run import ChaosOptions
 
 WIDTH = 120
 PATIENCE = 300.0
-UNDISTURBED = 3
-"""Runs of an async job whose losses the disturbed run's is compared with."""
 PROCESSES = (*WEIGHTS, *CLUSTER_WEIGHTS)
 
 
@@ -122,7 +119,7 @@ def _prepare(plan: Plan, work: Path, known: dict[tuple[str, ...], Prepared]) -> 
         before = known[plan.script]
         return replace(before, folder=prepare(before.reference, work, PATIENCE).folder)
     save_script(plan.script[0], plan.script[1:], work / "job")
-    known[plan.script] = prepare(work / "job", work, PATIENCE, UNDISTURBED if plan.group == "async" else 0)
+    known[plan.script] = prepare(work / "job", work, PATIENCE)
     return known[plan.script]
 
 
@@ -141,7 +138,7 @@ def _faults(reports: list[Report]) -> Counter[str]:
 
 def _summary(reports: dict[str, Report], console: Console) -> None:
     table = Table(title="all runs", title_justify="left")
-    for column in ("run", "faults", "steps", "again", "generations", "seconds", "completed", "chunks", "kept"):
+    for column in ("run", "faults", "steps", "again", "generations", "seconds", "completed", "kept"):
         table.add_column(column)
     for name, r in reports.items():
         table.add_row(
@@ -152,20 +149,11 @@ def _summary(reports: dict[str, Report], console: Console) -> None:
             str(r.generations),
             f"{r.seconds:.0f}",
             "yes" if r.completed else "NO",
-            "all" if r.chunks is not None and r.chunks.accounted else "NOT ALL",
             r.kept,
         )
     console.print(table)
     console.print(recovery_table("seconds from a fault to the next complete step", _clean([*reports.values()])))
     console.print(f"counted: {counted(sum((r.counters for r in reports.values()), Counter()))}")
-    found = [r for r in reports.values() if r.coordinators is not None]
-    killed, served = (sum(getattr(r.coordinators, name) for r in found) for name in ("killed", "served"))
-    if found:
-        ended = sum(r.trainers_ended for r in found)
-        console.print(
-            f"{killed} coordinators were killed, {served} of them while they served; "
-            f"{ended} trainers ended that no fault had befallen"
-        )
     total = len(_recoveries([*reports.values()]))
     console.print(f"{total} faults in {len(reports)} runs: {dict(sorted(_faults([*reports.values()]).items()))}")
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import torch
 
-import graphft
-from graphft.runtime.chaos.compare import Chunks, differences, last_loss, metric_differences
-from tests.support.programs_by_hand import linear
+from graphft.runtime.chaos.compare import differences, metric_differences
 
 
 def test_identical_bits() -> None:
@@ -60,21 +57,3 @@ def test_metrics_are_compared_where_both_runs_have_them(tmp_path: Path) -> None:
     assert metric_differences(tmp_path / "a", tmp_path / "c") == (2, ["loss of step 2, slot 0: differs"])
     (tmp_path / "empty" / "metrics").mkdir(parents=True)
     assert metric_differences(tmp_path / "a", tmp_path / "empty")[1] == ["none of its 3 losses and metrics is there"]
-
-
-def test_chunks_are_accounted_for_when_each_has_ended_once() -> None:
-    assert Chunks(expected=8, done=8, left_out=1, todo=0, pending=0).accounted
-    assert not Chunks(expected=8, done=7, left_out=1, todo=0, pending=0).accounted
-    assert not Chunks(expected=8, done=8, left_out=0, todo=0, pending=1).accounted
-
-
-def test_the_loss_of_the_last_pass(tmp_path: Path) -> None:
-    """Of each batch once, however often it was computed, and whoever did."""
-    data = graphft.arrays(chunk_size=4, x=torch.zeros(8, 8), y=torch.zeros(8, 1))
-    job = graphft.transpile(linear(features=8), chunks=data, batch_size=2, trainers=2, sync=False, ft=True, passes=2)
-    (tmp_path / "metrics").mkdir()
-    for name, rows in {"a": [(0, 9.0), (4, 1.0), (5, 9.0)], "b": [(5, 2.0), (6, 3.0), (7, 6.0)]}.items():
-        text = "".join(json.dumps({"step": s, "slot": 0, "loss": loss, "samples": 2}) + "\n" for s, loss in rows)
-        (tmp_path / "metrics" / f"trainer-{name}.jsonl").write_text(text)
-    assert last_loss(job, tmp_path) == 3.0
-    assert math.isnan(last_loss(job, tmp_path / "nowhere"))

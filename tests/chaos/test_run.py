@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from graphft.runtime.chaos.compare import Chunks
 from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.host import Host
 from graphft.runtime.chaos.prepare import Prepared, prepare, run_chaos, save_script
@@ -19,7 +18,6 @@ from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run
 from graphft.runtime.cli import main
 from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE
-from graphft.runtime.process.validations import note_validation, read_validations
 from graphft.transpiler import Job
 from tests.support.waiting import until
 
@@ -113,7 +111,6 @@ def test_a_job_survives_and_ends_with_the_same_bits(
     assert report["faults"]["message-duplicate"] > 0
     assert report["generations"] >= 2, "a pserver was killed"
     assert report["tensors_compared"] > 10
-    assert report["chunks"] == {"expected": 20, "done": 20, "left_out": 0, "todo": 0, "pending": 0, "accounted": True}
     assert "bit-identical  yes" in shown
     assert not (workplace / "a").exists(), "nothing went wrong, and --keep was not given"
 
@@ -127,11 +124,7 @@ def test_a_job_survives_its_coordinators(workplace: Path, script: Path) -> None:
     kinds = ("kill-coordinator", "kill-coordinators", "pause-coordinator", "kill-etcd")
     report = run_chaos(prepared, ChaosOptions(faults=4, seed=79, kinds=kinds), lambda line: None)
     assert report.ok, report.problem
-    assert report.coordinators is not None
     assert report.faults.keys() == set(kinds)
-    assert report.coordinators.killed >= 2
-    assert report.coordinators.seconds
-    assert report.trainers_ended == 0
 
 
 @pytest.mark.usefixtures("suffers")
@@ -144,23 +137,6 @@ def test_a_job_that_stops_early_survives(workplace: Path, script: Path) -> None:
     assert report.ok, report.problem
     assert report.total_steps == 120
     assert report.recoveries
-    assert report.chunks == Chunks(expected=10, done=10, left_out=0, todo=0, pending=0)
-
-
-def test_a_run_that_no_other_could_be_like_is_no_reference(
-    workplace: Path, script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It went on from a shorter one, or its best model was deleted: not identical, it was said, without a fault."""
-    save_job(script, "stops", workplace / "kept")
-    reference = prepare(workplace / "kept", workplace / "k", patience=120).reference
-    capsys.readouterr()
-    assert prepare(reference, workplace / "k1", patience=120).reference == reference
-    assert capsys.readouterr().err == ""
-    note_validation(reference, 2, 17, {"loss": 100.0})
-    again = prepare(reference, workplace / "k2", patience=120).reference
-    assert again == workplace / "k2" / "reference"
-    assert "has a validation of step 17, which a run from the first step on does not make" in capsys.readouterr().err
-    assert read_validations(again).keys() == read_validations(reference).keys() - {17}
 
 
 def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,45 +174,13 @@ def test_what_cannot_be_done(
     assert "no job today" in fails(str(broken))
 
 
-def test_only_what_is_complete_whole_and_identical_is_well() -> None:
-    report = Report("j", 0, 1, 10, 0, completed=True, identical=True)
-    assert not report.ok, "nothing is known of its chunks"
-    report = Report(
-        "j",
-        0,
-        1,
-        10,
-        0,
-        completed=True,
-        identical=False,
-        different=["w: 1 of 2 elements differ"],
-        counters=Counter({"faults.drop": 2, "late-push": 1}),
-    )
+def test_only_what_is_complete_and_identical_is_well() -> None:
+    counters = Counter({"faults.drop": 2, "late-push": 1})
+    report = Report("j", 0, 1, 10, 0, completed=True, identical=False, different=["w: differs"], counters=counters)
     assert not report.ok
     assert report.to_json()["faults"] == {"message-drop": 2}
-
-
-def test_the_table_of_an_async_run() -> None:
-    report = Report(
-        "j",
-        0,
-        1,
-        10,
-        1,
-        completed=True,
-        exactly_once=True,
-        counters=Counter({"skipped": 3}),
-        chunks=Chunks(8, 8, 0, 0, 0),
-        loss=0.25,
-        undisturbed_losses=[0.125, 0.375],
-    )
-    assert report.ok
-    assert (report.to_json()["loss"], report.to_json()["undisturbed_losses"]) == (0.25, [0.125, 0.375])
-    console = Console(record=True, width=120)
-    console.print(report.render())
-    shown = console.export_text()
-    assert "exactly once   yes (every batch, on every shard; 3 skipped, and made good)" in shown
-    assert "loss           0.25000 in the last pass; undisturbed 0.12500, 0.37500" in shown
+    assert not Report("j", 0, 1, 10, 0, completed=True).ok, "nothing was compared"
+    assert Report("j", 0, 1, 10, 1, completed=True, exactly_once=True).ok
 
 
 def test_the_table_holds_what_the_figures_do() -> None:
@@ -253,11 +197,9 @@ def test_the_table_holds_what_the_figures_do() -> None:
         compared=3,
         steps_repeated=4,
         counters=Counter({"faults.drop": 2, "late-push": 1, "sent": 9}),
-        chunks=Chunks(8, 8, 1, 0, 0),
     )
     figures = report.to_json()
     assert report.ok
-    assert figures["chunks"] == {"expected": 8, "done": 8, "left_out": 1, "todo": 0, "pending": 0, "accounted": True}
     assert figures["recovery_seconds"]["kill-trainer"] == {"count": 1, "median": 0.25, "p95": 0.25, "worst": 0.25}
     assert (figures["faults"], figures["steps_repeated"]) == ({"kill-trainer": 1, "message-drop": 2}, 4)
     console = Console(record=True, width=120)
@@ -269,7 +211,6 @@ def test_the_table_holds_what_the_figures_do() -> None:
         "messages       2 drop",
         "and 4 done again",
         "counted        1 late-push\n",
-        "8 of 8 done, some left out of 1, 0 open: all accounted for",
         "bit-identical  yes (3 tensors, 0 metrics)",
     ):
         assert line in shown

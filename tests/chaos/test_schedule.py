@@ -7,6 +7,7 @@ import pytest
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.fault_schedule import (
     CLUSTER_WEIGHTS,
+    COORDINATOR_WEIGHTS,
     MESSAGES,
     WEIGHTS,
     kinds_of,
@@ -67,3 +68,11 @@ def test_messages_suffer_only_what_is_asked_for() -> None:
     assert faults is not None
     assert (faults.seed, faults.delay > 0, faults.drop, faults.duplicate, faults.reorder) == (3, True, 0, 0, 0)
     assert make_schedule(3, 10, ("delay",), 1000, 10) == []
+
+
+def test_only_a_job_with_coordinators_loses_them() -> None:
+    assert set(kinds_of((), 1, coordinator=True)) == {*WEIGHTS, *COORDINATOR_WEIGHTS, *MESSAGES}
+    with pytest.raises(GraphftError, match="no kind of fault 'kill-coordinator'"):
+        kinds_of(("kill-coordinator",), 1)
+    kinds = kinds_of((*COORDINATOR_WEIGHTS, "kill-etcd"), 1, coordinator=True)
+    assert {f.kind for f in make_schedule(3, 40, kinds, 1000, 10)} == {*kinds}

@@ -10,7 +10,6 @@ SLOW = {
         "test_a_job_survives_its_coordinators",
         "test_a_job_that_hangs_is_reported_with_its_stories",
         "test_a_job_that_stops_early_survives",
-        "test_a_run_that_no_other_could_be_like_is_no_reference",
     ],
     "tests/driver/test_trainer.py": [
         "test_a_trainer_that_was_asked_to_leave_is_replaced_and_a_trainers_job_needs_its_script",
