@@ -364,11 +364,15 @@ def test_wheel_holds_everything_under_graphft(wheel: Path) -> None:
     assert not [n for n in packaged if not n.startswith("graphft/")]
     core = {name_of(p) for p in sources("graphft")}
     siblings = {f"graphft/{name_of(p)}" for p in sources(*FOLDERS[1:])}
-    page = {
-        f"graphft/{name_of(p)}" for kind in ("html", "css", "js") for p in (ROOT / "runtime/page").glob(f"*.{kind}")
+    kinds = {"page": ("html", "css", "js"), "engines": ("sh",), "engines/kubernetes": ("yaml",)}
+    others = {
+        f"graphft/{name_of(p)}"
+        for room in kinds
+        for kind in kinds[room]
+        for p in (ROOT / "runtime" / room).glob(f"*.{kind}")
     }
-    assert len(page) >= 3
-    assert packaged == core | siblings | page | {"graphft/py.typed"}
+    assert len(others) >= 7
+    assert packaged == core | siblings | others | {"graphft/py.typed"}
     assert any(n.endswith("LICENSE") for n in names)
 
 

@@ -1,7 +1,8 @@
-"""What is to be said of a saved job before another machine runs it."""
+"""What the commands check and tell that print how another machine runs a saved job, or a script."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,31 @@ def check_gpus(option: str, count: int | None, config: JobConfig) -> None:
             rule="option",
             help=f'transpile it with device="cuda", or leave {option} out',
         )
+
+
+def check_endpoints(etcd: str) -> None:
+    """Raises UsageError for an etcd that other machines do not reach; "": none is given."""
+    from graphft.runtime.etcd.channel import parse_endpoint
+    from graphft.runtime.transport.address import WILDCARDS, is_loopback
+
+    hosts = {e: parse_endpoint(e).host for e in etcd.split(",")} if etcd else {}
+    local = [e for e, host in hosts.items() if is_loopback(host) or host in WILDCARDS]
+    if local:
+        raise UsageError(
+            f"etcd at {', '.join(local)} is out of reach: on each machine that is the machine itself",
+            rule="etcd-endpoints",
+            help="give --etcd the address that all machines reach it at",
+        )
+
+
+def words(text: str) -> list[str]:
+    """A script's arguments, as --args has them. Raises UsageError."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--args is {text!r}, expected words as a shell reads them: {error}", rule="option", help="quote it whole"
+        ) from error
 
 
 def tell_idle(job: str, record: JobRecord) -> None:

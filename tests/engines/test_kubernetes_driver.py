@@ -13,8 +13,6 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.engines.base import Run
-from graphft.runtime.engines.kubernetes import driver
 from graphft.runtime.engines.kubernetes.engine import Kubernetes
 from tests.driver import epochs
 from tests.engines.test_kubernetes_manifests import VERSIONS, printed
@@ -54,9 +52,9 @@ def named(made: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 RICH = (
-    *("--name", "night", "--namespace", "research", "--etcd", "etcd:2379", "--tls-secret", "certs", "--cpu", "2"),
+    *("--name", "night", "--etcd", "etcd:2379", "--tls-secret", "certs", "--cpu", "2"),
     *("--env", "ATEN_CPU_CAPABILITY=avx2", "--env-from-secret", "s3", "--image-pull-secret", "pull"),
-    *("--volume", "data:/data", "--max-failures", "3"),
+    *("--volume", "data:/data"),
 )
 
 
@@ -80,20 +78,18 @@ def test_what_the_drivers_pod_is_given(
     spec = job["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     (mount,) = [m for m in container["volumeMounts"] if m["name"] == "script"]
-    assert [*container["command"], *container["args"]] == ["python", f"{mount['mountPath']}/train.py"]
+    assert container["command"] == ["python", f"{mount['mountPath']}/train.py"]
     assert named(made, "ConfigMap")["data"] == {"train.py": "print('trained')\n"}
     account = named(made, "ServiceAccount")["metadata"]["name"]
     binding = named(made, "RoleBinding")
     assert spec["serviceAccountName"] == account == binding["subjects"][0]["name"]
-    assert binding["subjects"][0]["namespace"] == "research"
     assert binding["roleRef"]["name"] == named(made, "Role")["metadata"]["name"]
-    assert job["spec"]["backoffLimit"] == 3
     values = {v["name"]: v["value"] for v in container["env"] if "value" in v}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     assert values["GRAPHFT_ENGINE"] == "kubernetes"
     found = Kubernetes()
-    assert (found.name, found.namespace, values["GRAPHFT_ETCD"]) == ("night", "research", "etcd:2379")
+    assert (found.name, values["GRAPHFT_ETCD"]) == ("night", "etcd:2379")
     assert (found.env, list(found.env_from_secrets)) == ({"ATEN_CPU_CAPABILITY": "avx2"}, ["s3"])
     assert (found.tls_secret, found.pull_secret, list(found.volume or ())) == ("certs", "pull", ["data", "/data"])
     assert Kubernetes(name="other").name == "other"
@@ -102,46 +98,21 @@ def test_what_the_drivers_pod_is_given(
 def test_a_script_has_arguments(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = named(printed(capsys, script, *IMAGE, "--args=--lr 0.1 'a $b'"), "Job")
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["args"][1:] == ["--lr", "0.1", "a $$b"]
+    assert container["command"][2:] == ["--lr", "0.1", "a $$b"]
     assert "expected words as a shell reads them" in refused(capsys, "kubernetes", script, *IMAGE, "--args='a")
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("--trainers", "2"), "--trainers is for a saved job, and"),
-        (("--pserver-cpu", "2"), "--pserver-cpu is for a saved job"),
-        (("--gpus", "0"), "--gpus is for a saved job"),
-        (("--gpu-resource", "amd.com/gpu"), "--gpu-resource is for a saved job"),
-        (("--coordinators", "2"), "--coordinators is for a saved job"),
-        (("--etcd", "localhost:2379"), "out of reach"),
-        (("--etcd-members", "2"), "odd number"),
-        (("--name", "A"), "'A' is no name for objects"),
-        (("--env", "GRAPHFT_IMAGE=x"), "--env GRAPHFT_IMAGE is set already"),
-        (("--volume", "c:/etc/graphft/script"), "does not meet"),
-    ],
-)
-def test_refused(options: tuple[str, ...], told: str, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told in refused(capsys, "kubernetes", script, *IMAGE, *options)
+def test_refused(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, rule in ((("--trainers", "2"), "option"), (("--etcd", "localhost:2379"), "etcd-endpoints")):
+        assert f"[{rule}]" in refused(capsys, "kubernetes", script, *IMAGE, *options)
+    assert "[option]" in refused(capsys, "kubernetes", tmp_path / "none.py", *IMAGE)
 
 
-def test_scripts_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot be read as UTF-8" in refused(capsys, "kubernetes", tmp_path / "none.py", *IMAGE)
-    (tmp_path / "latin.py").write_bytes(b"\xe9 = 1")
-    assert "cannot be read as UTF-8" in refused(capsys, "kubernetes", tmp_path / "latin.py", *IMAGE)
-    (tmp_path / "large.py").write_bytes(b"#" * (driver.LARGEST + 1))
-    assert "which a ConfigMap can hold" in refused(capsys, "kubernetes", tmp_path / "large.py", *IMAGE)
-    (tmp_path / "my script.py").touch()
-    assert "no name for a file in a ConfigMap" in refused(capsys, "kubernetes", tmp_path / "my script.py", *IMAGE)
-
-
-def test_options_of_an_engine_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(GraphftError, match="'Bad name' is no name for objects"):
-        Kubernetes(image="graphft:1", name="Bad name").open(Run(tmp_path, "s3://bucket/job"))
-    for text in ("{", "[]"):
-        monkeypatch.setenv("GRAPHFT_KUBERNETES", text)
-        with pytest.raises(GraphftError, match="expected a JSON object"):
-            Kubernetes()
+def test_what_the_environment_says_of_its_pods_must_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFT_KUBERNETES", "[]")
+    with pytest.raises(GraphftError) as caught:
+        Kubernetes()
+    assert caught.value.rule == "environment"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="each pod has a loopback address of its own")

@@ -18,8 +18,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import read_status
 from graphft.runtime.engines.base import EngineError, Order, Run
 from graphft.runtime.engines.kubernetes import engine as engine_module
-from graphft.runtime.engines.kubernetes.engine import Kubernetes, KubernetesEngine, resources
-from graphft.runtime.engines.kubernetes.pod_process import exit_status, what_for
+from graphft.runtime.engines.kubernetes.engine import Kubernetes, KubernetesEngine, exit_status, what_for
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.transpiler import Job
 from tests.engines.conformance import check
@@ -28,6 +27,8 @@ from tests.integration.plays import Pace, Played, assert_same_bits, play, whole_
 from tests.support.cluster import Cluster
 from tests.support.kubectl import KubectlStandIn
 from tests.support.waiting import until
+
+yaml = pytest.importorskip("yaml")
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -215,8 +216,9 @@ def _copy(folder: Path) -> Path:
 
 
 def test_it_brings_no_etcd(engine: KubernetesEngine) -> None:
-    with pytest.raises(UsageError, match="--etcd"):
-        engine.provide_etcd()
+    with pytest.raises(UsageError) as caught:
+        _ = engine.host
+    assert caught.value.rule == "etcd-endpoints"
 
 
 @pytest.mark.parametrize(
@@ -243,14 +245,6 @@ def test_what_a_pod_waits_for() -> None:
     )
 
 
-def test_resources() -> None:
-    assert resources({}) == {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
-    assert resources({"cpu": 0.5, "memory": 8e9, "nvidia.com/gpu": 1}) == {
-        "requests": {"cpu": "0.5", "memory": "8000000000", "nvidia.com/gpu": "1"},
-        "limits": {"memory": "8000000000", "nvidia.com/gpu": "1"},
-    }
-
-
 @pytest.mark.parametrize(
     ("options", "url", "told"),
     [
@@ -268,6 +262,10 @@ def test_refused(options: dict[str, Any], url: str, told: str, tmp_path: Path, m
 
 def test_its_pods_by_the_schemas(engine: KubernetesEngine) -> None:
     schemas = pytest.importorskip("kubernetes_validate")
-    pod = engine._pod(Order("pserver", 1, "etcd:2379"), "pods-pserver-1-abcde")
+    pod = yaml.safe_load(engine._pod(Order("trainer", 1, "etcd:2379"), "pods-trainer-1-abcde"))
+    assert pod["spec"]["containers"][0]["resources"] == {
+        "requests": {"cpu": "0.5", "memory": "4Gi"},
+        "limits": {"memory": "4Gi"},
+    }
     for version in ("1.28", "1.37"):
         schemas.validate(pod, version, strict=True)

@@ -20,7 +20,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.job_storage import fetch, publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
-from graphft.runtime.engines.kubernetes.pods import literal
+from graphft.runtime.engines.kubernetes.manifests import literal
 from graphft.runtime.etcd import EtcdUnreachable
 from graphft.runtime.etcd.client import open_etcd
 from graphft.transpiler import Job
@@ -250,9 +250,10 @@ def _signed(
 def ending(folder: Path, script: str) -> list[Mapping[str, Any]]:
     """The manifests' trainers, which run a script of the shell instead."""
     job = training.job(training.program(), trainers=1, storage="s3://bucket/runs/blobs")
-    (trainers,) = [m for m in manifests_of(job, job.config.storage, "--max-failures", "2") if m["kind"] == "Job"]
+    (trainers,) = [m for m in manifests_of(job, job.config.storage) if m["kind"] == "Job"]
+    trainers["spec"]["backoffLimit"] = 2
     (container,) = trainers["spec"]["template"]["spec"]["containers"]
-    container.update({"command": ["sh"], "args": ["-c", literal(script), "$(POD_INDEX)", f"/{folder}/count"]})
+    container["command"] = ["sh", "-c", literal(script), "$(POD_INDEX)", f"/{folder}/count"]
     return [trainers]
 
 
@@ -283,7 +284,7 @@ def test_a_budget_keeps_the_last_trainer(cluster: Cluster, tmp_path: Path) -> No
     for item in made:
         if item["kind"] == "Job":
             (container,) = item["spec"]["template"]["spec"]["containers"]
-            container.update({"command": ["sleep"], "args": ["600"]})
+            container["command"] = ["sleep", "600"]
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 del container[probe]
     cluster.apply(made)

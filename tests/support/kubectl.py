@@ -66,7 +66,9 @@ class KubectlStandIn:
             return {"status": 1, "out": "", "err": f"{refused}\n"}
 
     def _create(self, arguments: Sequence[str], given: str) -> str:
-        item = json.loads(given)
+        import yaml
+
+        item = yaml.safe_load(given)
         self.cluster.apply([item])
         return f"pod/{item['metadata']['name']} created\n"
 

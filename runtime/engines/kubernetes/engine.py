@@ -1,7 +1,7 @@
 """Kubernetes as an engine: each process is a pod, made and watched by kubectl. Never run on a cluster so far.
 
 A launcher starts again what ended, so no controller does: pods are bare, and are not restarted in place. One thread
-asks for all of them once a second. For a job that is to do without a launcher there are manifests (`manifests.py`).
+asks for all of them once a second. For a job that is to do without a launcher there are manifests (`job.yaml`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -22,18 +23,20 @@ from typing import Any
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Process, Run
-from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object, Resources, check_name, object_name
-from graphft.runtime.engines.kubernetes.kubectl import Kubectl
-from graphft.runtime.engines.kubernetes.pod_process import LOST, PodProcess
-from graphft.runtime.engines.kubernetes.pods import role_pod
+from graphft.runtime.engines.kubernetes.manifests import USUAL, Pods, object_name
+from graphft.runtime.process.identity import UNKNOWN, Identity
 from graphft.transpiler import read_record
 
 log = logging.getLogger("graphft")
 
+Object = dict[str, Any]
+"""A Kubernetes object, or a part of one."""
 LOOK_SECONDS = 1.0
+SECONDS = 30.0
+"""For which a call of kubectl may take."""
+LOST = -signal.SIGKILL
 LAUNCHER, SESSION, ORDER = "graphft-launcher", "graphft-session", "graphft-order"
 """Labels of pods: whose they are; of which of its lives; which process."""
-USUAL = {"cpu": "1", "memory": "4Gi"}
 
 
 def _of_driver(name: str, otherwise: Any) -> Any:
@@ -60,11 +63,10 @@ class Kubernetes:
     variables of theirs.
 
     `kubectl`: the program and its options. Resources are named as in a pod: {"trainer": {"cpu": 2, "memory": 8e9}}.
-    The defaults are those of $GRAPHFT_KUBERNETES (JSON), by which a driver's pod knows its own (`driver.py`).
+    The defaults are those of $GRAPHFT_KUBERNETES (JSON), by which a script's pod knows its own (`pod.yaml`).
     """
 
     image: str = ""
-    namespace: str = _of_driver("namespace", "")
     env_from_secrets: Sequence[str] = _of_driver("env_from_secrets", ())
     tls_secret: str = _of_driver("tls_secret", "")
     pull_secret: str = _of_driver("pull_secret", "")
@@ -77,8 +79,6 @@ class Kubernetes:
         image = self.image or os.environ.get("GRAPHFT_IMAGE", "")
         if not image:
             raise UsageError("pods need an image", rule="engine", help="set GRAPHFT_IMAGE, or Kubernetes(image=...)")
-        if self.name:
-            check_name(self.name, "Kubernetes(name=...)")
         if shutil.which(self.kubectl[0]) is None:
             raise UsageError(f"there is no {self.kubectl[0]} here", rule="engine", help="install kubectl")
         if "://" not in run.job and self.volume is None:
@@ -99,27 +99,20 @@ class KubernetesEngine(Engine):
     def __init__(self, run: Run, options: Kubernetes) -> None:
         self.run, self.options = run, options
         config = read_record(run.job_dir).config
-        self.kubectl = Kubectl(options.kubectl, options.namespace)
+        self.kubectl = Kubectl(options.kubectl)
         machine = f"{socket.gethostname()}:{run.job_dir.resolve()}"
         here = f"{options.name}:{os.path.relpath(run.job_dir)}" if options.name else machine
         self._mine = {LAUNCHER: hashlib.sha256(here.encode()).hexdigest()[:16], SESSION: uuid.uuid4().hex[:8]}
-        usual = Resources(USUAL["cpu"], USUAL["memory"])
-        self._job = ClusterJob(
+        self._all = Pods(
             name=options.name or object_name(config.name),
             image=options.image,
-            job=run.job,
-            trainers=config.trainers,
-            pservers=config.pservers,
-            coordinators=0,
-            threads=config.threads,
-            chunk_timeout=config.chunk_timeout,
-            trainer=usual,
-            pserver=usual,
             tls_secret=options.tls_secret,
-            env=list({**run.environment, **options.env}.items()),
+            env={**run.environment, **options.env},
             env_from_secrets=options.env_from_secrets,
             volume=options.volume,
             pull_secret=options.pull_secret,
+            threads=config.threads,
+            chunk_timeout=config.chunk_timeout,
         )
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._pods: dict[str, PodProcess] = {}
@@ -157,7 +150,7 @@ class KubernetesEngine(Engine):
             raise EngineError("this engine starts nothing more", rule="engine", help="the launch ends")
         self.prepare()
         self._take_away(self._pods.get(order.name))
-        name = f"{self._job.name}-{order.role}-{order.index}-{uuid.uuid4().hex[:5]}"
+        name = f"{self._all.name}-{order.role}-{order.index}-{uuid.uuid4().hex[:5]}"
         self.kubectl.create(self._pod(order, name))
         made = PodProcess(self.kubectl, name, order)
         with self._lock:
@@ -199,18 +192,21 @@ class KubernetesEngine(Engine):
 
     # -- pods ---------------------------------------------------------------------------------------------------
 
-    def _pod(self, order: Order, name: str) -> Object:
-        job = dataclasses.replace(self._job, etcd=order.etcd)
-        template = role_pod(job, order.role, "", job.trainer, ["--index", str(order.index)])
-        (container,) = template["spec"]["containers"]
-        container["resources"] = resources(self.run.resources.get(order.role, {}))
-        labels = {**template["metadata"]["labels"], **self._mine, ORDER: f"{order.role}-{order.index}"}
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "labels": labels, **_owner()},
-            "spec": {**template["spec"], "restartPolicy": "Never"},
-        }
+    def _pod(self, order: Order, name: str) -> str:
+        pods = dataclasses.replace(self._all, endpoints=order.etcd)
+        labels = {**self._mine, ORDER: f"{order.role}-{order.index}"}
+        wanted = self.run.resources.get(order.role, {})
+        amounts = {**USUAL, **{resource: f"{amount:.15g}" for resource, amount in wanted.items()}}
+        text = pods.role(
+            order.role,
+            self.run.job,
+            amounts,
+            order.index,
+            pod=name,
+            labels="\n".join(f'{label}: "{value}"' for label, value in labels.items()),
+            owner=_owner(),
+        )
+        return f"apiVersion: v1\nkind: Pod\n{text}"
 
     def _take_away(self, pod: PodProcess | None) -> None:
         """One that has ended, and is to be followed by another."""
@@ -252,15 +248,133 @@ class KubernetesEngine(Engine):
             self._closing.wait(LOOK_SECONDS)
 
 
-def _owner() -> Object:
-    """The driver's pod: the cluster takes its pods away with it."""
+def _owner() -> str:
+    """The script's pod, as JSON: the cluster takes its pods away with it."""
     name, uid = os.environ.get("GRAPHFT_POD"), os.environ.get("GRAPHFT_POD_UID")
-    if not (name and uid):
-        return {}
-    return {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}]}
+    return json.dumps({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}) if name and uid else ""
 
 
-def resources(wanted: Mapping[str, float]) -> Object:
-    """A container's, from numbers: all are requested, and all but the CPU are limits, too."""
-    requests = {**USUAL, **{name: f"{amount:.15g}" for name, amount in wanted.items()}}
-    return {"requests": requests, "limits": {name: amount for name, amount in requests.items() if name != "cpu"}}
+class PodProcess:
+    """A pod's process. Its state is what the engine's thread has seen."""
+
+    identity = UNKNOWN
+
+    def __init__(self, kubectl: Kubectl, name: str, order: Order) -> None:
+        self.name, self.order, self._kubectl = name, order, kubectl
+        self.place = "waiting for the cluster"
+        self.pid = 0
+        """1, in its container, once it exists."""
+        self.running = False
+        self._status: int | None = None
+        self._killed_by = signal.SIGKILL
+        self._made, self._ended = threading.Event(), threading.Event()
+
+    def await_made(self) -> Identity:
+        self._made.wait()
+        return self.identity
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(self.name, timeout or 0.0)
+        return self._status or 0
+
+    def send_signal(self, signum: int) -> None:
+        """Within its container the first process cannot be killed, and not be stopped: SIGKILL deletes the pod."""
+        if self._status is not None:
+            return
+        try:
+            if signum == signal.SIGKILL or (signum == signal.SIGTERM and not self.running):
+                self._killed_by = signal.Signals(signum)
+                self._kubectl.delete(self.name)
+            elif signum != signal.SIGCONT:
+                self._kubectl.kill(self.name, signum)
+        except EngineError as error:
+            log.warning("pod %s was not signalled: %s", self.name, error.message)
+
+    def seen(self, pod: Object | None) -> None:
+        """The engine's thread has looked: this is the pod, or there is none any more."""
+        if pod is None:
+            self.end(-self._killed_by)
+            return
+        status = pod.get("status", {})
+        ended = exit_status(status)
+        if ended is None and status.get("phase") != "Running":
+            self.place = f"waiting for {what_for(status)}"
+            return
+        self.pid, self.running, self.place = 1, True, str(pod["spec"].get("nodeName", ""))
+        self._made.set()
+        if ended is not None:
+            self.end(ended)
+
+    def end(self, status: int) -> None:
+        self._status = status if self._status is None else self._status
+        self._made.set()
+        self._ended.set()
+
+
+def exit_status(status: Object) -> int | None:
+    """Of a pod's container, from the pod's status; None while it may run. A pod that failed without one was lost."""
+    for container in status.get("containerStatuses", []):
+        code = container.get("state", {}).get("terminated", {}).get("exitCode")
+        if code is not None:
+            return int(code) if code <= 128 else 128 - int(code)
+    return LOST if status.get("phase") in ("Failed", "Succeeded") else None
+
+
+def what_for(status: Object) -> str:
+    """What a pod waits for that does not run."""
+    for container in status.get("containerStatuses", []):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("message"):
+            return f"its image: {waiting['message']}"
+    unmet = [c for c in status.get("conditions", []) if c["type"] == "PodScheduled" and c["status"] == "False"]
+    return f"room: {unmet[0].get('message', '')}" if unmet else "its node to start it"
+
+
+class Kubectl:
+    """Calls kubectl, which knows the way to the cluster and who may do what there. `command`: the program, and what
+    stands before its verbs. All methods raise EngineError with what kubectl says."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = [*command]
+
+    def create(self, manifest: str) -> None:
+        self._run("create", "--filename", "-", given=manifest)
+
+    def pods(self, selector: str) -> list[Object]:
+        found = json.loads(self._run("get", "pods", "--selector", selector, "--output", "json"))
+        return list(found["items"])
+
+    def kill(self, pod: str, signum: int) -> None:
+        """Signals the first process of a pod's container, which is the role's."""
+        self._run("exec", pod, "--", "sh", "-c", f"kill -{int(signum)} 1")
+
+    def delete(self, *what: str) -> None:
+        """Pods at once, without a grace period: those of these names, or `--selector SELECTOR`."""
+        options = ("--ignore-not-found", "--grace-period=0", "--force", "--wait=false")
+        self._run("delete", "pods", *what, *options)
+
+    def logs(self, pod: str, lines: int) -> list[str]:
+        """The last lines; -1: all of them."""
+        return self._run("logs", pod, f"--tail={lines}").splitlines()
+
+    def _run(self, *arguments: str, given: str = "") -> str:
+        try:
+            done = subprocess.run(
+                [*self._command, *arguments], input=given, capture_output=True, text=True, check=True, timeout=SECONDS
+            )
+        except subprocess.CalledProcessError as error:
+            raise self._failed(arguments[0], error.stderr.strip()) from error
+        except subprocess.TimeoutExpired as error:
+            raise self._failed(arguments[0], f"no answer for {SECONDS:.0f} s") from error
+        except OSError as error:
+            raise self._failed(arguments[0], str(error)) from error
+        return done.stdout
+
+    def _failed(self, verb: str, why: str) -> EngineError:
+        return EngineError(
+            f"kubectl {verb}: {why}", rule="kubectl", help="see whether kubectl reaches the cluster, and may do that"
+        )

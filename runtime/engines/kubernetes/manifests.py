@@ -1,128 +1,157 @@
-"""The manifests of a job: which controller starts which role again, and when it does not."""
+"""The manifests of a job: `job.yaml`, filled in, and the pods in it, `pod.yaml`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from graphft.runtime.engines.kubernetes.budgets import at_least_one_there, at_most_one_away
-from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object, Resources
-from graphft.runtime.engines.kubernetes.etcd import etcd_objects
-from graphft.runtime.engines.kubernetes.pods import HEALTH_PORT, LEFT, role_pod
-from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_USAGE
+from graphft.errors import UsageError
+from graphft.runtime.engines.template import fill
+from graphft.runtime.process.role_environment import role_environment
 
-COORDINATOR = Resources("250m", "1Gi")
-JOB_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-ORDINAL = "metadata.labels['apps.kubernetes.io/pod-index']"
-
-
-def manifests(job: ClusterJob) -> list[Object]:
-    """All objects, in an order in which they may be made."""
-    coordinators = [at_most_one_away(job, "coordinator"), _coordinators(job)] if job.coordinators else []
-    budget = [at_least_one_there(job, "trainer")] if job.trainers > 1 else []  # a single one could never be drained
-    return [
-        only_each_other(job),
-        *([] if job.etcd else etcd_objects(job)),
-        _pserver_service(job),
-        at_most_one_away(job, "pserver"),
-        _pservers(job),
-        *coordinators,
-        *budget,
-        _trainers(job),
-    ]
+JOB, POD = (Path(__file__).with_name(name) for name in ("job.yaml", "pod.yaml"))
+MAX_NAME = 40
+"""Labels have at most 63 characters; a StatefulSet's pods have one with a hash of 11 behind the name and its suffix."""
+LEFT = 143
+"""Exit status of a role that was asked to go, as of a process that SIGTERM ends: 0 is for a job that is complete."""
+STOP_SECONDS = 30
+"""What a role needs to end beyond the step that it is at."""
+DRIVER_STOP_SECONDS = 120
+"""What a script's pod has after SIGTERM: its roles end their step, and write a checkpoint."""
+USUAL = {"cpu": "1", "memory": "4Gi"}
+_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_ITS_OWN = frozenset(re.findall(r"- \{name: ([A-Z_]+),", POD.read_text(encoding="utf-8")))
+_INDEX = {
+    "trainer": "metadata.annotations['batch.kubernetes.io/job-completion-index']",
+    "pserver": "metadata.labels['apps.kubernetes.io/pod-index']",
+}
+"""The field of a controller's pod that holds its index."""
 
 
-def only_each_other(job: ClusterJob) -> Object:
-    """Nothing between roles is encrypted, and an etcd without TLS asks nobody who they are. Probes come from the node,
-    which is always let in."""
-    everyone = {"matchLabels": {"app.kubernetes.io/instance": job.name}}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": job.metadata("network"),
-        "spec": {
-            "podSelector": everyone,
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": everyone}]}],
-        },
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """What the pods of a job have in common. `name`: of the job's objects. `volume`: a PersistentVolumeClaim, and where
+    pods have it. `threads`, `chunk_timeout`: the job's; 0 seconds for the pod of a script."""
+
+    name: str
+    image: str
+    endpoints: str = ""
+    tls_secret: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_from_secrets: Sequence[str] = ()
+    volume: Sequence[str] | None = None
+    pull_secret: str = ""
+    threads: int = 1
+    chunk_timeout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not _LABEL.fullmatch(self.name) or len(self.name) > MAX_NAME:
+            raise UsageError(
+                f"{self.name!r} is no name for objects of Kubernetes",
+                rule="kubernetes",
+                help=f"give --name (name=): at most {MAX_NAME} small letters, digits and '-', a letter first",
+            )
+        for name in _ITS_OWN & self.env.keys():
+            raise UsageError(
+                f"--env {name} is set already: each pod has its own", rule="option", help=f"leave out --env {name}"
+            )
+
+    def role(self, role: str, job: str, resources: Mapping[str, str], index: int | None = None, **own: object) -> str:
+        """The pod of a role. `index`: None if a controller gives it one. `own`: values of a pod without controller."""
+        options = {"trainer": ["--leave-status", str(LEFT)], "pserver": ["--stay"], "coordinator": ["--stay"]}
+        field, numbered = ("", str(index)) if index is not None else (_INDEX.get(role, ""), "$(POD_INDEX)")
+        command = ["graphft", "start", role, "--job", literal(job), "--etcd", literal(self.endpoints)]
+        command += ["--health", "0.0.0.0:8080"]
+        command += ["--index", numbered] if field or index is not None else []
+        command += options[role] if index is None else []
+        values = {
+            "restart": "Never" if role == "trainer" or index is not None else "Always",
+            "grace": math.ceil(self.chunk_timeout) + STOP_SECONDS,
+            "patience": math.ceil(self.chunk_timeout / 10) + 2,
+        }
+        return self._pod(role, command, resources, index=field, **values, **own)
+
+    def script(self, program: Sequence[str], resources: Mapping[str, str]) -> str:
+        """The pod of a script that has its job's pods made like itself (`engine.py`)."""
+        given = {
+            "name": self.name,
+            "env": dict(self.env),
+            "env_from_secrets": list(self.env_from_secrets),
+            "tls_secret": self.tls_secret,
+            "pull_secret": self.pull_secret,
+            "volume": self.volume,
+        }
+        driver = json.dumps(literal(json.dumps({name: value for name, value in given.items() if value})))
+        command = ["python", *map(literal, program)]
+        return self._pod("driver", command, resources, restart="Never", grace=DRIVER_STOP_SECONDS, driver=driver)
+
+    def _pod(self, role: str, command: Sequence[str], resources: Mapping[str, str], **own: object) -> str:
+        limits = {name: amount for name, amount in resources.items() if name != "cpu"}
+        env = {**role_environment(), "OMP_NUM_THREADS": str(self.threads), **self.env}
+        claim, mount = map(json.dumps, self.volume or ("", ""))
+        values: dict[str, object] = {
+            "name": self.name,
+            "role": role,
+            "image": json.dumps(self.image),
+            "endpoints": self.endpoints,
+            "command": json.dumps(command),
+            "resources": json.dumps({"requests": dict(resources), "limits": limits}),
+            "env": _entries({"name": name, "value": literal(value)} for name, value in env.items()),
+            "env_from": _entries({"secretRef": {"name": name}} for name in self.env_from_secrets),
+            "pull_secret": self.pull_secret and json.dumps(self.pull_secret),
+            "tls_secret": self.tls_secret and json.dumps(self.tls_secret),
+            "claim": claim,
+            "mount": mount if self.volume else "",
+            "role_only": role != "driver",
+        }
+        none = dict.fromkeys(("pod", "labels", "owner", "driver", "index", "patience"), "")
+        return fill(POD, {**none, **values, **own})
+
+
+def manifests(pods: Pods, members: int, **values: object) -> str:
+    """All objects, in an order in which they may be made. `members`: of an etcd that is deployed with the job, or 0;
+    `values`: of `job.yaml`, those for a job or those for a script."""
+    scheme, peers = "https" if pods.tls_secret else "http", f"{pods.name}-etcd-peer"
+    names = [f"{pods.name}-etcd-{number}" for number in range(members)]
+    none = dict.fromkeys(("trainers", "pservers", "coordinator", "several", "driver"), "")
+    own = {
+        "name": pods.name,
+        "members": members,
+        "scheme": scheme,
+        "cluster": ",".join(f"{member}={scheme}://{member}.{peers}:2380" for member in names),
+        "tls_secret": pods.tls_secret and json.dumps(pods.tls_secret),
+        "pull_secret": pods.pull_secret and json.dumps(pods.pull_secret),
     }
+    return fill(JOB, {**none, **own, **values})
 
 
-def _pserver_service(job: ClusterJob) -> Object:
-    """What a StatefulSet must have. Trainers find pservers in etcd."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": job.metadata("pserver"),
-        "spec": {
-            "clusterIP": "None",
-            "selector": job.labels("pserver"),
-            "ports": [{"name": "health", "port": HEALTH_PORT}],
-        },
-    }
+def deployed_etcd(name: str, tls: bool) -> str:
+    """The endpoint of an etcd that is deployed with the job. Its members have one name in common, that of their
+    Service: which of them live, and where, changes; a client that was given three names would keep the addresses that
+    these had at first."""
+    return f"{'https' if tls else 'http'}://{name}-etcd:2379"
 
 
-def _pservers(job: ClusterJob) -> Object:
-    """One for each shard: the ordinal is the index. A StatefulSet starts again whatever ends, so a pserver of a
-    complete job stays, until the StatefulSet is deleted."""
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": job.metadata("pserver"),
-        "spec": {
-            "serviceName": f"{job.name}-pserver",
-            "replicas": job.pservers,
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": job.labels("pserver")},
-            "template": role_pod(job, "pserver", ORDINAL, job.pserver, ["--stay"]),
-        },
-    }
+def object_name(job: str) -> str:
+    """A name for the objects of this job, which may have letters and lengths that Kubernetes does not allow."""
+    plain = re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")
+    if plain == job and len(plain) <= MAX_NAME and plain[0].isalpha():
+        return plain
+    digest = hashlib.sha256(job.encode()).hexdigest()[:6]
+    start = plain if plain[:1].isalpha() else f"job-{plain}"
+    return f"{start[: MAX_NAME - 7].strip('-')}-{digest}"
 
 
-def _coordinators(job: ClusterJob) -> Object:
-    """One serves, the others stand by."""
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": job.metadata("coordinator"),
-        "spec": {
-            "replicas": job.coordinators,
-            "selector": {"matchLabels": job.labels("coordinator")},
-            "template": role_pod(job, "coordinator", "", COORDINATOR, ["--stay"]),
-        },
-    }
+def literal(text: str) -> str:
+    """As a container's arguments and variables have it: `$(NAME)` is replaced there, and `$$` is a `$`."""
+    return text.replace("$", "$$")
 
 
-def _trainers(job: ClusterJob) -> Object:
-    """A Job: it ends when the training job does, gives back what its pods held, and is what one waits for. What a
-    Deployment would do, start again what has ended for good, it does not.
-
-    A trainer that was asked to leave, or lost its lease, is replaced, and counts as no failure. One that cannot run
-    here at all (status 2) ends the Job: no other pod could.
-    """
-    pod = role_pod(job, "trainer", JOB_INDEX, job.trainer, ["--leave-status", str(LEFT)])
-    return indexed_job(job, "trainer", job.trainers, pod, (EXIT_LEASE_LOST, LEFT))
-
-
-def indexed_job(job: ClusterJob, component: str, count: int, pod: Object, no_failures: Sequence[int]) -> Object:
-    """So many pods that end. An eviction is no failure of theirs, and neither are the exit statuses `no_failures`."""
-    evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    rules = [evicted, _ended_with("Ignore", *no_failures), _ended_with("FailJob", EXIT_USAGE)]
-    pod["spec"]["restartPolicy"] = "Never"
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": job.metadata(component),
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": count,
-            "parallelism": count,
-            "backoffLimit": job.max_failures,
-            "podFailurePolicy": {"rules": rules},
-            "template": pod,
-        },
-    }
-
-
-def _ended_with(action: str, *statuses: int) -> Object:
-    """The empty list is for the schemas of older versions, which require it."""
-    return {"action": action, "onExitCodes": {"operator": "In", "values": [*statuses]}, "onPodConditions": []}
+def _entries(items: Iterable[object]) -> str:
+    """A list's lines."""
+    return "\n".join(f"- {json.dumps(item, ensure_ascii=False)}" for item in items)
