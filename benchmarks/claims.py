@@ -24,7 +24,7 @@ import psutil
 import torch
 
 import graphft
-from graphft.ops.context import EndOfPass, NoData
+from graphft.ops.context import NO_TERMS, EndOfPass, NoData
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.coordination.run_record import put_job
@@ -54,10 +54,10 @@ def make_job(chunks: int) -> Job:
 
 def claim_all(trainer: ChunkTrainer, end: float) -> int:
     """Claims and completes until the pass or the time is over; returns the number of chunks."""
-    source, count = trainer.queue.source, 0
+    source, count = trainer.queue.records, 0
     while time.monotonic() < end:
         try:
-            claims = source.take()
+            claims = source.take(NO_TERMS)
         except EndOfPass:
             if trainer.state.pass_index >= 0:
                 break
@@ -139,7 +139,7 @@ def fresh_pass(etcd: Etcd, job: Job, folder: Path, endpoints: list[str]) -> floa
     assert trainer.member.session is not None
     trainer.member.session.run_thread()
     started = time.monotonic()
-    trainer.queue.enqueue_pass()
+    trainer.queue.begin_pass()
     took = time.monotonic() - started
     trainer.prefetcher.close()
     trainer.close()

@@ -37,9 +37,9 @@ from dispatch_rig import Cluster, Taker, light_job, make_job, memory
 from queue_memory import queue_memory
 from whole_state import WholeStateCluster
 
-from graphft.ops.context import EndOfPass, NoData
+from graphft.ops.context import NO_TERMS, EndOfPass, NoData
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.queue.task_claims import TaskClaims
+from graphft.runtime.queue.coordinator_queue import CoordinatorOpenQueue
 from graphft.transpiler import Job
 
 PROCESSES = 4
@@ -73,11 +73,11 @@ class _Pace:
 def as_trainers(taker: Taker, end: float) -> int:
     """The same, as async trainers do it."""
     pace, count = _Pace(), 0
-    source = TaskClaims(taker.member, taker.client, pace, lambda: [0])  # type: ignore[arg-type]
+    source = CoordinatorOpenQueue(taker.member, taker.client, pace, lambda: [0])  # type: ignore[arg-type]
     taker.member.watcher.wait(lambda kvs: taker.member.keys.of_shard(0).generation in kvs, 10.0)
     while time.monotonic() < end:
         try:
-            claims = source.take()
+            claims = source.take(NO_TERMS)
         except EndOfPass:
             pace.pass_index = taker.pass_index = source.next_pass()
             continue

@@ -7,9 +7,10 @@ No kernel reads a clock, the environment or a global.
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -108,43 +109,39 @@ class SlotsPort(Protocol):
         """Hands surplus slots over. Called at step boundaries only."""
 
 
-class QueuePort(Protocol):
-    """The chunk queue."""
+class ClaimTerms(NamedTuple):
+    """The terms of claims: see op `etcd_get_chunk`."""
 
-    def enqueue_pass(self) -> None:
-        """Makes the current pass's records, unless they are there; exactly once, also after a crash half-way."""
+    timeout: float = math.inf
+    max_failures: int = 0
+    max_discarded: int = 0
 
-    def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
-        """The batch to compute now, its chunk claimed. Raises EndOfPass, NoData or WorkChanged."""
 
-    def planned_chunk(self) -> ChunkWork:
-        """The batch to compute now, of a queue that records nothing. Raises NoData."""
-
-    def complete_chunks(self) -> None:
-        """Completes the chunks whose last batch every shard has applied."""
+NO_TERMS = ClaimTerms()
 
 
 class ClaimsPort(Protocol):
     """Claims of chunks: the own ones, and those that others have left."""
 
-    def requeue_stale(self, timeout: float) -> None:
-        """Returns chunks to todo whose claims were not renewed for `timeout` seconds; renews the own ones."""
+    def renew(self, timeout: float) -> None:
+        """Some times in `timeout` seconds: says that the own ones are worked on. Takes away what others do not renew
+        (a coordinator does that itself)."""
 
 
-class TasksPort(Protocol):
-    """Tasks (chunks) that a coordinator gives out."""
+class QueuePort(ClaimsPort, Protocol):
+    """The chunk queue, whoever keeps its records."""
 
-    def get_task(self) -> ChunkWork:
-        """The batch to compute now, of a task that this trainer holds. Raises EndOfPass, NoData or WorkChanged."""
+    def begin_pass(self) -> None:
+        """Makes the current pass's records, unless they are there; exactly once, also after a crash half-way."""
 
-    def finish_tasks(self) -> None:
-        """Tells the coordinator of tasks whose last batch every shard has applied."""
+    def get(self, terms: ClaimTerms = NO_TERMS) -> ChunkWork:
+        """Returns the batch to compute now, its chunk claimed. Raises EndOfPass, NoData or WorkChanged."""
 
-    def fail_task(self) -> None:
-        """Tells the coordinator of the batch that has just failed."""
+    def complete(self) -> None:
+        """Completes the chunks whose last batch every shard has applied."""
 
-    def renew_tasks(self, timeout: float) -> None:
-        """Tells it, some times in `timeout` seconds, what this trainer holds and works on."""
+    def fail(self) -> None:
+        """Reports the batch that has just failed."""
 
 
 class CommPort(Protocol):
@@ -268,7 +265,6 @@ class Context:
     local: LocalPort | None = None
     server: ServerPort | None = None
     coordinator: CoordinatorPort | None = None
-    tasks: TasksPort | None = None
     task_server: TaskServerPort | None = None
     validation: ValidationPort | None = None
     modules: dict[int, object] = field(default_factory=dict)

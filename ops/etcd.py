@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from graphft.ir import Type
-from graphft.ops.context import ChunkWork, Context
+from graphft.ops.context import ChunkWork, ClaimTerms, Context
 from graphft.registry import op
 
 
@@ -87,7 +87,7 @@ def etcd_await_validation(ctx: Context, *, every: int = 0, passes: bool = False)
 def etcd_enqueue_todo(ctx: Context) -> None:
     """Makes the records of the pass that begins, one key per chunk; one trainer does it, whole or not at all."""
     assert ctx.queue is not None
-    ctx.queue.enqueue_pass()
+    ctx.queue.begin_pass()
 
 
 @op("etcd_get_chunk", infer=[Type("chunk")], effect=True)
@@ -101,7 +101,7 @@ def etcd_get_chunk(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3
     is applied.
     """
     assert ctx.queue is not None
-    return ctx.queue.claim_chunk(timeout, max_failures, max_discarded)
+    return ctx.queue.get(ClaimTerms(timeout, max_failures, max_discarded))
 
 
 @op("etcd_complete_chunk", effect=True)
@@ -112,7 +112,7 @@ def etcd_complete_chunk(ctx: Context) -> None:
     this one.
     """
     assert ctx.queue is not None
-    ctx.queue.complete_chunks()
+    ctx.queue.complete()
 
 
 @op("etcd_enqueue_timeout", effect=True)
@@ -123,7 +123,7 @@ def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0) -> None:
     its lease ends: etcd deletes the claim with it.
     """
     assert ctx.claims is not None
-    ctx.claims.requeue_stale(timeout)
+    ctx.claims.renew(timeout)
 
 
 @op("get_chunk", infer=[Type("chunk")], effect=True)
@@ -133,7 +133,7 @@ def get_chunk(ctx: Context) -> ChunkWork:
     Nothing is recorded.
     """
     assert ctx.queue is not None
-    return ctx.queue.planned_chunk()
+    return ctx.queue.get()
 
 
 @op("etcd_put_job", effect=True)

@@ -25,30 +25,30 @@ def get_task(ctx: Context) -> ChunkWork:
     coordinator's `serve_tasks` has the terms. Raises NoData when there is no batch now, EndOfPass when todo and pending
     are empty.
     """
-    assert ctx.tasks is not None
-    return ctx.tasks.get_task()
+    assert ctx.queue is not None
+    return ctx.queue.get()
 
 
 @op("finish_task", effect=True)
 def finish_task(ctx: Context) -> None:
     """Tells the coordinator (pending -> done) which of this trainer's tasks every shard has applied wholly."""
-    assert ctx.tasks is not None
-    ctx.tasks.finish_tasks()
+    assert ctx.queue is not None
+    ctx.queue.complete()
 
 
 @op("fail_task", effect=True)
 def fail_task(ctx: Context) -> None:
     """Tells the coordinator that the batch at hand cannot be computed, and why: its task goes back to todo, with its
     failures counted. A batch that failed too often is left out."""
-    assert ctx.tasks is not None
-    ctx.tasks.fail_task()
+    assert ctx.queue is not None
+    ctx.queue.fail()
 
 
 @op("renew_tasks", effect=True)
 def renew_tasks(ctx: Context, *, timeout: float = 60.0) -> None:
     """Tells the coordinator, some times in `timeout` seconds, that this trainer is at work, and what it holds."""
-    assert ctx.tasks is not None
-    ctx.tasks.renew_tasks(timeout)
+    assert ctx.claims is not None
+    ctx.claims.renew(timeout)
 
 
 @op("acquire_coordinator_lock", effect=True)

@@ -88,7 +88,7 @@ class Inquest:
         record = read_record(self.job_dir)
         if record.config.dispatch != "coordinator":
             return fail_batch(self.etcd, self.keys, record.config.plan, *note.place, claim=note.claim, reason=what)
-        from graphft.runtime.queue.failed_task import report_failed
+        from graphft.runtime.queue.task_client import report_failed
 
         login = Login(record.run_id, read_secret(self.etcd, self.keys))
         change = report_failed(

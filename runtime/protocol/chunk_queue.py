@@ -34,6 +34,8 @@ from graphft.plan import PlannedChunk
 from graphft.runtime.protocol.left_out import LeftOut, Omission
 
 MAX_PUTS = 100  # per transaction; etcd takes 128 operations
+LOST_CLAIMS = 10
+"""Holders that vanished (perhaps preempted) are held against a chunk `LOST_CLAIMS` times less than an error of its."""
 
 
 class Todo(msgspec.Struct, frozen=True):

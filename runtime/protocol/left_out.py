@@ -9,6 +9,7 @@ batches are made of other records. What was computed before stays as it was, so 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -51,6 +52,15 @@ class LeftOut(msgspec.Struct, frozen=True):
         return LeftOut(tuple(msgspec.structs.replace(omission, reason="") for omission in self.omissions))
 
 
+class Stored(Protocol):
+    """A record as it was read from etcd."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def value(self) -> bytes: ...
+
+
 class ChunkOmissions:
     """What a chunk lacks in which pass: its LeftOut record, for the data of `plan`."""
 
@@ -69,6 +79,13 @@ class ChunkOmissions:
     def batches(self, pass_index: int) -> frozenset[int]:
         """Batches of which nothing is left."""
         return frozenset(b for b in range(int(self._plan.batches[self._chunk])) if not self.samples(pass_index, b))
+
+
+def omissions_of(plan: Plan, record: Stored | None) -> ChunkOmissions | None:
+    """Returns what a chunk's record in etcd says; None if there is none."""
+    if record is None:
+        return None
+    return ChunkOmissions(plan, int(record.key.rsplit("/", 1)[1]), msgspec.json.decode(record.value, type=LeftOut))
 
 
 def count_records(plan: Plan, left_out: Mapping[int, LeftOut]) -> int:

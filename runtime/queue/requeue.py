@@ -1,17 +1,25 @@
-"""What an async shard does to the queue when it comes back older: chunks that it lacks are to be done again."""
+"""What shards do to the queue: chunks that an async one lacks when it comes back older are to be done again; a
+coordinator is told when the last step is applied."""
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
+from graphft.ops.context import WorkChanged
 from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import PassRecord, decode_pass
+from graphft.runtime.coordination.status import read_left_out
 from graphft.runtime.etcd import KV, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.queue.omissions import read_omissions
+from graphft.runtime.protocol.left_out import ChunkOmissions, LeftOut
+from graphft.runtime.protocol.messages import CloseTasks, RequeueTasks, TasksSettled
+from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient
 from graphft.runtime.queue.transactions import commit
 
 
@@ -28,10 +36,11 @@ class Requeue:
 
     def left_out(self, ledger: Ledger, pass_index: int) -> set[int]:
         """Chunks of a pass of which `ledger` has all that is not left out, and not more."""
-        omissions = read_omissions(self.etcd, self.keys, self.plan)
-        return {c for c, found in omissions.items() if self._has_rest(ledger, pass_index, c, found.batches(pass_index))}
+        found = read_left_out(self.etcd, self.keys)
+        return {chunk for chunk, what in found.items() if self._has_rest(ledger, pass_index, chunk, what)}
 
-    def _has_rest(self, ledger: Ledger, pass_index: int, chunk: int, left_out: frozenset[int]) -> bool:
+    def _has_rest(self, ledger: Ledger, pass_index: int, chunk: int, what: LeftOut) -> bool:
+        left_out = ChunkOmissions(self.plan, chunk, what).batches(pass_index)
         batches = set(range(int(self.plan.batches[chunk]))) - left_out
         return all(ledger.has(pass_index, chunk, batch) for batch in batches)
 
@@ -83,3 +92,32 @@ class Requeue:
             record = PassRecord(index, len(self.chunks), self.plan.start_steps[index])
             if self.etcd.txn([mod_is(kv.key, kv.mod_revision)], [put_op(kv.key, msgspec.json.encode(record))]).ok:
                 return
+
+
+class RequeueByCoordinator(Requeue):
+    """In the place of `Requeue`, where a coordinator has the queue. It begins the pass anew itself."""
+
+    def __init__(self, member: Member, client: TaskClient) -> None:
+        super().__init__(member.etcd, member.keys, member.config.plan)
+        self.member, self.client = member, client
+
+    def _requeue(self, ledger: Ledger, index: int, lacking: set[int]) -> int:
+        tasks = [(chunk, ledger.progress(index, chunk)) for chunk in sorted(lacking)]
+        return sum(self._ask(index, tasks[i : i + MAX_TASKS]) for i in range(0, len(tasks), MAX_TASKS))
+
+    def _ask(self, index: int, tasks: list[tuple[int, int]]) -> int:
+        """How many are to do because of this shard; others were todo, or pending, already."""
+        try:
+            answer = self.client.call(lambda n: RequeueTasks(n, self.member.id, index, tasks), TasksSettled)
+        except WorkChanged:
+            return 0  # the job is over
+        return len(tasks) - len(answer.refused)
+
+    def _lower(self, index: int) -> None:
+        """The coordinator has done that."""
+
+
+def close_tasks(client: TaskClient, trainer: str) -> None:
+    """Nothing is left to do: no trainer is given a task any more."""
+    with contextlib.suppress(WorkChanged):  # the job is over: this was said before
+        client.call(lambda n: CloseTasks(n, trainer), TasksSettled)

@@ -6,13 +6,18 @@ import itertools
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeVar
 
-from graphft.errors import GraphftError
-from graphft.runtime.protocol.messages import TASK_ANSWERS, TASK_CALLS, Refused, TasksRefused
-from graphft.runtime.transport import ClientTransport, Limits, ServerTransport, make_client
+import msgspec
+
+from graphft.errors import GraphftError, plain_text
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Registration
+from graphft.runtime.etcd.model import Store
+from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.protocol.messages import TASK_ANSWERS, TASK_CALLS, FailTask, Refused, TaskFailed, TasksRefused
+from graphft.runtime.transport import ClientTransport, Limits, Login, ServerTransport, make_client
 
 if TYPE_CHECKING:
     from graphft.runtime.coordination.member import Member
@@ -34,8 +39,9 @@ TELL_SECONDS = 60.0
 """... and again."""
 UNKNOWN_SECONDS = 0.05
 """A coordinator that does not know this process yet is asked again so much later: its view of etcd is behind."""
+MAX_RECORDS = 1 << 16
+"""Records that are told, of a batch; a batch of which more are bad is bad."""
 A = TypeVar("A", bound=TASK_ANSWERS)
-T = TypeVar("T")
 
 
 def waking(transport: ServerTransport | ClientTransport, client: TaskClient) -> Callable[[], None]:
@@ -46,14 +52,6 @@ def waking(transport: ServerTransport | ClientTransport, client: TaskClient) -> 
         client.wake()
 
     return wake
-
-
-def by_pass(claims: Iterable[tuple[int, T]]) -> list[tuple[int, list[T]]]:
-    """The claims of each pass: a call is about one."""
-    found: defaultdict[int, list[T]] = defaultdict(list)
-    for pass_index, claim in claims:
-        found[pass_index].append(claim)
-    return list(found.items())
 
 
 class CallRefused(GraphftError):
@@ -173,3 +171,61 @@ class TaskClient:
             if reply is not None and isinstance(reply.message, TASK_ANSWERS) and reply.message.call == number:
                 return reply.message
         return None
+
+
+def fail_task(
+    client: TaskClient,
+    pass_index: int,
+    chunk: int,
+    attempt: int,
+    batch: int,
+    reason: str,
+    records: Collection[int] = (),
+    certain: bool = False,
+    rest: bool = False,
+) -> Change | None:
+    """Counts a failure of the batch, with `rest` of all behind it; what became of it, or None: the task is another's by
+    now."""
+
+    def call(number: int) -> FailTask:
+        where = pass_index, chunk, attempt, batch
+        bad = sorted(records) if len(records) <= MAX_RECORDS else []
+        return FailTask(number, client.member.id, *where, plain_text(reason), bad, certain, rest)
+
+    return change_of(client.call(call, TaskFailed))
+
+
+def change_of(answer: TaskFailed) -> Change | None:
+    """What the coordinator has recorded."""
+    if not answer.outcome:
+        return None
+    return msgspec.convert(
+        {"outcome": answer.outcome, "reason": answer.reason, "compares": (), "cause": answer.cause}, Change
+    )
+
+
+def report_failed(
+    etcd: Store, keys: Keys, login: Login, place: tuple[int, int, int], claim: int, reason: str, deadline: float
+) -> Change | None:
+    """`fail_task` for a process that is no member of the job: of (pass, chunk, batch), under the claim (the
+    attempt) of its trainer, which is dead. None also when no coordinator has answered within `deadline` seconds."""
+    end = time.monotonic() + deadline
+    client = make_client("launcher", "launcher", LIMITS, login)
+    message = FailTask(1, "", place[0], place[1], claim, place[2], plain_text(reason))
+    address = ""
+    try:
+        while (left := end - time.monotonic()) > 0:
+            kv = etcd.get(keys.coordinator_addr, deadline=left)
+            if kv is not None:
+                found = msgspec.json.decode(kv.value, type=Registration).address
+                if found != address:  # else a late answer still counts: who is asked again says that it knew
+                    client.connect(0, found)
+                    address = found
+                client.send(0, message)
+                reply = client.receive(min(left, 1.0))
+                if reply is not None and isinstance(reply.message, TaskFailed):
+                    return change_of(reply.message)
+            time.sleep(min(0.1, max(0.0, end - time.monotonic())))
+        return None
+    finally:
+        client.close()

@@ -38,8 +38,7 @@ from graphft.runtime.protocol.messages import (
     TasksSettled,
 )
 from graphft.runtime.protocol.task_checks import MAX_SECONDS
-from graphft.runtime.queue.failed_task import fail_task
-from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient
+from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient, fail_task
 
 MAX_HELD = 16384
 """Tasks that a loop may hold at a time."""

@@ -1,29 +1,24 @@
-"""The chunk queue's records in etcd: the protocol's transitions carried out, and the records of a pass made."""
+"""The chunk queue's records in etcd: the protocol's transitions carried out."""
 
 from __future__ import annotations
 
-import functools
-import logging
-import math
+import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from graphft import registry
-from graphft.ir import Operator, Program
+from graphft.ir import Program
 from graphft.runtime.coordination.event_log import Events
-from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.records import PassRecord, decode_pass
-from graphft.runtime.etcd import KV, absent, create_is, delete_op, get_op, mod_is, put_op, value_is
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Barred
+from graphft.runtime.etcd import KV, create_is, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.model import Compare, Op, Store, Transactions, TxnResult
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.protocol.chunk_queue import Change, Pending, Put
 
-log = logging.getLogger("graphft")
-
-WAIT_SECONDS = 0.2
+LOOKS = 20
+"""Looks at stale claims per time-out: few enough that etcd is not asked all the time."""
 
 
 def commit(store: Transactions, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
@@ -39,19 +34,6 @@ def commit(store: Transactions, changes: Sequence[Change], lease: int = 0, also:
     made = [create_is(c.key, c.revision) if c.target == "create" else mod_is(c.key, c.revision) for c in compares]
     claims = [p.key for change in changes if change.outcome == "claimed" for p in change.puts if p.leased]
     return store.txn([*made, *also], ops, token=claims[0] if claims else None)
-
-
-class Terms(NamedTuple):
-    """Of claims, as op `etcd_get_chunk` has them: see there."""
-
-    timeout: float = math.inf
-    max_failures: int = 0
-    max_discarded: int = 0
-
-
-def terms_of(op: Operator | None) -> Terms:
-    """The terms of claims that an op `etcd_get_chunk` makes; without one, claims are for ever."""
-    return Terms(*(registry.attr(op, name) for name in Terms._fields)) if op is not None else Terms()
 
 
 def claims_chunks(program: Program) -> bool:
@@ -103,92 +85,56 @@ def tell_left_out(events: Events, pass_index: int, chunk: int, change: Change) -
         events.emit("failed", change.reason, chunk=chunk, pass_index=pass_index)
 
 
-class Passes:
-    """Makes the records of passes. A crash half-way does no harm: they count only when `/<job>/pass` says so."""
+class StaleClaims:
+    """The second net below leases: takes away a claim whose holder lives, but makes no progress. The holder is barred
+    in the same transaction: it does not take it back at once (`roles/bar.py`).
 
-    def __init__(self, member: Member) -> None:
-        self.member, self.keys, self.plan = member, member.keys, member.config.plan
-        self._lock_key = f"{self.keys.queues}enqueuer"
-        self._trying = False
-        self._next_look = 0.0
+    Age is measured on this process's own clock, since it saw the record change: no two clocks are compared.
+    """
 
-    def enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
-        """Makes pass `index` the one that is worked on, as long as it is `due` after what is recorded now.
+    def __init__(self, etcd: Store, keys: Keys, events: Events) -> None:
+        self.etcd, self.keys, self.events = etcd, keys, events
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._next = 0.0
 
-        One trainer at a time tries: `before` is called by it, then the missing records are made, and `/<job>/pass`.
-        Returns whether it was this process. `index` may be the number of passes: nothing is left to be done then.
+    def look(self, pass_index: int, timeout: float, held: Collection[int] = ()) -> None:
+        """Takes away what was not renewed for `timeout` seconds.
+
+        `held`: revisions of the own claims, which stay. What else bears the own name is a claim whose answer was lost.
         """
-        self._trying = True
-        try:
-            return self.member.retry_while_leased(functools.partial(self._enqueue, index, due, before))
-        finally:
-            self._trying = False
+        prefix, now = self.keys.queue(pass_index), time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + timeout / LOOKS
+        pending = self.etcd.range(f"{prefix}pending/").kvs
+        seen = {kv.key: self._seen.get(kv.key, (0, now)) for kv in pending}
+        self._seen = {
+            kv.key: seen[kv.key] if seen[kv.key][0] == kv.mod_revision else (kv.mod_revision, now) for kv in pending
+        }
+        for kv in pending:
+            if kv.create_revision not in held:
+                self._check(prefix, kv, now - self._seen[kv.key][1], timeout)
 
-    def let_go(self, seconds: float) -> None:
-        """Deletes the lock if it bears this process's name while it does not try: an etcd that was restored from a
-        backup has it again, with a lease that lives, and all others would wait for it. Looks every so many seconds.
-        From any thread: one that is taken meanwhile stays."""
-        now, etcd = time.monotonic(), self.member.etcd
-        if self._trying or now < self._next_look:
+    def _check(self, prefix: str, kv: KV, age: float, timeout: float) -> None:
+        pending, chunk = msgspec.json.decode(kv.value, type=Pending), chunk_queue.chunk_of(kv.key)
+        # The holder's clock as it can be told from here: when it wrote the record, and the time since.
+        change = chunk_queue.expire(prefix, chunk, kv, pending.deadline - timeout + age)
+        if change is None:
             return
-        self._next_look = now + seconds
-        kv = etcd.get(self._lock_key)
-        if kv is None or kv.value != self.member.id.encode() or self._trying:
-            return
-        if etcd.txn([mod_is(self._lock_key, kv.mod_revision)], [delete_op(self._lock_key)]).ok:
-            log.warning(
-                "the lock of the queue bore this trainer's name, and is let go: was etcd restored from a backup?"
+        also = []
+        if pending.slot >= 0:  # sync: with the chunk goes the slot
+            slot = self.keys.slot(pending.slot)
+            also = [value_is(slot, pending.trainer.encode())]
+            change = dataclasses.replace(change, deletes=(*change.deletes, slot))
+        reason = f"it made no progress with chunk {chunk} for {age:.0f} s"
+        bar = msgspec.json.encode(Barred(reason, self.events.who))
+        change = dataclasses.replace(change, puts=(Put(self.keys.barred(pending.trainer), bar, leased=True),))
+        if commit(self.etcd, [change], kv.lease, also).ok:
+            what = f"slot {pending.slot}" if pending.slot >= 0 else f"chunk {chunk}"
+            self.events.emit(
+                "stale-claim",
+                f"{what} was taken from trainer {pending.trainer}: no progress for {age:.0f} s",
+                chunk=chunk,
+                slot=pending.slot,
+                trainer=pending.trainer,
             )
-
-    def _enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
-        etcd, lock, me = self.member.etcd, self._lock_key, self.member.id.encode()
-        while True:
-            kv = etcd.get(self.keys.pass_)
-            if not due(decode_pass(kv)):
-                return False
-            if not self._lock(lock, me):
-                self.member.await_view(functools.partial(self._moved, kv), WAIT_SECONDS)
-                self.member.check_lease()
-                self.member.progress.beat()
-                continue
-            made = False
-            try:
-                before()
-                made = self._make_records(index, kv, lock)
-                if made:
-                    return True
-            finally:
-                if not made:
-                    etcd.txn([value_is(lock, me)], [delete_op(lock)])
-
-    def _moved(self, before: KV | None, kvs: Mapping[str, KV]) -> bool:
-        return kvs.get(self.keys.pass_) not in (None, before)
-
-    def _lock(self, lock: str, me: bytes) -> bool:
-        """Whether the lock is this process's; also if it is since an earlier try, whose end etcd did not answer."""
-        result = self.member.etcd.txn([absent(lock)], [put_op(lock, me, self.member.lease)], [get_op(lock)], token=lock)
-        if result.ok:
-            return True
-        holder = result.kv(0)
-        return holder is not None and holder.value == me
-
-    def _make_records(self, index: int, marker: KV | None, lock: str) -> bool:
-        """Writes what is missing of the pass. Every write compares the marker: a late process changes nothing.
-
-        The last write, in a pass of some chunks the only one, makes the pass count, and gives the lock back.
-        """
-        etcd, prefix, key = self.member.etcd, self.keys.queue(index), self.keys.pass_
-        revision = marker.mod_revision if marker is not None else 0
-        chunks = [c for c in range(len(self.plan.records)) if self.plan.batches[c]] if index < self.plan.passes else []
-        fence, changes = chunk_queue.Compare(key, "mod", revision), list[Change]()
-        if chunks:
-            there = {chunk_queue.chunk_of(kv.key) for kv in etcd.range(prefix, keys_only=True).kvs}
-            todo = [c for c in chunks if c not in there]
-            changes = chunk_queue.enqueue(prefix, todo, fence)
-        for change in changes[:-1]:
-            if not commit(etcd, [change]).ok:
-                return False
-        record = PassRecord(index, len(chunks), self.plan.start_steps[index])
-        put = chunk_queue.Put(key, msgspec.json.encode(record))
-        begin = Change("enqueued", f"pass {index} begins", (fence,), (put,), (lock,))
-        return commit(etcd, [*changes[-1:], begin], also=[value_is(lock, self.member.id.encode())]).ok

@@ -89,7 +89,7 @@ class LocalTrainer:
         batch = TrialBatch(ChunkWork(found.pass_index, found.chunk, found.batch, found.samples, seed), columns)
         comm = LocalComm(self.job, self.shards)
         ctx = Context(trainer_scope(self.program), step, slot, self.config.device)
-        ctx.queue, ctx.tasks, ctx.slots, ctx.data, ctx.comm = batch, batch, batch, batch, comm
+        ctx.queue, ctx.slots, ctx.data, ctx.comm = batch, batch, batch, comm
         run = self._quiet if observer is None else self._observed(observer.look)
         with undisturbed():
             (loss,) = run(ctx, ctx.scope)

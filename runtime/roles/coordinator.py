@@ -12,7 +12,7 @@ from graphft.ops.context import ClaimsPort, CoordinatorPort
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.run_record import put_job, run_record
 from graphft.runtime.etcd import Store
-from graphft.runtime.queue.stale_claims import StaleClaims
+from graphft.runtime.queue.transactions import StaleClaims
 from graphft.runtime.roles.role import Role
 from graphft.runtime.roles.seen_view import SeenView
 from graphft.transpiler import Job
@@ -71,7 +71,7 @@ class OthersClaims(ClaimsPort):
     def __init__(self, member: Member) -> None:
         self.member, self._stale_claims = member, StaleClaims(member.etcd, member.keys, member.events)
 
-    def requeue_stale(self, timeout: float) -> None:
+    def renew(self, timeout: float) -> None:
         record = self.member.view.pass_
         if record is not None:
             self._stale_claims.look(record.pass_index, timeout)

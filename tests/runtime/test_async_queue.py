@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import graphft
-from graphft.ops.context import EndOfPass, NoData
+from graphft.ops.context import ClaimTerms, EndOfPass, NoData
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
@@ -19,13 +19,12 @@ from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.left_out import LeftOut, Omission
-from graphft.runtime.queue import chunk_claims
-from graphft.runtime.queue.finished_passes import close_passes
+from graphft.runtime.queue import chunk_queue
+from graphft.runtime.queue.passes import close_passes
 from graphft.runtime.queue.requeue import Requeue
-from graphft.runtime.queue.transactions import Terms
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
-from tests.runtime.trainers import Stage, shards_at, stage
+from tests.runtime.trainers import TERMS, Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
@@ -69,16 +68,16 @@ def begin(scene: Stage, index: int) -> Any:
     trainer = scene.trainer(index)
     shards_at(trainer, 0)
     with pytest.raises(EndOfPass):
-        trainer.queue.source.take()
+        trainer.queue.records.take(TERMS)
     trainer.state.pass_index = trainer.queue.next_pass()
-    trainer.queue.enqueue_pass()
+    trainer.queue.begin_pass()
     return trainer
 
 
-def take(trainer: Any, count: int) -> list[Any]:
+def take(trainer: Any, count: int, terms: ClaimTerms = TERMS) -> list[Any]:
     claims = []
     for _ in range(count):
-        (claim,) = trainer.queue.source.take()
+        (claim,) = trainer.queue.records.take(terms)
         trainer.queue.claims[claim.key] = claim
         claims.append(claim)
     return claims
@@ -89,17 +88,17 @@ def test_a_pass_is_not_over_while_a_chunk_is_pending(scene: Stage) -> None:
     one, other = begin(scene, 0), begin(scene, 1)
     claims = take(one, CHUNKS)
     with pytest.raises(NoData):
-        other.queue.source.take()
-    one.queue.source.complete(claims[1:])
+        other.queue.records.take(TERMS)
+    one.queue.records.complete(claims[1:])
     with pytest.raises(NoData):
-        other.queue.source.take()
-    one.queue.source.release(claims[:1])
+        other.queue.records.take(TERMS)
+    one.queue.records.release(claims[:1])
     (again,) = take(other, 1)
     assert again.key == claims[0].key
-    assert other.queue.source.complete([again])
+    assert other.queue.records.complete([again])
     for trainer in (one, other):
         with pytest.raises(EndOfPass):
-            trainer.queue.source.take()
+            trainer.queue.records.take(TERMS)
         assert trainer.queue.next_pass() == 1
 
 
@@ -111,23 +110,23 @@ def left_out(scene: Stage, chunk: int) -> tuple[Omission, ...]:
 def test_a_chunk_goes_on_without_the_batch_that_failed(scene: Stage) -> None:
     one, other = begin(scene, 0), begin(scene, 1)
     *rest, last = take(one, CHUNKS)
-    one.queue.source.complete(rest)
+    one.queue.records.complete(rest)
     with pytest.raises(NoData):
-        other.queue.source.take()
+        other.queue.records.take(TERMS)
     one.queue.report_failure(last.key, "it cannot be read", 7)
     assert left_out(scene, last.key[1]) == (Omission(0, 7, "it cannot be read"),)
     (again,) = take(other, 1)
     assert (again.key, again.left_out) == (last.key, {7})
-    other.queue.source.complete([again])
+    other.queue.records.complete([again])
     assert scene.records() == {"done": set(range(CHUNKS))}
     with pytest.raises(EndOfPass):
-        other.queue.source.take()
+        other.queue.records.take(TERMS)
 
 
 def test_a_job_that_would_lose_too_much_fails_and_loses_nothing_more(scene: Stage) -> None:
     trainer = begin(scene, 0)
-    trainer.queue.source.terms = Terms(timeout=60.0, max_failures=1, max_discarded=2)
-    *_, claim = take(trainer, CHUNKS)
+    terms = TERMS._replace(max_discarded=2)
+    *_, claim = take(trainer, CHUNKS, terms)
     for batch in range(3):  # of one record each
         trainer.queue.report_failure(claim.key, "it cannot be read", batch)
         state = scene.etcd.get(scene.keys.state)
@@ -135,7 +134,7 @@ def test_a_job_that_would_lose_too_much_fails_and_loses_nothing_more(scene: Stag
         assert state.value == (b"running" if batch < 2 else b"failed")
         if batch < 2:
             trainer.queue.drop(claim.key)
-            (claim,) = take(trainer, 1)
+            (claim,) = take(trainer, 1, terms)
     assert [o.batch for o in left_out(scene, claim.key[1])] == [0, 1]
     assert "3 of 80 records would be left out, at most 2 may be" in read_events(scene.etcd, scene.keys)[-1][1].text
 
@@ -153,9 +152,9 @@ def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
     claims = take(zombie, CHUNKS)
     scene.etcd.lease_revoke(zombie.member.lease)
     again = {c.key: c for c in take(successor, CHUNKS)}
-    assert zombie.queue.source.complete(claims) == claims, "it is rid of them"
+    assert zombie.queue.records.complete(claims) == claims, "it is rid of them"
     assert scene.records() == {"todo": set(range(CHUNKS)), "pending": set(range(CHUNKS))}
-    successor.queue.source.complete([again[claims[0].key]])
+    successor.queue.records.complete([again[claims[0].key]])
     assert scene.records()["done"] == {claims[0].key[1]}
 
 
@@ -164,15 +163,15 @@ def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
     trainer = begin(scene, 0)
     claims = take(trainer, 1)
     trainer.member.etcd.store.before_txn = lambda: raise_generation(scene, 1, 1)  # at the last moment
-    assert trainer.queue.source.complete(claims) == []
+    assert trainer.queue.records.complete(claims) == []
     assert trainer.member.etcd.store.before_txn is None
     until(lambda: trainer.member.view.shard_generations[1].number == 1)
-    assert trainer.queue.source.complete(claims) == []
+    assert trainer.queue.records.complete(claims) == []
     assert "done" not in scene.records()
     shards_at(trainer, 0, generation=1)
     raise_generation(scene, 0, 1)
     until(lambda: trainer.member.view.shard_generations[0].number == 1)
-    assert trainer.queue.source.complete(claims) == claims
+    assert trainer.queue.records.complete(claims) == claims
     assert scene.records()["done"] == {claims[0].key[1]}
 
 
@@ -185,7 +184,7 @@ def test_a_claim_that_etcd_did_not_answer_is_no_claim(scene: Stage, applied: boo
         raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
 
     setattr(trainer.member.etcd.store, "after_txn" if applied else "before_txn", fail)
-    (claim,) = trainer.queue.source.take()
+    (claim,) = trainer.queue.records.take(TERMS)
     pending = scene.records()["pending"]
     assert claim.key[1] in pending
     assert len(pending) == 1 + applied
@@ -195,9 +194,9 @@ def test_a_claim_that_etcd_did_not_answer_is_no_claim(scene: Stage, applied: boo
 
 def test_what_a_shard_lacks_is_requeued_and_seen_by_those_that_were_through(scene: Stage) -> None:
     trainer = begin(scene, 0)
-    trainer.queue.source.complete(take(trainer, CHUNKS))
+    trainer.queue.records.complete(take(trainer, CHUNKS))
     with pytest.raises(EndOfPass):
-        trainer.queue.source.take()
+        trainer.queue.records.take(TERMS)
     saved = Ledger()
     for chunk in range(CHUNKS):
         for batch in range(BATCHES - (chunk == 2)):
@@ -227,7 +226,7 @@ def test_a_chunk_is_requeued_for_what_is_not_left_out(scene: Stage, lacks: set[i
     trainer.queue.report_failure(last.key, "it cannot be read", 2)
     trainer.queue.drop(last.key)
     (again,) = take(trainer, 1)
-    trainer.queue.source.complete([*rest, again])
+    trainer.queue.records.complete([*rest, again])
     requeue, ledger = Requeue(scene.etcd, scene.keys, scene.job.config.plan), ledger_of(rest, last, lacks)
     whole = lacks == {2}
     assert requeue.left_out(ledger, 0) == ({last.key[1]} if whole else set())
@@ -256,10 +255,10 @@ def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stag
     trainer.member.etcd.store.after_txn = fail
     (held,) = take(trainer, 1)
     (lost,) = scene.records()["pending"] - {held.key[1]}
-    until(lambda: trainer.queue.requeue_stale(0.2) or scene.records()["pending"] == {held.key[1]})
+    until(lambda: trainer.queue.renew(0.2) or scene.records()["pending"] == {held.key[1]})
     assert lost in scene.records()["todo"]
     assert {c.key[1] for c in take(trainer, CHUNKS - 1)} == set(range(CHUNKS)) - {held.key[1]}
 
 
 def test_as_many_shards_as_a_job_may_have_fit_into_the_transaction_that_completes_chunks() -> None:
-    assert chunk_claims.CLAIM_BATCHES + MAX_ASYNC_PSERVERS <= MAX_TXN_OPS
+    assert chunk_queue.CLAIM_BATCHES + MAX_ASYNC_PSERVERS <= MAX_TXN_OPS

@@ -81,7 +81,7 @@ def test_user_code_that_ends_with_the_status_of_a_lost_lease(
 
 @dataclass
 class Coordinator:
-    """Stands for the one that failures are reported to: `graphft.runtime.queue.failed_task`."""
+    """Stands for the one that failures are reported to: `graphft.runtime.queue.task_client`."""
 
     answer: Change | None
     run: str
@@ -106,7 +106,7 @@ def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     etcd.put(keys.secret, b"the secret")
     change = Change("released", "it failed once", (), ()) if counted else None
     coordinator = Coordinator(change, named.run_id)
-    monkeypatch.setitem(sys.modules, "graphft.runtime.queue.failed_task", coordinator)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "graphft.runtime.queue.task_client", coordinator)  # type: ignore[arg-type]
     WorkRecord(record_path(inquest.job_dir, 0)).begin(Phase.COMPUTING, Place(1, 2, 3), claim=7)
     found = inquest.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0)
     reason = "trainer 0 died (killed by SIGSEGV) while computing batch 3 of chunk 2 in pass 1"

@@ -80,7 +80,7 @@ def test_while_another_begins_the_pass(etcd_server: EmbeddedEtcd, keys: Keys, jo
         scene.etcd.put(f"{keys.queues}enqueuer", b"another trainer")
         trainer.ctx.step = 0
         with asked_soon(trainer):
-            trainer.queue.enqueue_pass()
+            trainer.queue.begin_pass()
 
 
 def test_while_its_key_is_held(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:

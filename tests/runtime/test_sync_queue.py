@@ -18,9 +18,10 @@ from graphft.runtime.coordination.records import Committed, Generation, decode_g
 from graphft.runtime.coordination.status import read_left_out
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.protocol.sync_events import Work
-from graphft.runtime.queue.finished_passes import close_passes
+from graphft.runtime.queue import passes
+from graphft.runtime.queue.passes import close_passes
 from graphft.transpiler import Job
-from tests.runtime.trainers import Stage, shards_at, stage
+from tests.runtime.trainers import TERMS, Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
@@ -51,7 +52,7 @@ def begin(scene: Stage, trainer: Any, step: int = 0, slot: int = 0) -> None:
     """The trainer holds the slot, whoever did before, and begins the step's pass."""
     scene.etcd.put(scene.keys.slot(slot), trainer.member.id.encode(), trainer.member.lease)
     trainer.ctx.step, trainer.ctx.slot = step, slot
-    trainer.queue.enqueue_pass()
+    trainer.queue.begin_pass()
     trainer.state.pass_index = trainer.plan.pass_of(step)
 
 
@@ -68,7 +69,7 @@ def pass_record(scene: Stage) -> bytes:
 
 def complete(trainer: Any) -> None:
     """What the trainer knows to be applied is recorded."""
-    trainer.queue.complete_chunks()
+    trainer.queue.complete()
     trainer.queue.settle()
 
 
@@ -79,7 +80,7 @@ def test_every_chunk_has_records_of_its_own(scene: Stage) -> None:
     prefix = scene.keys.queue(0)
     before = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
     assert len(before) == CHUNKS
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     shards_at(trainer, 2)
     complete(trainer)
     after = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
@@ -95,7 +96,7 @@ def test_a_chunk_is_done_when_its_last_batch_is_applied_not_when_it_was_read(sce
     for version in (0, 1):  # batch 1 is computed from version 1, and applied in version 2
         shards_at(trainer, version)
         trainer.ctx.step = version
-        assert trainer.queue.claim_chunk(60.0, 1, 99).chunk == chunk
+        assert trainer.queue.get(TERMS).chunk == chunk
         complete(trainer)
         assert chunk in scene.records()["pending"]
     shards_at(trainer, 2)
@@ -109,15 +110,15 @@ def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
     """Its first step finds the claim, and asks etcd for nothing. Whoever goes gives it back with the other."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     assert scene.records()["pending"] == {chunk_at(scene)}
     trainer.ctx.step = 1
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     until(lambda: scene.records()["pending"] == {chunk_at(scene), chunk_at(scene, 2)})
     until(lambda: len(trainer.queue.claims) == 2)
     trainer.member.etcd.store.before_txn = lambda: pytest.fail("a transaction on the step's way")
     trainer.ctx.step = 2
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     trainer.member.etcd.store.before_txn = None
     trainer.queue.release(0)
     assert "pending" not in scene.records()
@@ -128,19 +129,19 @@ def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) 
     trainer = scene.trainer(0)
     trainer.state.times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])  # five batches per second: three chunks of two
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     chunks = [chunk_at(scene, step) for step in (0, 2, 4)]
     assert scene.records()["pending"] == set(chunks)
-    assert {claim.revision for claim in trainer.queue.claims.values()} == {trainer.queue.claim_chunk(60.0, 1, 99).claim}
+    assert {claim.revision for claim in trainer.queue.claims.values()} == {trainer.queue.get(TERMS).claim}
     trainer.member.etcd.store.before_txn = lambda: pytest.fail("a transaction on the way")
     for step in (1, 2, 3, 4):
         shards_at(trainer, step)
         trainer.ctx.step = step
-        assert trainer.queue.claim_chunk(60.0, 1, 99).chunk == chunks[step // 2]
+        assert trainer.queue.get(TERMS).chunk == chunks[step // 2]
         complete(trainer)
     trainer.member.etcd.store.before_txn = None
     trainer.ctx.step = 5
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     until(lambda: len(scene.records()["pending"]) == 6)
     shards_at(trainer, 6)
     complete(trainer)
@@ -155,7 +156,7 @@ def test_of_chunks_that_are_completed_together_one_may_be_lost(scene: Stage) -> 
     trainer = scene.trainer(0)
     trainer.state.times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     first, lost, last = (chunk_at(scene, step) for step in (0, 2, 4))
     scene.etcd.delete(f"{scene.keys.queue(0)}pending/{lost:08d}")
     shards_at(trainer, 6)
@@ -168,21 +169,21 @@ def test_a_slot_that_was_lost_is_claimed_for_anew(scene: Stage) -> None:
     """What became of the chunk meanwhile counts: it failed under the holder in between."""
     trainer, other = scene.trainer(0), scene.trainer(1)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     begin(scene, other)
     trainer.queue.lost(0)
-    other.queue.claim_chunk(60.0, 1, 99)
+    other.queue.get(TERMS)
     other.queue.report_failure(Work(0, 0), "it cannot be read")
     scene.etcd.put(scene.keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
     with pytest.raises(NoData):
-        trainer.queue.claim_chunk(60.0, 1, 99)
+        trainer.queue.get(TERMS)
 
 
 def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
     zombie, successor = scene.trainer(0), scene.trainer(1)
     for trainer in (zombie, successor):
         begin(scene, trainer)
-        trainer.queue.claim_chunk(60.0, 1, 99)
+        trainer.queue.get(TERMS)
         shards_at(trainer, 2)
     chunk = chunk_at(scene)
     complete(zombie)
@@ -197,7 +198,7 @@ def test_whoever_lost_the_slot_claims_nothing(scene: Stage) -> None:
     begin(scene, trainer)
     begin(scene, other)
     with pytest.raises(WorkChanged):
-        trainer.queue.claim_chunk(60.0, 1, 99)
+        trainer.queue.get(TERMS)
     assert "pending" not in scene.records()
 
 
@@ -213,7 +214,7 @@ def test_a_claim_that_etcd_did_not_answer_is_made_once(scene: Stage, applied: bo
         raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
 
     setattr(trainer.member.etcd.store, "after_txn" if applied else "before_txn", fail)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     chunk = chunk_at(scene)
     assert seen == [({}, {chunk} if applied else None)]
     assert scene.records()["pending"] == {chunk}
@@ -226,13 +227,13 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
     """The timer is no process's: whoever looks sees it run out, also of a claim made before it started."""
     stuck = scene.trainer(0)
     begin(scene, stuck)
-    stuck.queue.claim_chunk(60.0, 1, 99)
+    stuck.queue.get(TERMS)
     looking = scene.trainer(1)
     looking.state.pass_index = 0
-    looking.queue.requeue_stale(0.2)
+    looking.queue.renew(0.2)
     assert scene.records()["pending"] == {chunk_at(scene)}
     time.sleep(0.3)
-    looking.queue.requeue_stale(0.2)
+    looking.queue.renew(0.2)
     assert "pending" not in scene.records()
     assert chunk_at(scene) in scene.records()["todo"]
     assert scene.etcd.get(scene.keys.slot(0)) is None, "nor does it keep the slot"
@@ -241,7 +242,7 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
 def test_a_claim_goes_with_its_trainer(scene: Stage) -> None:
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     scene.etcd.lease_revoke(trainer.member.lease)
     assert "pending" not in scene.records()
     assert len(scene.records()["todo"]) == CHUNKS
@@ -258,44 +259,25 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
     def others_go_on() -> None:
         scene.etcd.delete(f"{scene.keys.queues}enqueuer")
         begin(scene, successor)
-        successor.queue.claim_chunk(60.0, 1, 99)
+        successor.queue.get(TERMS)
         shards_at(successor, 2)
         complete(successor)
         before.append((scene.records(), scene.etcd.get(scene.keys.pass_)))
 
     late.member.etcd.store.after_txn = stop
     late.ctx.step, late.ctx.slot = 0, 0
-    late.queue.enqueue_pass()
+    late.queue.begin_pass()
     assert before == [(scene.records(), scene.etcd.get(scene.keys.pass_))]
     assert scene.records()["done"] == {chunk_at(scene)}
 
 
-def test_a_lock_that_came_back_with_a_backup_is_let_go(scene: Stage) -> None:
-    """Its holder lived, and knew nothing of it; the other trainer waited for ever."""
+def test_a_lock_that_nobody_uses_is_not_waited_for(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came back with a backup of etcd: its holder lived, and knew nothing of it; the other waited for ever."""
+    monkeypatch.setattr(passes, "LOCK_SECONDS", 0.5)
     holder, other = scene.trainer(0), scene.trainer(1)
-    lock = f"{scene.keys.queues}enqueuer"
-    holder.queue.requeue_stale(60.0)
-    scene.etcd.put(lock, holder.member.id.encode(), holder.member.lease)
-    other.queue.requeue_stale(60.0)
-    assert scene.etcd.get(lock) is not None, "it is not this one's"
-    holder.queue.records.passes._next_look = 0.0
-    holder.queue.requeue_stale(60.0)
-    assert scene.etcd.get(lock) is None
+    scene.etcd.put(f"{scene.keys.queues}enqueuer", holder.member.id.encode(), holder.member.lease)
     begin(scene, other)
-
-
-def test_a_lock_that_is_held_stays(scene: Stage) -> None:
-    """The daemon looks while the main thread makes the records."""
-    trainer, seen = scene.trainer(0), []
-
-    def look() -> None:
-        trainer.queue.records.passes._next_look = 0.0
-        trainer.queue.requeue_stale(60.0)
-        seen.append(scene.etcd.get(f"{scene.keys.queues}enqueuer"))
-
-    trainer.queue.records.passes.enqueue(0, lambda now: now is None, look)
-    assert seen
-    assert seen[0] is not None
+    assert len(scene.records()["todo"]) == CHUNKS
 
 
 def left_out(scene: Stage) -> dict[int, tuple[int, int]]:
@@ -309,14 +291,14 @@ def test_a_pass_rolls_though_a_batch_was_left_out(scene: Stage) -> None:
     """The slot has nothing to do there, and goes on with the chunk's next batch."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     assert left_out(scene) == {chunk_at(scene): (0, 0)}
     trainer.queue.rolled_back()
     with pytest.raises(NoData):
-        trainer.queue.claim_chunk(60.0, 1, 99)
+        trainer.queue.get(TERMS)
     trainer.ctx.step = 1
-    assert trainer.queue.claim_chunk(60.0, 1, 99).batch == 1
+    assert trainer.queue.get(TERMS).batch == 1
     next_pass = trainer.plan.start_steps[1]
     shards_at(trainer, next_pass)
     complete(trainer)
@@ -330,7 +312,7 @@ def test_a_later_pass_leaves_out_the_records_of_the_batch(scene: Stage) -> None:
     """They are in other batches then."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     trainer.queue.rolled_back()
     plan, chunk = scene.job.config.plan, chunk_at(scene)
@@ -342,9 +324,9 @@ def test_a_later_pass_leaves_out_the_records_of_the_batch(scene: Stage) -> None:
         trainer.ctx.step = planned.first_step + batch
         if plan.positions(1, chunk, batch).tolist() == [bad]:
             with pytest.raises(NoData):
-                trainer.queue.claim_chunk(60.0, 1, 99)
+                trainer.queue.get(TERMS)
         else:
-            assert trainer.queue.claim_chunk(60.0, 1, 99).without == {bad}
+            assert trainer.queue.get(TERMS).without == {bad}
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -356,7 +338,7 @@ def test_a_new_generation_begins_where_a_batch_is_left_out(scene: Stage, saved: 
     trainer = scene.trainer(0)
     begin(scene, trainer)
     for failures in (1, 2):
-        trainer.queue.claim_chunk(60.0, 2, 99)
+        trainer.queue.get(TERMS._replace(max_failures=2))
         trainer.queue.report_failure(Work(0, 0), "it cannot be read")
         generation = generation_of(scene)
         assert generation is not None
@@ -365,7 +347,7 @@ def test_a_new_generation_begins_where_a_batch_is_left_out(scene: Stage, saved: 
     assert (generation.step, generation.checkpoint) == ((4, "step-4.g0") if saved else (0, ""))
     assert f"batch 0 of chunk {chunk_at(scene)} in pass 0 failed 2 times in a row" in generation.reason
     with pytest.raises(NoData):
-        trainer.queue.claim_chunk(60.0, 1, 99)
+        trainer.queue.get(TERMS)
 
 
 @pytest.mark.parametrize("record", ["generation", "committed"])
@@ -373,7 +355,7 @@ def test_a_batch_is_left_out_together_with_the_generation(scene: Stage, record: 
     """Whatever changes in between, a shard that rolls back or a checkpoint, there is never one without the other."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     value = Generation(7, 2) if record == "generation" else Committed(0, 2, "step-2.g0")
 
     def change() -> None:
@@ -394,7 +376,7 @@ def test_what_is_left_out_is_known_for_as_long_as_the_job_lasts(scene: Stage) ->
     scene.job = Job(job.source, job.config.replace(passes=4), job.programs, job.run_id)
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     starts = trainer.plan.start_steps
     for index in (1, 2):
@@ -412,9 +394,9 @@ def test_what_is_left_out_is_known_for_as_long_as_the_job_lasts(scene: Stage) ->
 def test_who_lost_the_chunk_leaves_nothing_out(scene: Stage) -> None:
     trainer, other = scene.trainer(0), scene.trainer(1)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     begin(scene, other)
-    other.queue.claim_chunk(60.0, 1, 99)
+    other.queue.get(TERMS)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     assert not left_out(scene)
     assert generation_of(scene) == Generation(0, 0)
@@ -428,7 +410,7 @@ def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:
         begin(scene, t, trainer.plan.start_steps[1])
     dead.ctx.step, trainer.ctx.step = last, last
     scene.etcd.put(scene.keys.slot(0), dead.member.id.encode(), dead.member.lease)
-    dead.queue.claim_chunk(60.0, 1, 99)
+    dead.queue.get(TERMS)
     shards_at(trainer, last + 1)
     until(lambda: trainer.shards.finished)
     close_passes(trainer.member.etcd, scene.keys, trainer.plan, trainer.plan.total_steps)
@@ -442,5 +424,5 @@ def test_nothing_is_claimed_of_a_job_that_is_over(scene: Stage) -> None:
     close_passes(scene.etcd, scene.keys, trainer.plan, trainer.plan.total_steps)
     scene.etcd.put(scene.keys.state, b"complete")
     with pytest.raises(WorkChanged):
-        trainer.queue.claim_chunk(60.0, 1, 99)
+        trainer.queue.get(TERMS)
     assert scene.records().keys() == {"done"}

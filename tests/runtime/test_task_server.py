@@ -29,9 +29,8 @@ from graphft.runtime.protocol.messages import (
     Tasks,
     TasksSettled,
 )
-from graphft.runtime.queue import failed_batch, failed_task
-from graphft.runtime.queue.failed_task import report_failed
-from graphft.runtime.queue.task_client import CallRefused
+from graphft.runtime.queue import failed_batch, task_client
+from graphft.runtime.queue.task_client import CallRefused, report_failed
 from graphft.transpiler import Job
 from tests.runtime.coordinators import CHUNKS, Scene, Trainer, async_job, scene_of, serving
 from tests.support.waiting import until
@@ -428,7 +427,7 @@ def test_a_launcher_takes_a_late_answer(scene: Scene, monkeypatch: pytest.Monkey
     member = scene.coordinator().start().member
     client = Mock()
     client.receive.side_effect = [None, SimpleNamespace(message=TaskFailed(1, "left-out", "it was killed"))]
-    monkeypatch.setattr(failed_task, "make_client", lambda *_: client)
+    monkeypatch.setattr(task_client, "make_client", lambda *_: client)
     change = report_failed(scene.etcd, scene.keys, member.login, (0, 0, 0), 1, "it was killed", 60.0)
     assert change is not None
     assert (client.connect.call_count, client.send.call_count) == (1, 2)

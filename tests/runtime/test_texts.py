@@ -21,7 +21,7 @@ from graphft.runtime.coordination.status import read_left_out
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
 from graphft.runtime.protocol.sync_events import Work
-from tests.runtime.trainers import stage
+from tests.runtime.trainers import TERMS, stage
 from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 
@@ -96,8 +96,8 @@ def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys
         trainer = scene.trainer(0)
         scene.etcd.put(keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
         trainer.ctx.step, trainer.ctx.slot = 0, 0
-        trainer.queue.enqueue_pass()
-        work = trainer.queue.claim_chunk(60.0, 1, 99)
+        trainer.queue.begin_pass()
+        work = trainer.queue.get(TERMS)
         reason = trainer.tell_failure("step 0 of slot 0", ValueError(text), step=0)
         trainer.queue.report_failure(Work(0, 0), reason)
         left_out = read_left_out(scene.etcd, keys)[work.chunk]

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from graphft.ops.context import ClaimTerms
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
@@ -18,6 +19,8 @@ from graphft.runtime.roles.trainer.unit_trainer import UnitTrainer
 from graphft.transpiler import Job
 from tests.support.patient import Patient
 from tests.support.waiting import until
+
+TERMS = ClaimTerms(timeout=60.0, max_failures=1, max_discarded=99)
 
 
 class Interposed:

@@ -154,19 +154,16 @@ class Trainer(Role):
 
     def end_pull(self, shards: int) -> None: ...
 
-    def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
-        return self.planned_chunk()
-
-    def planned_chunk(self) -> ChunkWork:
+    def get(self, terms: object = None) -> ChunkWork:
         if self.work is None:
             raise NoData
         w = self.work
         seed = batch_seed(self.job.config.seed, self.ctx.step, self.ctx.slot)
         return ChunkWork(w.pass_index, w.chunk, w.batch, w.samples, seed)
 
-    def enqueue_pass(self) -> None: ...
+    def begin_pass(self) -> None: ...
 
-    def complete_chunks(self) -> None: ...
+    def complete(self) -> None: ...
 
     def release_slots(self) -> None: ...
 

@@ -15,8 +15,8 @@ from graphft.errors import UsageError
 from graphft.runtime.etcd import EtcdError, Session, Store
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.process.role_process import end_by
-from graphft.runtime.queue.finished_passes import close_passes
-from graphft.runtime.queue.shard_tasks import close_tasks
+from graphft.runtime.queue.passes import close_passes
+from graphft.runtime.queue.requeue import close_tasks
 from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.roles.limits import pserver_limits
 from graphft.runtime.roles.listen import listen

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from graphft.ops.context import ClaimTerms
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import KV
 from graphft.runtime.etcd.model import Compare, Op, RangeResult, TxnResult
 from graphft.runtime.protocol.chunk_queue import Pending, Todo, chunk_of
 from graphft.runtime.protocol.task_groups import Task
 from graphft.runtime.protocol.task_queue import TaskQueue
-from graphft.runtime.queue.transactions import Terms
 from graphft.runtime.roles.task_coordinator.task_store import TaskStore
 
 
@@ -26,7 +26,7 @@ class QueueView:
     """The part of a `Store` that `fail_batch` and `commit` use. `reload`: makes memory what etcd has again, and gives
     the queue."""
 
-    def __init__(self, store: TaskStore, queue: TaskQueue, terms: Terms, reload: Callable[[], TaskQueue]) -> None:
+    def __init__(self, store: TaskStore, queue: TaskQueue, terms: ClaimTerms, reload: Callable[[], TaskQueue]) -> None:
         self.store, self.queue, self.terms, self._reload = store, queue, terms, reload
         self.keys: Keys = store.keys
 

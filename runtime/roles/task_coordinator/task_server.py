@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from graphft.ops.context import TaskServerPort
+from graphft.ops.context import ClaimTerms, TaskServerPort
 from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Barred, CoordinatorStatus
@@ -22,7 +22,7 @@ from graphft.runtime.etcd import Session, Watch, delete_op, get_op, put_op, valu
 from graphft.runtime.etcd.recipes import Lock
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import Change, Known
+from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, Known
 from graphft.runtime.protocol.left_out import LeftOut
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
@@ -47,9 +47,8 @@ from graphft.runtime.protocol.task_events import (
     fences_of,
 )
 from graphft.runtime.protocol.task_queue import TaskQueue
-from graphft.runtime.queue.chunk_claims import LOST_CLAIMS
 from graphft.runtime.queue.failed_batch import fail_batch, or_end
-from graphft.runtime.queue.transactions import Terms, commit, tell_left_out
+from graphft.runtime.queue.transactions import commit, tell_left_out
 from graphft.runtime.roles.process_end import ProcessEnd
 from graphft.runtime.roles.task_coordinator.queue_view import QueueView
 from graphft.runtime.roles.task_coordinator.task_store import Fence, TaskStore
@@ -79,7 +78,7 @@ class TaskServer(TaskServerPort):
         config = member.config
         self.options = QueueOptions(config.plan, config.sync, config.pservers)
         self.queue = TaskQueue(self.options)
-        self.terms = Terms()
+        self.terms = ClaimTerms()
         self.serving = False
         self.counters: Counter[str] = Counter()
         self._left_out: Watch | None = None
@@ -158,7 +157,7 @@ class TaskServer(TaskServerPort):
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     def serve(self, timeout: float, max_failures: int, max_discarded: int) -> None:
-        self.terms = Terms(timeout, max_failures, max_discarded)
+        self.terms = ClaimTerms(timeout, max_failures, max_discarded)
         self.options.timeout, self.options.max_lost = timeout, LOST_CLAIMS * max_failures
         member = self.member
         member.progress.begin("giving out tasks")

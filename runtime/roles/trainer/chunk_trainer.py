@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from graphft.ops.context import EndOfPass, NoData, WorkChanged
 from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.process.work_record import Phase
-from graphft.runtime.queue.async_queue import AsyncQueue, Source, StaticAssignment
-from graphft.runtime.queue.chunk_claims import Claims
-from graphft.runtime.queue.task_claims import TaskClaims
-from graphft.runtime.queue.transactions import terms_of
+from graphft.runtime.queue.async_queue import AsyncQueue, StaticAssignment
+from graphft.runtime.queue.chunk_queue import OpenQueue
+from graphft.runtime.queue.coordinator_queue import CoordinatorOpenQueue
+from graphft.runtime.queue.etcd_queue import EtcdOpenQueue
 from graphft.runtime.roles.trainer.async_comm import AsyncComm, push_timeout_of
 from graphft.runtime.roles.trainer.bar import Bar
 from graphft.runtime.roles.trainer.batches import Batches
@@ -38,22 +38,20 @@ class ChunkTrainer(Trainer):
         self.comm = comm = AsyncComm(member, self.transport, state, self.work_record, shards, program, self.check, bar)
         self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
         self.data = self.make_data()
-        self.queue = AsyncQueue(member, self._make_source(), comm, state, self.data.read_ahead)
-        ctx.tasks = self.queue
+        self.queue = AsyncQueue(member, self._make_records(), comm, state, self.data.read_ahead)
         ctx.view, ctx.comm, ctx.data, ctx.queue, ctx.claims = self.view, comm, self.data, self.queue, self.queue
         self.end.on_hung.append(self._report_hung)
         self._first_steps: dict[int, dict[int, int]] = {}
         """Of the pass at hand, each chunk's first step in the plan."""
 
-    def _make_source(self) -> Source:
-        """Where chunks come from, as the program's operators have it."""
+    def _make_records(self) -> OpenQueue:
+        """Returns who keeps the queue's records, as the program's operators have it."""
         if self.program.find_op("get_task") is not None:
-            claims = TaskClaims(self.member, self.make_task_client(), self.state, self.comm.generations)
-            self._closing.append(claims.close)
-            return claims
-        op = self.program.find_op("etcd_get_chunk")
-        if op is not None:
-            return Claims(self.member, self.state, self.comm.generations, terms_of(op))
+            records = CoordinatorOpenQueue(self.member, self.make_task_client(), self.state, self.comm.generations)
+            self._closing.append(records.close)
+            return records
+        if self.program.find_op("etcd_get_chunk") is not None:
+            return EtcdOpenQueue(self.member, self.state, self.comm.generations)
         return StaticAssignment(self.member)
 
     def make_data(self) -> Batches:

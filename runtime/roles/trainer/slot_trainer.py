@@ -15,8 +15,9 @@ from graphft.ops.context import NoData, NotYet, WorkChanged
 from graphft.runtime.etcd import Store
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.sync_events import Work
-from graphft.runtime.queue.coordinator_records import CoordinatorRecords
-from graphft.runtime.queue.slot_records import EtcdRecords, SlotRecords
+from graphft.runtime.queue.chunk_queue import SlotQueue
+from graphft.runtime.queue.coordinator_queue import CoordinatorSlotQueue
+from graphft.runtime.queue.etcd_queue import EtcdSlotQueue
 from graphft.runtime.queue.sync_queue import SyncQueue
 from graphft.runtime.roles.trainer.bar import Bar
 from graphft.runtime.roles.trainer.batches import Batches
@@ -56,16 +57,15 @@ class SlotTrainer(Trainer):
             program, self.config.batch_size, state, self.work_record, self.prefetcher, self.storage, self.check
         )
         self.slots = SlotClaims(member, state, shards, bar, queue, comm, self.storage, view)
-        ctx.tasks = queue
         ctx.view, ctx.queue, ctx.claims, ctx.comm, ctx.data, ctx.slots = view, queue, queue, comm, self.data, self.slots
         self.end.on_hung.append(self._report_hung)
 
-    def _make_records(self, shards: SyncShards) -> SlotRecords | None:
-        """Where claims are recorded, as the program's operators have it."""
+    def _make_records(self, shards: SyncShards) -> SlotQueue | None:
+        """Returns who keeps the queue's records, as the program's operators have it."""
         if self.program.find_op("get_task") is not None:
-            return CoordinatorRecords(self.member, self.make_task_client(), shards, self.state)
+            return CoordinatorSlotQueue(self.member, self.make_task_client(), shards, self.state)
         if self.program.find_op("etcd_get_chunk") is not None:
-            return EtcdRecords(self.member, shards, self.state)
+            return EtcdSlotQueue(self.member, shards, self.state)
         return None
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class SlotTrainer(Trainer):
         barrier = next(i for i, op in enumerate(ops) if op.type == "send_barrier")
         with suppress(WorkChanged):
             self.comm.await_shards(registry.attr(ops[barrier], "shards"))
-            self.queue.complete_chunks()
+            self.queue.complete()
             self.blocks.run("step", start=barrier)
 
     def _read_ahead(self, work: Work) -> None:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from graphft.ops.context import ChunkWork, NotYet
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol.sync_events import TrainerControl
-from graphft.runtime.queue.pace import Pace
+from graphft.runtime.queue.chunk_queue import Pace
 
 RATE_WINDOW = 50
 

@@ -12,7 +12,9 @@ from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.loss_results import reported
 from graphft.ops.context import (
+    NO_TERMS,
     ChunkWork,
+    ClaimTerms,
     CommPort,
     Context,
     DataPort,
@@ -22,7 +24,6 @@ from graphft.ops.context import (
     QueuePort,
     Slices,
     SlotsPort,
-    TasksPort,
 )
 from graphft.plan import batch_seed
 from graphft.runtime.coordination.member import Member
@@ -73,7 +74,7 @@ class StepTrial:
             comm, ctx = TrialComm(self.job), Context(trainer_scope(self.program), device=self.config.device)
             batch = TrialBatch(self._work(size), {name: value[:size] for name, value in self._batch.items()})
             units = TrialUnits(self, ctx, observe)
-            ctx.queue, ctx.tasks, ctx.slots, ctx.data, ctx.comm, ctx.local = batch, batch, batch, batch, comm, units
+            ctx.queue, ctx.slots, ctx.data, ctx.comm, ctx.local = batch, batch, batch, comm, units
             results += [*self.run_block("step", fetch, ctx, observe), *units.reported, *_in_order(comm.pushed)]
             initial = _in_order(comm.pulled)
         return initial, results
@@ -99,47 +100,23 @@ def _in_order(buckets: Mapping[tuple[int, int], Tensor]) -> list[Tensor]:
     return [buckets[key] for key in sorted(buckets)]
 
 
-class TrialBatch(QueuePort, TasksPort, SlotsPort, DataPort):
+class TrialBatch(QueuePort, SlotsPort, DataPort):
     """One batch to compute. No chunk is claimed for it, and no slot."""
+
+    def begin_pass(self) -> None: ...
+    def complete(self) -> None: ...
+    def fail(self) -> None: ...
+    def renew(self, timeout: float) -> None: ...
+    def await_pass(self) -> None: ...
+    def await_validation(self, every: int, passes: bool) -> None: ...
+    def claim_slots(self, slots: int, policy: str) -> None: ...
+    def release_slots(self) -> None: ...
 
     def __init__(self, work: ChunkWork, columns: Mapping[str, Tensor]) -> None:
         self.work, self.columns = work, columns
 
-    def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
+    def get(self, terms: ClaimTerms = NO_TERMS) -> ChunkWork:
         return self.work
-
-    def planned_chunk(self) -> ChunkWork:
-        return self.work
-
-    def complete_chunks(self) -> None:
-        """None was claimed."""
-
-    def enqueue_pass(self) -> None:
-        """It is of no pass."""
-
-    def get_task(self) -> ChunkWork:
-        return self.work
-
-    def finish_tasks(self) -> None:
-        """None was given."""
-
-    def fail_task(self) -> None:
-        """Whoever tries it is told."""
-
-    def renew_tasks(self, timeout: float) -> None:
-        """None is held."""
-
-    def await_pass(self) -> None:
-        """It is of none."""
-
-    def await_validation(self, every: int, passes: bool) -> None:
-        """It depends on none."""
-
-    def claim_slots(self, slots: int, policy: str) -> None:
-        """It needs none."""
-
-    def release_slots(self) -> None:
-        """None is held."""
 
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[Tensor]:
         return [self.columns[name].clone() for name in columns]

@@ -20,9 +20,9 @@ from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.sync_events import Rollback
-from graphft.runtime.queue.finished_passes import close_passes
+from graphft.runtime.queue.passes import close_passes
 from graphft.transpiler import Job
-from tests.runtime.trainers import Stage, shards_at, stage
+from tests.runtime.trainers import TERMS, Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
@@ -48,12 +48,12 @@ def work_at(scene: Stage, trainer: Any, step: int) -> None:
     scene.etcd.put(scene.keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
     shards_at(trainer, step)
     enter(trainer, step)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
 
 
 def enter(trainer: Any, step: int) -> None:
     trainer.ctx.step, trainer.ctx.slot = step, 0
-    trainer.queue.enqueue_pass()
+    trainer.queue.begin_pass()
     trainer.state.pass_index = trainer.plan.pass_of(step)
 
 
@@ -75,7 +75,7 @@ def test_what_is_done_again_after_the_end_is_closed_again(scene: Stage) -> None:
     trainer.comm.control(Rollback(1, LAST - 1))
     shards_at(trainer, LAST - 1, generation=1)
     enter(trainer, LAST - 1)
-    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.get(TERMS)
     assert "todo" in scene.records(1)
     finish(trainer)
     assert scene.records(1) == DONE
@@ -117,7 +117,7 @@ def test_whoever_lost_the_slot_puts_nothing_back(scene: Stage) -> None:
     scene.etcd.delete(chunk_queue.pending_key(scene.keys.queue(0), 0))
     scene.etcd.put(chunk_queue.done_key(scene.keys.queue(0), 0), b"{}")
     with pytest.raises(WorkChanged):
-        late.queue.claim_chunk(60.0, 1, 99)
+        late.queue.get(TERMS)
     assert scene.records(0) == DONE
 
 

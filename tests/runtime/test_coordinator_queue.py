@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from graphft.ops.context import NO_TERMS
 from graphft.plan import Plan
 from graphft.runtime.protocol.messages import TASK_CALLS, FinishTasks, RenewTasks, Tasks, TasksSettled
-from graphft.runtime.queue.chunk_claims import Claim
-from graphft.runtime.queue.task_claims import TaskClaims
+from graphft.runtime.queue import coordinator_queue
+from graphft.runtime.queue.chunk_queue import Claim
+from graphft.runtime.queue.coordinator_queue import CoordinatorOpenQueue
 
 
 class SlowClient:
@@ -48,12 +50,13 @@ def fences() -> list[int]:
 
 
 @pytest.fixture
-def claims(client: SlowClient, fences: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[TaskClaims]:
+def claims(client: SlowClient, fences: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[CoordinatorOpenQueue]:
     member: Any = SimpleNamespace(id="0-3f2a", config=SimpleNamespace(plan=Plan([1] * 9, slots=1, batch_size=1)))
     pace: Any = SimpleNamespace(pass_index=0, pace=1.0, alive_since=lambda _: True)
     link: Any = client
-    claims = TaskClaims(member, link, pace, lambda: [0])
-    monkeypatch.setattr(claims, "_fences", lambda: list(fences))
+    claims = CoordinatorOpenQueue(member, link, pace, lambda: [0])
+    records = lambda *_: [SimpleNamespace(mod_revision=fence) for fence in fences]  # noqa: E731
+    monkeypatch.setattr(coordinator_queue, "shard_generations", records)
     yield claims
     client.may.set()
     claims.close()
@@ -64,7 +67,7 @@ def finished(client: SlowClient) -> list[tuple[list[int], list[int]]]:
     return [([c for c, _ in m.tasks], m.fences) for m in client.calls if isinstance(m, FinishTasks)]
 
 
-def test_what_gathers_is_told_together(client: SlowClient, claims: TaskClaims) -> None:
+def test_what_gathers_is_told_together(client: SlowClient, claims: CoordinatorOpenQueue) -> None:
     claims.complete([Claim((0, 0), 1, 1)])
     assert client.called.wait(120)
     for chunk in (1, 2, 3):
@@ -74,7 +77,7 @@ def test_what_gathers_is_told_together(client: SlowClient, claims: TaskClaims) -
     assert finished(client) == [([0], [7]), ([1, 2, 3], [7])]
 
 
-def test_each_with_the_fences_of_its_time(client: SlowClient, claims: TaskClaims, fences: list[int]) -> None:
+def test_each_with_the_fences_of_its_time(client: SlowClient, claims: CoordinatorOpenQueue, fences: list[int]) -> None:
     """A shard has gone back between two of them: only the tasks before are to do again."""
     claims.complete([Claim((0, 0), 1, 1)])
     assert client.called.wait(120)
@@ -87,16 +90,16 @@ def test_each_with_the_fences_of_its_time(client: SlowClient, claims: TaskClaims
     assert finished(client) == [([0], [7]), ([1], [7]), ([2], [9]), ([3], [9])]
 
 
-def test_a_trainer_says_that_it_holds_nothing(client: SlowClient, claims: TaskClaims) -> None:
+def test_a_trainer_says_that_it_holds_nothing(client: SlowClient, claims: CoordinatorOpenQueue) -> None:
     """What it was given by an answer that was lost would wait for its time-out, and the trainer be barred."""
-    claims.renew(0.0, {})
+    claims.renew([], 0.0)
     assert client.calls == [], "it never was given anything"
-    (claim,) = claims.take()
-    claims.renew(0.0, {claim.key: claim})
+    (claim,) = claims.take(NO_TERMS)
+    claims.renew([claim], 0.0)
     client.may.set()
     claims.complete([claim])
     claims._background.wait()
-    claims.renew(0.0, {})
+    claims.renew([], 0.0)
     assert [call for call in client.calls if isinstance(call, RenewTasks)] == [
         RenewTasks(99, "0-3f2a", [(0, 4, 1, 0)]),
         RenewTasks(99, "0-3f2a", []),

@@ -1,0 +1,358 @@
+"""The queue's records in etcd, which every trainer reads and writes itself.
+
+Sync: a slot's chunks are claimed under the slot's key. Async: one transaction reads the todo and pending records of a
+random range of 100 chunks; the free ones are shuffled, and a few are claimed in one transaction. A range without todo
+records is not looked at again in this pass; when none is left the pass is over, unless `/<job>/pass` was written
+meanwhile: a shard that comes back older puts chunks back to todo, and then writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from graphft.ops.context import ClaimTerms, EndOfPass, NoData, WorkChanged
+from graphft.plan import Located
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.records import decode_pass
+from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op, value_is
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, Known, Todo
+from graphft.runtime.protocol.left_out import ChunkOmissions, omissions_of
+from graphft.runtime.queue.chunk_queue import (
+    CLAIM_BATCHES,
+    ChunkQueue,
+    Claim,
+    OpenQueue,
+    Pace,
+    SlotQueue,
+    by_pass,
+    shard_generations,
+)
+from graphft.runtime.queue.failed_batch import fail_batch, or_end
+from graphft.runtime.queue.passes import Passes, close_pass
+from graphft.runtime.queue.sync_queue import Shards
+from graphft.runtime.queue.transactions import StaleClaims, commit, give_back, renew, tell_left_out
+
+log = logging.getLogger("graphft")
+
+RANGE = 100
+"""Chunks that one look at the queue covers: those whose numbers differ in the last two digits only."""
+T = TypeVar("T")
+
+
+class EtcdQueue(ChunkQueue):
+    """What sync and async trainers have in common."""
+
+    def __init__(self, member: Member, pace: Pace) -> None:
+        self.member, self.etcd, self.keys = member, member.etcd, member.keys
+        self.plan, self.pace = member.config.plan, pace
+        self.passes = Passes(member)
+        self._stale_claims = StaleClaims(member.etcd, member.keys, member.events)
+
+    def _retry(self, call: Callable[[], T]) -> T:
+        return self.member.retry_while_leased(call)
+
+    def _fences(self) -> list[Compare] | None:
+        """Returns what a completion relies on beside its claims; None if that is known not to hold."""
+        return []
+
+    def complete(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Those that were claimed in one transaction are completed in one."""
+        together: dict[tuple[int, int], list[Claim]] = {}
+        for claim in claims:
+            together.setdefault((claim.key[0], claim.revision), []).append(claim)
+        settled = []
+        for group in together.values():
+            if self._completed(group):
+                settled += group
+            else:
+                settled += [c for c in group if self._completed([c]) or not self._is_mine(c)]
+        return settled
+
+    def _completed(self, claims: Sequence[Claim]) -> bool:
+        return self._retry(functools.partial(self._complete, claims))
+
+    def _complete(self, claims: Sequence[Claim]) -> bool:
+        fences = self._fences()
+        if fences is None:
+            return False
+        changes = [chunk_queue.complete(self.keys.queue(c.key[0]), c.key[1], c.revision) for c in claims]
+        return commit(self.etcd, changes, also=fences).ok
+
+    def _is_mine(self, claim: Claim) -> bool:
+        index, chunk = claim.key
+        pending = self._retry(lambda: self.etcd.get(chunk_queue.pending_key(self.keys.queue(index), chunk)))
+        if pending is not None and pending.create_revision == claim.revision:
+            return True
+        log.info("chunk %d of pass %d is not ours to complete any more", chunk, index)
+        return False
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        for index, some in by_pass(claims):
+            self._release(self.keys.queue(index), {claim.key[1]: claim for claim in some})
+
+    def _release(self, prefix: str, held: Mapping[int, Claim]) -> None:
+        def change(chunk: int, todo: KV) -> Change:
+            return chunk_queue.release(prefix, chunk, held[chunk].revision, todo, progress=held[chunk].progress)
+
+        fences = {chunk: claim.revision for chunk, claim in held.items()}
+        self._retry(lambda: give_back(self.etcd, prefix, fences, change))
+
+    def fail(self, claim: Claim, batch: int, reason: str, records: Collection[int] = (), certain: bool = False) -> bool:
+        make = functools.partial(fail_batch, self.etcd, self.keys, self.plan, *claim.key, batch, claim=claim.revision)
+        change = self._retry(functools.partial(make, reason=reason, records=records, certain=certain))
+        if change is not None:
+            tell_left_out(self.member.events, *claim.key, change)
+        return change is not None
+
+    def renew(self, claims: Sequence[Claim], timeout: float) -> None:
+        """Renews the own claims while batches are computed, or others are waited for, and takes away what others have
+        not renewed."""
+        now = time.monotonic()
+        for claim in claims:
+            if now - claim.renewed > timeout / 4 and self.pace.alive_since(claim.renewed):
+                claim.renewed = now
+                renew(
+                    self.etcd,
+                    self.keys.queue(claim.key[0]),
+                    claim.key[1],
+                    claim.revision,
+                    progress=claim.progress,
+                    timeout=timeout,
+                    lease=self.member.lease,
+                )
+        record = self.member.view.pass_
+        if record is not None and record.pass_index < self.plan.passes:
+            self._stale_claims.look(record.pass_index, timeout, {claim.revision for claim in claims})
+
+
+class EtcdSlotQueue(EtcdQueue, SlotQueue):
+    """Of a sync trainer."""
+
+    def __init__(self, member: Member, shards: Shards, pace: Pace) -> None:
+        super().__init__(member, pace)
+        self.shards = shards
+        self._kept = 0
+        """The first pass whose records this process has not deleted."""
+
+    # -- passes -------------------------------------------------------------------------------------------------
+
+    def begin_pass(self, index: int) -> None:
+        """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
+        close_before = functools.partial(self._close_before, index)
+        if self.passes.enqueue(index, lambda now: now is None or now.pass_index != index, close_before):
+            self._forget_before(index)
+
+    def _close_before(self, index: int) -> None:
+        """Closes the passes before `index` that every shard has applied, but for what living trainers have claimed.
+
+        These complete it themselves. If one of them dies before it does, the next pass that begins closes it.
+        """
+        for old in range(max(self._kept, index - 2), index):
+            if self.shards.lowest() >= self.plan.start_steps[old + 1]:
+                close_pass(self.etcd, self.keys, self.plan, old, pending=False)
+
+    def _forget_before(self, index: int) -> None:
+        """Deletes the records of passes before the last two, but of none that the job may go back to."""
+        committed = self.member.view.committed
+        saved = self.plan.pass_of(committed.step) if committed is not None else 0
+        old, self._kept = self._kept, max(self._kept, min(index - 1, saved))
+        for gone in range(old, self._kept):
+            self._retry(functools.partial(self.etcd.delete_prefix, self.keys.queue(gone)))
+
+    # -- claims -------------------------------------------------------------------------------------------------
+
+    def claim(self, slot: int, group: Sequence[Located], terms: ClaimTerms) -> list[Claim]:
+        """A holder that vanished is not held against a chunk: no data is discarded for being preempted. Nothing is
+        claimed of a job that is over: a trainer that has not heard of it would open a chunk again.
+        """
+        return self._retry(functools.partial(self._claim, slot, group, terms))
+
+    def _claim(self, slot: int, group: Sequence[Located], terms: ClaimTerms) -> list[Claim]:
+        mine = [value_is(self.keys.slot(slot), self.member.id.encode()), value_is(self.keys.state, b"running")]
+        while True:
+            wanted, left_over = self._read(group)
+            changes = left_over or [self._claim_of(slot, located, todo, terms) for located, todo, _ in wanted]
+            result = commit(self.etcd, changes, self.member.lease, mine)
+            if result.ok and not left_over:
+                return [self._made(slot, one, result.revision, omissions) for one, _, omissions in wanted]
+            if not result.ok and not self.etcd.txn(mine, []).ok:
+                raise WorkChanged
+
+    def _read(self, group: Sequence[Located]) -> tuple[list[tuple[Located, KV, ChunkOmissions | None]], list[Change]]:
+        """Returns chunks that can be claimed, with their todo records; and what has to be done before others can."""
+        prefix = self.keys.queue(group[0].pass_index)
+        kinds = (chunk_queue.todo_key, chunk_queue.pending_key, chunk_queue.done_key)
+        found = [[*(key(prefix, one.chunk) for key in kinds), self.keys.left_out(one.chunk)] for one in group]
+        read = self.etcd.txn([], [get_op(key) for keys in found for key in keys])
+        wanted, left_over = [], []
+        for i, located in enumerate(group):
+            todo, pending, done, left_out = (read.kv(len(found[i]) * i + j) for j in range(len(found[i])))
+            if pending is not None:  # of another holder (or an earlier claim): it holds no slot now
+                left_over.append(chunk_queue.displace(prefix, located.chunk, pending))
+            elif todo is None:  # done in a generation that was rolled back
+                left_over.append(chunk_queue.requeue(prefix, located.chunk, done, 0))
+            else:
+                wanted.append((located, todo, omissions_of(self.plan, left_out)))
+        return wanted, left_over
+
+    def _claim_of(self, slot: int, located: Located, todo: KV, terms: ClaimTerms) -> Change:
+        return chunk_queue.claim(
+            self.keys.queue(located.pass_index),
+            located.chunk,
+            todo,
+            trainer=self.member.id,
+            slot=slot,
+            start_step=located.chunk_start_step,
+            now=time.time(),
+            **terms._asdict(),
+        )
+
+    def _made(self, slot: int, located: Located, revision: int, omissions: ChunkOmissions | None) -> Claim:
+        key, batches = (located.pass_index, located.chunk), int(self.plan.batches[located.chunk])
+        return Claim(key, batches, revision, slot=slot, first_step=located.chunk_start_step, omissions=omissions)
+
+
+class EtcdOpenQueue(EtcdQueue, OpenQueue):
+    """Of an async trainer. `generations`: each shard's, in which its acknowledgements were given."""
+
+    def __init__(self, member: Member, pace: Pace, generations: Callable[[], list[int]]) -> None:
+        super().__init__(member, pace)
+        self.generations = generations
+        self._random = random.Random(self.member.id)
+        self._marker: KV | None = None
+        self._open: list[str] = []
+        """Beginnings of the chunk numbers that may have todo records, in this trainer's order."""
+
+    # -- passes -------------------------------------------------------------------------------------------------
+
+    def begin_pass(self, index: int) -> None:
+        if self.passes.enqueue(index, lambda now: (now.pass_index if now is not None else -1) == index - 1):
+            self._forget_old()
+            log.info("pass %d begins", index) if index < self.plan.passes else log.info("all passes are done")
+
+    def _forget_old(self) -> None:
+        """Deletes what is done in passes that every shard's checkpoint holds: no shard will ever requeue it.
+
+        The last pass's stays, for the status of a job that is complete.
+        """
+        saved = [c.passes for c in self.member.view.shard_commits.values()]
+        for index in range(min(*saved, self.plan.passes - 1) if len(saved) == self.member.config.pservers else 0):
+            self._retry(functools.partial(self.etcd.delete_prefix, f"{self.keys.queue(index)}done/"))
+
+    def next_pass(self) -> int:
+        """The recorded one, or if it is the trainer's own, the next."""
+        recorded = _pass(self._marker)
+        return recorded + 1 if recorded == self.pace.pass_index else recorded
+
+    # -- claims -------------------------------------------------------------------------------------------------
+
+    def take(self, terms: ClaimTerms) -> list[Claim]:
+        return self._retry(functools.partial(self._take, terms))
+
+    def _take(self, terms: ClaimTerms) -> list[Claim]:
+        while True:
+            for start in list(self._open):
+                claims = self._look(start, terms)
+                if claims is None:
+                    break
+                if claims:
+                    return claims
+            marker = self.etcd.get(self.keys.pass_)
+            if marker != self._marker:
+                self._begin(marker)
+                if _pass(marker) != self.pace.pass_index:
+                    raise EndOfPass
+            elif self._open or self.pace.pass_index >= self.plan.passes:
+                raise NoData  # others hold what is left
+            else:
+                raise EndOfPass
+
+    def _begin(self, marker: KV | None) -> None:
+        """The pass is another, or chunks were put back: every range is to be looked at (again)."""
+        self._marker = marker
+        ranges = -(-len(self.plan.records) // RANGE) if 0 <= _pass(marker) < self.plan.passes else 0
+        self._open = [f"{b:06d}" for b in range(ranges)]
+        self._random.shuffle(self._open)
+
+    def _look(self, start: str, terms: ClaimTerms) -> list[Claim] | None:
+        """One range: claims some of it, or notes that nothing is left to do there. None: the pass changed."""
+        index = _pass(self._marker)
+        prefix = self.keys.queue(index)
+        read = self.etcd.txn(
+            [],
+            [
+                get_op(self.keys.pass_),
+                range_op(f"{prefix}todo/{start}"),
+                range_op(f"{prefix}pending/{start}", keys_only=True),
+                range_op(f"{self.keys.all_left_out}{start}"),
+            ],
+        )
+        if read.kv(0) != self._marker:
+            return None
+        todo = {chunk_queue.chunk_of(kv.key): kv for kv in read.range(1).kvs}
+        if not todo:
+            self._open.remove(start)
+        free = chunk_queue.claimable(todo, (chunk_queue.chunk_of(kv.key) for kv in read.range(2).kvs))
+        self._random.shuffle(free)
+        left_out = {chunk_queue.chunk_of(kv.key): kv for kv in read.range(3).kvs}
+        records = {c: (todo[c], left_out.get(c)) for c in free[: self._enough(free)]}
+        return self._claim(index, records, terms) if free else []
+
+    def _enough(self, free: list[int]) -> int:
+        """How many chunks to claim: more than one when they are short, and about a fair share of the rest at most."""
+        count, batches = 0, 0
+        while count < len(free) and batches < CLAIM_BATCHES:
+            batches += int(self.plan.batches[free[count]])
+            count += 1
+        share = len(free) * len(self._open) // max(1, len(self.member.view.trainers))
+        return max(1, min(count, share))
+
+    def _claim(self, index: int, records: Mapping[int, tuple[KV, KV | None]], terms: ClaimTerms) -> list[Claim]:
+        """`records`: by chunk, its todo record, and what is left out of it."""
+        changes = {chunk: self._claim_of(index, chunk, *found, terms) for chunk, found in records.items()}
+        result = commit(self.etcd, list(changes.values()), self.member.lease)
+        if not result.ok:
+            return []  # somebody else was faster with one of them
+        claims = []
+        for chunk, change in changes.items():
+            if change.outcome != "claimed":
+                tell_left_out(self.member.events, index, chunk, change)
+                continue
+            todo, left_out = records[chunk]
+            attempt = msgspec.json.decode(todo.value, type=Todo).attempt + 1
+            batches, omissions = int(self.plan.batches[chunk]), omissions_of(self.plan, left_out)
+            claims.append(Claim((index, chunk), batches, result.revision, attempt, omissions=omissions))
+        return claims
+
+    def _claim_of(self, index: int, chunk: int, todo: KV, left_out: KV | None, terms: ClaimTerms) -> Change:
+        known = Known(self.keys.left_out(chunk), index, left_out)
+        change = chunk_queue.claim(
+            self.keys.queue(index),
+            chunk,
+            todo,
+            trainer=self.member.id,
+            now=time.time(),
+            progress=msgspec.json.decode(todo.value, type=Todo).progress,
+            lost=(LOST_CLAIMS * terms.max_failures, known),
+            **terms._asdict(),
+        )
+        return or_end(self.etcd, self.keys, self.plan, known, change, terms.max_discarded)
+
+    def _fences(self) -> list[Compare] | None:
+        """No shard has gone back since it acknowledged the chunks. None: one is back, which has not said yet what it
+        lacks."""
+        found = shard_generations(self.member, self.generations())
+        return [mod_is(kv.key, kv.mod_revision) for kv in found] if found is not None else None
+
+
+def _pass(marker: KV | None) -> int:
+    record = decode_pass(marker)
+    return record.pass_index if record is not None else -1
