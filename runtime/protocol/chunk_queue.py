@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -207,9 +207,8 @@ def claim(
         Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
         Compare(pending_key(prefix, chunk), "create", 0),
     )
-    if lost is not None and new.failures >= lost[0]:
-        omission = Omission(lost[1].pass_index, progress, "its holders vanished", new.failures, rest=True)
-        return _leave_out(prefix, chunk, old, omission, lost[1], compares)
+    if lost is not None and (found := vanished(chunk, old, progress, *lost)) is not None:
+        return _with_todo(prefix, chunk, compares, *found)
     pending = Pending(trainer, slot, start_step, now + timeout, new.attempt, max_failures, max_discarded)
     return Change(
         "claimed",
@@ -289,11 +288,23 @@ def expire(prefix: str, chunk: int, pending: Record, now: float) -> Change | Non
     return replace(displace(prefix, chunk, pending), reason=reason)
 
 
-def fail(
-    prefix: str,
+def fail(prefix: str, chunk: int, fence: int, todo: Record, known: Known, **failure: Any) -> Change:
+    """Reports at once that a batch of a chunk under the own claim has `failed`; gives the chunk back."""
+    new, change = failed(chunk, msgspec.json.decode(todo.value, type=Todo), known, **failure)
+    return _with_todo(prefix, chunk, _own(prefix, chunk, fence, todo), new, change)
+
+
+def _with_todo(prefix: str, chunk: int, compares: tuple[Compare, ...], todo: Todo, change: Change) -> Change:
+    """The change, with the chunk's own records: it is free again."""
+    put = Put(todo_key(prefix, chunk), msgspec.json.encode(todo))
+    return replace(
+        change, compares=(*compares, *change.compares), puts=(put, *change.puts), deletes=(pending_key(prefix, chunk),)
+    )
+
+
+def failed(
     chunk: int,
-    fence: int,
-    todo: Record,
+    todo: Todo,
     known: Known,
     *,
     batch: int,
@@ -301,26 +312,30 @@ def fail(
     max_failures: int,
     records: Collection[int] = (),
     rest: bool = False,
-) -> Change:
-    """Reports at once that a batch of a chunk under the own claim cannot be computed, and why; gives the chunk back.
+) -> tuple[Todo, Change]:
+    """Returns what a chunk is when a batch of it has failed, and the change beside it.
 
     The batch is left out when it has failed too often in a row, and with `rest` all batches behind it; only the records
     to blame if that is known: `records` (positions in the chunk) of this failure, those among them that the failures
     before blame as well. Failures of another batch before do not count. `reason` may be of any origin.
     """
     reason = plain_text(reason)
-    old = msgspec.json.decode(todo.value, type=Todo)
-    new = old.failed(batch, records)
-    if new.failures >= max_failures:
-        omission = Omission(known.pass_index, batch, reason, new.failures, rest, () if rest else new.suspects)
-        return _leave_out(prefix, chunk, old, omission, known, _own(prefix, chunk, fence, todo))
-    return Change(
-        "released",
-        f"chunk {chunk} failed at batch {batch}: {reason}",
-        _own(prefix, chunk, fence, todo),
-        (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
-        (pending_key(prefix, chunk),),
+    new = todo.failed(batch, records)
+    if new.failures < max_failures:
+        return new, Change("released", f"chunk {chunk} failed at batch {batch}: {reason}", ())
+    return _leave_out(
+        chunk, todo, Omission(known.pass_index, batch, reason, new.failures, rest, () if rest else new.suspects), known
     )
+
+
+def vanished(chunk: int, todo: Todo, progress: int, limit: int, known: Known) -> tuple[Todo, Change] | None:
+    """As `failed`, of a chunk that nobody holds: what is left of it is left out if `limit` of its holders in a row have
+    vanished, which may have been preempted. None: not so many have."""
+    failures = todo.claimed(progress, vanished=True).failures
+    if failures < limit:
+        return None
+    omission = Omission(known.pass_index, progress, "its holders vanished", failures, rest=True)
+    return _leave_out(chunk, todo, omission, known)
 
 
 def _suspects(before: Collection[int], now: Collection[int]) -> tuple[int, ...]:
@@ -328,25 +343,18 @@ def _suspects(before: Collection[int], now: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted(set(before) & set(now) or set(now) or set(before)))
 
 
-def _leave_out(
-    prefix: str, chunk: int, todo: Todo, omission: Omission, known: Known, compares: tuple[Compare, ...]
-) -> Change:
-    """The chunk is free again, without what is left out; its failures so far are forgotten."""
+def _leave_out(chunk: int, todo: Todo, omission: Omission, known: Known) -> tuple[Todo, Change]:
+    """The chunk goes on without what is left out; its failures so far are forgotten."""
     what = (
         f"chunk {chunk} from batch {omission.batch} on" if omission.rest else f"batch {omission.batch} of chunk {chunk}"
     )
     lost = f"{len(omission.records)} of its records" if omission.records else "its records"
     times = f" {omission.failures} times in a row without progress" if omission.failures > 1 else ""
     same, put = known.leave_out(omission)
-    failed = f"{what} in pass {omission.pass_index} failed{times} ({omission.reason})"
-    return Change(
-        "left-out",
-        f"{failed}; {lost} {'is' if len(omission.records) == 1 else 'are'} left out from there on",
-        (*compares, same),
-        (Put(todo_key(prefix, chunk), msgspec.json.encode(todo.left_out(omission.batch))), put),
-        (pending_key(prefix, chunk),),
-        failed,
-    )
+    text = f"{what} in pass {omission.pass_index} failed{times} ({omission.reason})"
+    are = "is" if len(omission.records) == 1 else "are"
+    change = Change("left-out", f"{text}; {lost} {are} left out from there on", (same,), (put,), cause=text)
+    return todo.left_out(omission.batch), change
 
 
 def requeue(prefix: str, chunk: int, done: Record | None, progress: int) -> Change:

@@ -12,7 +12,7 @@ from graphft.runtime.coordination.generation import go_back
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Failure
 from graphft.runtime.coordination.status import read_left_out
-from graphft.runtime.etcd import get_op, mod_is
+from graphft.runtime.etcd import KV, Compare, get_op, mod_is
 from graphft.runtime.etcd.model import Transactions
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, Known, Pending, Put
@@ -72,12 +72,20 @@ def fail_batch(
             records=records,
             rest=rest or batch in gone,
         )
-        change, back, same = or_end(store, keys, plan, known, change, terms.max_discarded), [], []
-        if change.outcome == "left-out" and terms.slot >= 0:
-            back = [go_back(keys, generation, committed, change.reason)]
-            same = [mod_is(keys.pass_, marker.mod_revision)] if marker is not None else []
+        change = or_end(store, keys, plan, known, change, terms.max_discarded)
+        back, same = going_back(keys, change, generation, committed, marker) if terms.slot >= 0 else ([], [])
         if commit(store, [change, *back], also=same).ok:
             return change
+
+
+def going_back(
+    keys: Keys, change: Change, generation: KV | None, committed: KV | None, marker: KV | None
+) -> tuple[list[Change], list[Compare]]:
+    """Returns what becomes part of the transaction in sync mode, and what has to hold, if a batch is left out."""
+    if change.outcome != "left-out":
+        return [], []
+    same = [mod_is(keys.pass_, marker.mod_revision)] if marker is not None else []
+    return [go_back(keys, generation, committed, change.reason)], same
 
 
 def or_end(store: Transactions, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:

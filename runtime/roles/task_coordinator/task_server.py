@@ -18,12 +18,12 @@ from graphft.ops.context import ClaimTerms, TaskServerPort
 from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Barred, CoordinatorStatus
-from graphft.runtime.etcd import Session, Watch, delete_op, get_op, put_op, value_is
+from graphft.runtime.etcd import Compare, Session, Watch, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.recipes import Lock
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, Known
-from graphft.runtime.protocol.left_out import LeftOut
+from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, Known, Todo
+from graphft.runtime.protocol.left_out import ChunkOmissions, LeftOut
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
     TASK_CALLS,
@@ -47,10 +47,9 @@ from graphft.runtime.protocol.task_events import (
     fences_of,
 )
 from graphft.runtime.protocol.task_queue import TaskQueue
-from graphft.runtime.queue.failed_batch import fail_batch, or_end
-from graphft.runtime.queue.transactions import commit, tell_left_out
+from graphft.runtime.queue.failed_batch import going_back, or_end
+from graphft.runtime.queue.transactions import tell_left_out
 from graphft.runtime.roles.process_end import ProcessEnd
-from graphft.runtime.roles.task_coordinator.queue_view import QueueView
 from graphft.runtime.roles.task_coordinator.task_store import Fence, TaskStore
 from graphft.runtime.transport import ServerTransport
 
@@ -281,61 +280,71 @@ class TaskServer(TaskServerPort):
         if problem := self.queue.problem(call):
             self.transport.send(peer, TasksRefused(call.call, "malformed", problem))
             return
-        view = QueueView(self.store, self.queue, self.terms, self._reload)
-        change = self.member.retry_while_leased(
-            functools.partial(
-                fail_batch,
-                view,
-                self.keys,
-                self.options.plan,
-                call.pass_index,
-                call.chunk,
-                call.batch,
-                claim=call.attempt,
-                reason=call.reason,
-                records=call.records,
-                certain=call.certain,
-                rest=call.rest,
-            )
-        )
-        if change is not None:
-            self._note_left_out(change)
+        change = self.member.retry_while_leased(functools.partial(self._failed, call))
         answer = TaskFailed(call.call, change.outcome, change.reason, change.cause) if change else None
         self.transport.send(peer, answer or TaskFailed(call.call, ""))
 
+    def _failed(self, call: FailTask) -> Change | None:
+        """As `fail_batch`, of a task in memory."""
+        keys, terms = self.keys, self.terms
+        while True:
+            task = self.queue.task(call.pass_index, call.chunk)
+            if task is None or not task.holder or task.attempt != call.attempt:
+                return None
+            names = (keys.left_out(call.chunk), keys.generation, keys.committed, keys.pass_)
+            read = self.member.etcd.txn([], [get_op(name) for name in names])
+            known = Known(names[0], call.pass_index, read.kv(0))
+            gone = ChunkOmissions(self.options.plan, call.chunk, known.left_out()).batches(call.pass_index)
+            todo, change = chunk_queue.failed(
+                call.chunk,
+                task.todo,
+                known,
+                batch=call.batch,
+                reason=call.reason,
+                max_failures=1 if call.certain else terms.max_failures,
+                records=call.records,
+                rest=call.rest or call.batch in gone,
+            )
+            change = or_end(self.member.etcd, keys, self.options.plan, known, change, terms.max_discarded)
+            back, same = going_back(keys, change, *map(read.kv, range(1, 4))) if task.slot >= 0 else ([], [])
+            if self._carry_out(call.pass_index, call.chunk, todo, [change, *back], same):
+                return change
+
     def _leave_rest_out(self, effect: Hopeless) -> None:
         """Too many of a task's holders have vanished: what is not applied of it is left out."""
-        view = QueueView(self.store, self.queue, self.terms, self._reload)
-        prefix, chunk = self.keys.queue(effect.pass_index), effect.chunk
-        limit = int(self.options.max_lost)
+        index, chunk, etcd = effect.pass_index, effect.chunk, self.member.etcd
 
         def leave_out() -> Change | None:
-            todo_key, left_out_key = chunk_queue.todo_key(prefix, chunk), self.keys.left_out(chunk)
-            read = view.txn([], [get_op(todo_key), get_op(left_out_key)])
-            todo = read.kv(0)
-            if todo is None:
+            task, key = self.queue.task(index, chunk), self.keys.left_out(chunk)
+            known = Known(key, index, etcd.get(key))
+            limit = int(self.options.max_lost)
+            found = chunk_queue.vanished(chunk, task.todo, task.todo.progress, limit, known) if task else None
+            if found is None:
                 return None
-            known = Known(left_out_key, effect.pass_index, read.kv(1))
-            progress = msgspec.json.decode(todo.value, type=chunk_queue.Todo).progress
-            change = chunk_queue.claim(
-                prefix,
-                chunk,
-                todo,
-                trainer="",
-                progress=progress,
-                now=time.time(),
-                lost=(limit, known),
-                **self.terms._asdict(),
-            )
-            change = or_end(view, self.keys, self.options.plan, known, change, self.terms.max_discarded)
-            return change if commit(view, [change]).ok else None
+            change = or_end(etcd, self.keys, self.options.plan, known, found[1], self.terms.max_discarded)
+            return change if self._carry_out(index, chunk, found[0], [change]) else None
 
         change = self.member.retry_while_leased(leave_out)
         if change is None:
             self._reload()
-            return
-        self._note_left_out(change)
-        tell_left_out(self.member.events, effect.pass_index, chunk, change)
+        else:
+            tell_left_out(self.member.events, index, chunk, change)
+
+    def _carry_out(
+        self, index: int, chunk: int, todo: Todo, changes: Sequence[Change], same: Sequence[Compare] = ()
+    ) -> bool:
+        """Saves what becomes of a task, in one transaction with what is written beside it; False: that had changed."""
+        if changes[0].outcome != "job-failed":
+            self.queue.put(index, chunk, todo)
+        saved = self.queue.take_changes()
+        groups, heads = self.store.ops(self.queue, saved) if saved is not None else ([], [])
+        beside = [put_op(put.key, put.value) for change in changes for put in change.puts]
+        compares = [mod_is(compare.key, compare.revision) for change in changes for compare in change.compares]
+        if self.store.commit([*groups, *heads, *beside], (), [*compares, *same]):
+            self._reload()
+            return False
+        self._note_left_out(changes[0])
+        return True
 
     def _note_left_out(self, change: Change) -> None:
         """Whoever is given the task next is told of it."""
