@@ -156,13 +156,13 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument("--trainers", type=int, help="trainers to start here (default: what the job says)")
     launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
     launch.add_argument("--coordinators", type=int, help='(dispatch "coordinator") to start here (default: 1)')
-    launch.add_argument("--passes", type=int, help="of a job with passes on demand: how many, in all (default: all)")
     launch.add_argument("--etcd", help="host:port[,host:port...] (default: start one)")
     launch.add_argument(
         "--job",
         dest="job_dir",
         metavar="DIR",
-        help="the job's folder (default: jobs/<name>), or the URL of its storage",
+        help="the run's folder (default: the newest of the script's job, or the next one); without a script, also a "
+        "job's name, or the URL of its storage",
     )
     launch.add_argument(
         "--max-restarts", type=int, help="failures of a role without a step in between before giving up (default: 3)"
@@ -181,7 +181,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
         "quiet": ("--quiet", "no progress display"),
         "save_only": ("--save-only", "save the script's job to --job DIR, and end there"),
         "resume": ("--resume", "go on with an unfinished run of the same job; an error if there is none"),
-        "fresh": ("--fresh", "begin a new run in a new folder, also if there is an unfinished one"),
+        "fresh": ("--fresh", "begin another run, also if there is an unfinished or complete one of the same job"),
         "wait": ("--no-wait", "an error, when another launcher runs the job (default: wait for its end)"),
     }
     for name, (flag, help) in switches.items():
@@ -195,15 +195,15 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
 
 
 def _folder_of(job: str) -> Path:
-    """Of a job that is given by its folder, its name, or the URL of its storage."""
-    from graphft.runtime.coordination.job_storage import is_url, local_folder
-    from graphft.runtime.launcher.folder_status import find_folder
+    """Of the newest run of a job that is given by its folder, its name, or the URL of its storage."""
+    from graphft.runtime.coordination.job_storage import local_folder
+    from graphft.runtime.coordination.runs import find_run
 
-    return local_folder(job) if is_url(job) or Path(job).exists() else find_folder(job)
+    return local_folder(find_run(job))
 
 
 def _launch(options: argparse.Namespace) -> int:
-    from graphft.runtime.launcher.launch_saved import launch_saved
+    from graphft.runtime.launcher.launch import launch_saved
     from graphft.runtime.launcher.options import COMMAND_LINE, LaunchOptions
 
     _take_hosts(options)
@@ -291,14 +291,14 @@ def _take_hosts(options: argparse.Namespace) -> None:
 
 
 def _start(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.job_storage import is_published, local_folder, publish
+    from graphft.runtime.coordination.job_storage import is_published, publish
     from graphft.runtime.roles.attendance import Attendance
 
     attendance = Attendance(options.health, options.stay, options.leave_status)  # from before torch is loaded
     from graphft.runtime.roles.environment import RoleSpec, explain_on_signal, run_role
 
     explain_on_signal()
-    folder = local_folder(options.job)
+    folder = _folder_of(options.job)
     if not is_published(folder):  # else a role that is started again waits for a storage that is away
         publish(folder)
     spec = RoleSpec(options.role, options.index, str(folder), options.etcd)
@@ -324,11 +324,11 @@ def _forget(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.job_storage import JOBS, local_folder
+    from graphft.runtime.coordination.job_storage import local_folder
+    from graphft.runtime.coordination.runs import JOBS, run_in
 
-    path = local_folder(options.path)
-    if not path.exists() and (JOBS / path / "job.json").exists():
-        path = JOBS / path
+    found = run_in(options.path.rstrip("/")) or run_in(str(JOBS / options.path)) or options.path
+    path = local_folder(found)
     if not path.exists():
         raise UsageError(
             f"there is no {path}", rule="missing-file", help="give the folder of a job, or one that Program.save wrote"

@@ -28,8 +28,9 @@ _OF_FILES = ("urls", "sizes", "lines")
 _UNSEEDED = " (the script draws them without a seed: torch.manual_seed makes them the same each time)"
 
 
-def differences(folder: Path, saved: JobRecord, job: Job) -> list[str]:
-    """How `job` differs from the one `saved` in `folder`; [] if it is the same."""
+def differences(folder: Path, saved: JobRecord, job: Job, values: bool = True) -> list[str]:
+    """How `job` differs from the one `saved` in `folder`; [] if it is the same. `values`: whether initial values
+    count."""
     old, new = saved.fingerprint, job.fingerprint
     found: list[str] = []
     if saved.config.storage != job.config.storage:
@@ -40,9 +41,9 @@ def differences(folder: Path, saved: JobRecord, job: Job) -> list[str]:
         found += [*_options(saved.config, job.config, data), *programs] or ["the programs"] * (not data)
     if job.config.data.kind == "arrays" and saved.config.data.records != job.config.data.records:
         data = []  # their number is told, and what is in them follows
-    values = _values(saved, job, source)
-    unseeded = bool(values) and old.unseeded and new.unseeded
-    return [*found, *data, *(value + _UNSEEDED * unseeded for value in values)]
+    initial = _values(saved, job, source) if values else []
+    unseeded = old.unseeded and new.unseeded
+    return [*found, *data, *(value + _UNSEEDED * unseeded for value in initial)]
 
 
 def _values(saved: JobRecord, job: Job, source: Program | None) -> list[str]:
@@ -78,18 +79,6 @@ def data_differences(saved: JobRecord, job: Job) -> list[str]:
 def _records(names: Sequence[str], of: str) -> list[str]:
     numbers = sorted(int(name.rpartition(" ")[2]) for name in names)
     return _named(f"record{'s' * (len(names) > 1)}", list(map(str, numbers)), f" of {of}")
-
-
-def needs_older_data(saved: JobRecord, job: Job) -> bool:
-    """Whether the run that was saved cannot go on, as it is: what it reads has changed since.
-
-    Arrays lie in its folder. Other files, or another dataset's arguments, are no change of those that it reads.
-    """
-    kind, (old, new) = saved.config.data.kind, same_entries(saved.fingerprint.data, job.fingerprint.data)
-    changed = {name for name in old.keys() & new.keys() if old[name] != new[name]}
-    if kind == "dataset" and old.get("args") != new.get("args"):
-        changed &= {"code"}
-    return bool(changed) and kind != "arrays" and kind == job.config.data.kind
 
 
 def _source(folder: Path) -> Program | None:

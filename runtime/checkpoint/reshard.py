@@ -45,7 +45,8 @@ def layout_differences(job: Job, folder: Path) -> list[str]:
         f"{n} {value} -> {getattr(job.config, n)}" for n, value in layout.items() if value != getattr(job.config, n)
     ]
     same = Job.make(job.source, job.config.replace(**layout, storage=found.config.storage), job.evaluation)
-    return words if words and not differences(folder, found, same) else []
+    drawn = found.fingerprint.unseeded and job.fingerprint.unseeded
+    return words if words and not differences(folder, found, same, values=not drawn) else []
 
 
 def carry_over(source: Path, job: Job, target: Path) -> int | None:

@@ -19,8 +19,9 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest, Part, newest_first
 from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, storage
 from graphft.runtime.coordination.job_storage import storage_of
-from graphft.runtime.coordination.storage_claim import check_claim, is_away
+from graphft.runtime.coordination.storage_fence import check_launcher
 from graphft.runtime.fs import FS, file_system
+from graphft.transpiler.record import RECORD
 
 if TYPE_CHECKING:
     from graphft.checked_file import CheckedFile, Contents
@@ -42,7 +43,7 @@ def checkpoints_of(job_dir: Path, shard: int | None = None) -> CheckpointStore:
     if not url:
         return CheckpointStore(root)
     fs, path = file_system(url)
-    may_commit = functools.partial(check_claim, job_dir)
+    may_commit = functools.partial(check_launcher, job_dir)
     return StoredCheckpoints(root, fs, posixpath.join(path, *names), "/".join([url, *names]), path, may_commit)
 
 
@@ -143,7 +144,7 @@ class StoredCheckpoints(CheckpointStore):
     def _unless_away(self, found: T) -> T:
         """What was found. That nothing was counts only if the job's record is there: a file system that is not mounted
         is an empty folder."""
-        if not found and is_away(self.fs, self.job):
+        if not found and self.fs.size(posixpath.join(self.job, RECORD)) is None:
             raise OSError("nothing of the job is there: is the file system mounted?")
         return found
 

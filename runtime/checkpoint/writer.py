@@ -26,7 +26,7 @@ from graphft.runtime.coordination.job_storage import MODEL, publish_result, stor
 from graphft.runtime.coordination.records import Committed, Failure, Validating, decode_committed
 from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.coordination.status import read_left_out, read_metrics
-from graphft.runtime.coordination.storage_claim import check_claim
+from graphft.runtime.coordination.storage_fence import check_launcher
 from graphft.runtime.coordination.taken_validations import take_validations
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.execute.finite import listed, no_longer_finite
@@ -299,7 +299,7 @@ class Saver:
         pending = self.job_dir / f".{MODEL}" if stored else model  # the model says that the job is complete
         write_tensors(pending, assemble(self.job.trainer_program(), shards), lost)
         if stored:
-            check_claim(self.job_dir)
+            check_launcher(self.job_dir)
             publish_result(self.job_dir, pending)
         if self.job.config.validate is not None:  # those that were validated last stayed for it
             with contextlib.suppress(StorageUnavailable):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from graphft.errors import GraphftError
-from graphft.fileio import NotRegular, read_regular, write_atomically
-from graphft.runtime.coordination.job_storage import MODEL, is_stored_complete
+import msgspec
+
+from graphft.errors import GraphftError, UsageError
+from graphft.fileio import read_regular, write_atomically
+from graphft.runtime.coordination.job_storage import is_complete
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.etcd.client import open_etcd
-from graphft.runtime.transport.address import network_identity
-from graphft.sealed_json import parse_json
 
 log = logging.getLogger("graphft")
 
@@ -28,7 +28,15 @@ an etcd that does not answer."""
 TELL_SECONDS = 2.0
 """A wait for it that is longer than this is told."""
 NOTE = "etcd.json"
-"""In the job's folder: where its etcd is (`noted_etcd`)."""
+"""In the run's folder: where its etcd is."""
+
+
+class EtcdNote(msgspec.Struct, frozen=True):
+    """Where a run's etcd is. `endpoints`: "" if none are known. `own`: it was started with the job, and ends with its
+    launcher."""
+
+    endpoints: str = ""
+    own: bool = False
 
 
 def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:
@@ -61,29 +69,56 @@ def connect_when_back(endpoints: str, job_dir: Path) -> Etcd:
 
 
 def write_endpoints(job_dir: Path, endpoints: str, *, own: bool = False) -> None:
-    """Leaves in the job's folder where its etcd is. `own`: it was started with the job. Raises OSError."""
-    where = {"host": socket.gethostname(), "network": network_identity()}
-    write_atomically(job_dir / NOTE, json.dumps({"endpoints": endpoints, "own": own, **where}).encode())
+    """Leaves in the run's folder where its etcd is. Raises OSError."""
+    write_atomically(job_dir / NOTE, msgspec.json.encode(EtcdNote(endpoints, own)))
+
+
+def read_note(job_dir: Path) -> EtcdNote:
+    """Returns what was left there; nothing if it is damaged: the next launcher writes it anew."""
+    path = job_dir / NOTE
+    try:
+        return msgspec.json.decode(read_regular(path), type=EtcdNote)
+    except FileNotFoundError:
+        return EtcdNote()
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        log.warning("%s is damaged: %s", path, error)
+        return EtcdNote()
 
 
 def read_endpoints(job_dir: Path) -> str:
-    """What was left there; "" if nothing was, or it is damaged: the next launcher writes it anew."""
-    path = job_dir / NOTE
-    try:
-        return str(parse_json(read_regular(path))["endpoints"]) if path.exists() else ""
-    except (ValueError, KeyError, TypeError, IsADirectoryError, NotRegular) as error:
-        log.warning("%s is damaged: %s", path, error)
-        return ""
+    return read_note(job_dir).endpoints
 
 
-def has_model(job_dir: Path) -> bool:
-    """Whether the job in this folder has come to its end, as far as the folder tells: it leaves its model there."""
-    return (job_dir / MODEL).exists()
+def check_note(job_dir: Path, keys: Keys, run: str, etcd: Etcd | None) -> None:
+    """Checks, before a process uses `etcd` (None: one that it will start), that the run is at work in no other one: two
+    that know nothing of each other would write to one folder of checkpoints.
+
+    Raises UsageError[etcd-endpoints] if the folder names another etcd, and `etcd` does not know the run.
+    """
+    note = read_note(job_dir)
+    if not note.endpoints or note.own:  # the one that a launcher started is gone with it
+        return
+    known = etcd.get(keys.run) if etcd is not None else None
+    if known is not None and known.value.decode() == run:
+        return
+    if etcd is None or not set(etcd.endpoints) & set(note.endpoints.split(",")):
+        raise UsageError(
+            f"{job_dir / NOTE} says that this run is in the etcd {note.endpoints}; "
+            + (
+                f"{', '.join(etcd.endpoints)} does not know it" if etcd is not None else "no other one is to be started"
+            ),
+            rule="etcd-endpoints",
+            help=f"give --etcd {note.endpoints}; or, when all processes of the run have ended, delete "
+            f"{job_dir / NOTE}: then it goes on from its newest checkpoint",
+        )
 
 
-def is_complete(job_dir: Path) -> bool:
-    """Whether the job in this folder has come to its end; its storage is asked, too, if it has one."""
-    return has_model(job_dir) or is_stored_complete(job_dir)
+def note_etcd(job_dir: Path, etcd: Etcd) -> None:
+    """Notes the etcd of a run that has been recorded there, if none is noted. A folder that takes no note stays without
+    one."""
+    if not read_endpoints(job_dir):
+        with contextlib.suppress(OSError):
+            write_endpoints(job_dir, ",".join(etcd.endpoints))
 
 
 class JobEnded(GraphftError):

@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 import posixpath
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,6 +36,8 @@ log = logging.getLogger("graphft")
 
 JOBS = Path("jobs")
 """Where the folders of jobs are, in the working directory."""
+RUNS = "runs"
+"""Folder of a job's runs, by their numbers (see `runs`)."""
 MODEL = "model.safetensors"
 """The trained model, in the folder (and the storage) of a job that is complete."""
 _PUBLISHED = "published"
@@ -124,16 +127,6 @@ def _put(job_dir: Path, url: str, run: str) -> None:
         )
 
 
-def withdraw(job_dir: Path) -> None:
-    """Deletes from its storage what `publish` put there: the run was never begun."""
-    url = storage_of(job_dir)
-    if not url or stored_run(url) != (run := read_record(job_dir).run_id):
-        return
-    fs, root = file_system(url)
-    for name in (RECORD, f"job-{run}"):
-        fs.delete(posixpath.join(root, name))
-
-
 def fetch(url: str, target: Path, *, whole: bool = True) -> JobRecord:
     """Makes `target` a copy of the job in this storage, wholly or not at all; nothing happens if it is one already.
 
@@ -179,13 +172,19 @@ def make_copy(url: str, target: Path, *, whole: bool = True) -> bool:
     return True
 
 
+def local_place(url: str) -> Path:
+    """Returns the folder in ./jobs for a copy of the run in this storage."""
+    run = re.fullmatch(rf"(.*)/({RUNS}/[1-9]\d*)", url)
+    return JOBS / posixpath.basename(run[1]) / run[2] if run else JOBS / posixpath.basename(url)
+
+
 def local_folder(path: str | os.PathLike[str]) -> Path:
     """The folder of a job that is given by its folder, or by the URL of its storage: then a copy in ./jobs. While the
     storage cannot be asked, that copy is taken as it is."""
     if not is_url(path):
         return Path(path)
     url = os.fspath(path).rstrip("/")
-    target = JOBS / posixpath.basename(url)
+    target = local_place(url)
     try:
         fetch(url, target)
     except GraphftError as error:
@@ -254,6 +253,16 @@ def _check(file: Path, expected: _Uploaded, source: str, remedy: str) -> None:
 
 
 # -- its end ----------------------------------------------------------------------------------------------------------
+
+
+def has_model(job_dir: Path) -> bool:
+    """Whether the job in this folder has come to its end, as far as the folder tells: it leaves its model there."""
+    return (job_dir / MODEL).exists()
+
+
+def is_complete(job_dir: Path) -> bool:
+    """Whether the job in this folder has come to its end; its storage is asked, too, if it has one."""
+    return has_model(job_dir) or is_stored_complete(job_dir)
 
 
 def is_stored_complete(job_dir: Path) -> bool:
@@ -350,11 +359,19 @@ def download_result(url: str, target: Path) -> None:
 
 
 def _read(fs: FS, path: str, url: str) -> bytes | None:
+    with reading(url):
+        try:
+            with fs.open(path) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+
+@contextlib.contextmanager
+def reading(url: str) -> Iterator[None]:
+    """Raises GraphftError[storage] for an OSError."""
     try:
-        with fs.open(path) as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
+        yield
     except OSError as error:
         raise _unavailable(url, error) from error
 

@@ -18,18 +18,16 @@ from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
 from graphft.runtime.coordination.records import Event, PassMetrics, decode_generation
 from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd, make_way
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.coordination.storage_claim import claimed
+from graphft.runtime.coordination.storage_fence import take_storage
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.launcher.child import Child
-from graphft.runtime.launcher.ending import heed
-from graphft.runtime.launcher.job_folder import JobFolder
-from graphft.runtime.launcher.launch import launch_directory
+from graphft.runtime.launcher.launch import launch_run
 from graphft.runtime.launcher.options import LaunchOptions
+from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.folder_lock import holder_of, locked
@@ -71,7 +69,6 @@ def take_over(path: Path, alone: bool) -> bool:
         if holder != told:
             tell(f"{path} is being run by {holder}; waiting for its end")
         told = holder
-        heed()
         time.sleep(LOOK_SECONDS)
     return bool(told)
 
@@ -86,8 +83,7 @@ def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Rest]:
         if not endpoints:
             take_over(path, True)
             stack.enter_context(locked(path))
-            check_no_other_etcd(path, job)
-        stack.enter_context(claimed(path, None))
+            take_storage(path)
         yield Rest(job, path, endpoints)
 
 
@@ -140,9 +136,9 @@ def shut_down() -> UsageError:
 
 
 class RunningJob:
-    """From its start to `stop`, or to whatever ends it before. `options` say how many passes may begin at first."""
+    """From its start to `stop`, or to whatever ends it before. `passes`: how many may begin at first."""
 
-    def __init__(self, job: Job, folder: JobFolder, options: LaunchOptions) -> None:
+    def __init__(self, job: Job, folder: RunFolder, options: LaunchOptions, passes: int) -> None:
         self.job, self.folder, self.options = job, folder, options
         self.supervisor: Supervisor | None = None
         self.status: JobStatus | None = None
@@ -151,7 +147,7 @@ class RunningJob:
         """What ended it."""
         self._events: Sequence[Event] = ()
         self._asked, self._over = False, threading.Event()
-        self._wanted = 0
+        self._wanted = passes
         self._known = -1
         """The generation as this launch began; -1 until what etcd knows is held against the folder."""
         self._thread = _Launcher(self)
@@ -173,7 +169,8 @@ class RunningJob:
     def launch(self) -> None:
         """What its thread does."""
         try:
-            launch_directory(self.job, self.folder, self.options, self._look, driver=self._end_if_asked)
+            passes = self._wanted
+            launch_run(self.job, self.folder, self.options, self._look, wanted_passes=passes, driver=self._end_if_asked)
         except _Ended:
             pass
         except BaseException as error:

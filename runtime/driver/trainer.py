@@ -14,7 +14,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -36,10 +35,10 @@ from graphft.runtime.driver.running_job import RunningJob, at_rest, shut_down, t
 from graphft.runtime.driver.validation import validate_here
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.job_state import JobState
-from graphft.runtime.launcher.ending import heed, interruptible, without_traceback
-from graphft.runtime.launcher.job_folder import JobFolder
+from graphft.runtime.launcher.ending import interruptible, without_traceback
 from graphft.runtime.launcher.launch import prepare
 from graphft.runtime.launcher.process_ends import note_failed
+from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.loop.api import save_check_point
 from graphft.runtime.loop.retention import Keep
@@ -120,12 +119,11 @@ class Trainer:
         if validation is not None:
             self._evaluation_of(validation)
         self.job, self._folder, self._options = prepare(made.job, self._options)
-        if self._folder.passed:  # another run than that of the nearest folder: also where nothing is left to train
+        if self._folder.before:  # another run than the newest: also where nothing is left to train
             tell(self._folder.describe(self.job.config))
-            self._folder = replace(self._folder, passed=(), carried="")
+            self._folder = RunFolder(self._folder.path)
         self._teller = Teller(told, self.job, self._folder.path, tell)
         self._running: RunningJob | None = None
-        self._told = False
         self._past: Sequence[Event] = ()
         self._trained = 0
         """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
@@ -135,8 +133,8 @@ class Trainer:
         self._counted_from = 0.0
         self._idle_rates = set[str]()
         """Learning rates of which it was told that they are 0."""
-        self._failed = self._forgotten = False
-        """Whether an error has ended a call, or its `with`; whether the run's folder was deleted at the end."""
+        self._failed = False
+        """Whether an error has ended a call, or its `with`."""
         self._alone, self._pid = Alone(), os.getpid()
         atexit.register(self._at_exit)
 
@@ -146,7 +144,6 @@ class Trainer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._failed = self._failed or error is not None
         self.shutdown()
-        self._forget()
 
     @property
     def job_dir(self) -> Path:
@@ -205,12 +202,6 @@ class Trainer:
             return self._train_epochs(most, checkpoint, epochs)
 
     def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
-        if self._forgotten:
-            raise UsageError(
-                f"the run in {self.job_dir} was never begun, and is deleted: an error has ended its script's `with`",
-                rule="job-directory",
-                help="make another Trainer",
-            )
         told, waited = self._told_epoch if self._told_epoch is not None else self.epoch, False
         if self._running is None or not self._running.alive:
             with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
@@ -238,7 +229,6 @@ class Trainer:
             epoch, saved = target, checkpoint is not None and (checkpoint == "auto" or target % checkpoint == 0)
             metrics = self._train_one(epoch, saved)
             self._retries.settle()
-            heed()
         return metrics
 
     def _train_one(self, epoch: int, saved: bool) -> dict[str, float]:
@@ -418,14 +408,6 @@ class Trainer:
         if os.getpid() == self._pid:
             with contextlib.suppress(KeyboardInterrupt):
                 self.shutdown()
-                self._forget()
-
-    def _forget(self) -> None:
-        """Of a script that an error ends before any process was started (a callback refuses the run, say) nothing is
-        left: no later one is to find a run that was not begun."""
-        if self._failed and not self._told:
-            with contextlib.suppress(GraphftError):  # its storage is away
-                self._forgotten = self._folder.forget() or self._forgotten
 
     def _want(self, target: int, max_retries: int) -> None:
         self._counted_from = time.monotonic()
@@ -457,16 +439,14 @@ class Trainer:
             raise
 
     def _look_at(self, running: RunningJob) -> None:
-        heed()
         if running.status is not None:
             self._teller.look(running.status)
 
     def _run(self, passes: int) -> None:
         running = self._running
         if running is None or not running.alive:
-            folder = self._folder if not self._told else JobFolder(self._folder.path)
-            self._told, self._trained = True, 0
-            self._running = RunningJob(self.job, folder, self._options.with_passes(passes))
+            self._trained = 0
+            self._running = RunningJob(self.job, self._folder, self._options, passes)
             self._retries = Retries(self._running)
         else:
             running.want(passes)

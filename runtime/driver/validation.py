@@ -14,7 +14,6 @@ from graphft.reducers import columns_of
 from graphft.runtime.data import IN_ORDER, open_reader
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.executor import Executor
-from graphft.runtime.launcher.ending import heed
 from graphft.runtime.protocol.validation_ranges import RangeRecord, sums_as_text, totals
 from graphft.runtime.validation.results import RangeResults, named
 from graphft.transpiler.validation import ValidationConfig
@@ -37,7 +36,6 @@ def validate_here(
         for chunk, first, count in config.ranges:
             done.append(RangeResults(program))
             for batch in range(first, first + count):
-                heed()
                 columns = reader.batch(IN_ORDER, chunk, batch, config.size)
                 if "assume" in program.attrs:
                     check_dims(program, {name: columns[name] for name in inputs})

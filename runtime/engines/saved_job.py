@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from graphft.data_reference import Reference
 from graphft.errors import UsageError
-from graphft.runtime.coordination.connect import is_complete
-from graphft.runtime.coordination.job_storage import is_complete_at, is_url
+from graphft.runtime.coordination.job_storage import is_complete, is_complete_at, is_url
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig, JobRecord

@@ -6,10 +6,8 @@ Safe to run beside a loop that saves: what it writes counts when it is whole, an
 from __future__ import annotations
 
 import argparse
-import atexit
-import shutil
+import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +86,9 @@ def add_parser(commands: Any) -> None:
 
 def _told(command: Any, options: argparse.Namespace) -> int:
     """A storage's own errors as ours."""
+    from graphft.runtime.coordination.runs import weights_source
+
+    options.path = os.fspath(weights_source(options.path))
     try:
         return int(command(options))
     except (GraphftError, BrokenPipeError):  # the latter is of the terminal, not the storage
@@ -166,14 +167,10 @@ def _of_job(options: argparse.Namespace) -> list[JobCheckpoint] | None:
 
 def _job_folder(path: str) -> Path:
     """Of a job's storage, a copy of its record for as long as this command runs."""
-    from graphft.runtime.coordination.job_storage import fetch, is_url, stored_run
+    from graphft.runtime.coordination.job_storage import is_url, stored_run
+    from graphft.runtime.coordination.runs import copy_of
 
-    if not is_url(path) or not stored_run(path):
-        return Path(path)
-    scratch = tempfile.mkdtemp(prefix="graphft-")
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    fetch(path, Path(scratch, "job"), whole=False)
-    return Path(scratch, "job")
+    return copy_of(path) if is_url(path) and stored_run(path) else Path(path)
 
 
 def _list(options: argparse.Namespace) -> int:

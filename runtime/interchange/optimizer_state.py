@@ -20,6 +20,7 @@ from torch import Tensor
 from graphft.errors import GraphftError, UsageError
 from graphft.optim import SCALAR_STATE, SGD, Optimizer
 from graphft.runtime.coordination.job_storage import fetch, is_url
+from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import LocalFS, file_system
 from graphft.runtime.interchange.distributed_metadata import METADATA
 from graphft.runtime.interchange.job_state import JobState, read_job
@@ -80,6 +81,7 @@ def read_training(
 
     Raises as `read_optimizer`.
     """
+    source = weights_source(source)
     fs, path = file_system(os.fspath(source))
     is_folder = fs.size(path) is None
     if is_folder and fs.size(f"{path}/{RECORD}") is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.runtime.coordination.job_storage import MODEL, fetch, is_url, storage_of
+from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.launcher.result import Result
 from graphft.storage import load_program
@@ -43,6 +44,7 @@ def read_trained(
     Raises UsageError for what is no job's, has no program to predict with, or no such weights; GraphftError for what
     is damaged; OSError where the storage fails.
     """
+    source = weights_source(source)
     if weights is not None and (best or step is not None):
         raise UsageError("weights are given, and step or best, too", rule="option", help="give one of them")
     if best:
@@ -73,7 +75,7 @@ def best_model(source: str | os.PathLike[str], step: int | None = None) -> Path:
             rule="option",
             help="give one of them" if step is not None else "give the job's folder: it has the validations",
         )
-    folder = Path(source)
+    folder = Path(weights_source(source))
     result = Result.of(folder, 0, 0.0)
     found = result.best
     missing = result.missing_best()

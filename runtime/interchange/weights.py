@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.job_storage import MODEL, download_result, fetch, is_url
+from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.runtime.interchange.huggingface import WHOLE, check_whole, read_sharded
 from graphft.runtime.loop.check_points import CheckPoints
@@ -31,13 +32,15 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
     """A model's `state_dict`, from a file, folder or URL; every checksum that is there is checked.
 
     `source` is a safetensors file; a folder as Hugging Face's `save_pretrained` writes it, in one file or many; a job's
-    folder or storage (its newest checkpoint that is whole); what `save_check_point` saved (its newest version that is
-    whole); or a directory of `torch.distributed.checkpoint`. In the last two, `name` is what the model was saved as.
+    name, folder or storage (the model of its newest complete run; else the newest checkpoint that is whole); what
+    `save_check_point` saved (its newest version that is whole); or a directory of `torch.distributed.checkpoint`. In
+    the last two, `name` is what the model was saved as.
     `version`: of what `save_check_point` saved, not the newest; of a job, the step of another checkpoint. All but the
     last may be URLs.
 
     Raises GraphftError for what is none of them, is damaged, or holds pickles; OSError where the storage fails.
     """
+    source = weights_source(source)
     fs, path = file_system(os.fspath(source))
     if version is not None:
         if fs.size(f"{path}/job.json") is not None:

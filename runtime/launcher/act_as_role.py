@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.coordination.job_storage import JOBS
+from graphft.runtime.coordination.runs import run_in
 from graphft.runtime.process.role_process import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def act_as_role(job: Job, overrides: Mapping[str, Any]) -> None:
         role = role_of_environment(os.environ, job.config.pservers, job.config.dispatch == "coordinator")
         if role is None:
             return
-        _check_role_options(Path(role.job_dir or Path("jobs") / job.config.name), overrides)
+        _check_role_options(Path(role.job_dir or run_in(str(JOBS / job.config.name)) or JOBS), overrides)
         status = run_as_role(job, role)
     except GraphftError as error:
         print(error, file=sys.stderr)

@@ -37,7 +37,8 @@ def add_parser(commands: Any) -> None:
 def _clean(options: argparse.Namespace) -> int:
     """Tells of each folder that it deletes, and of jobs that it leaves alone. Raises UsageError for a job that is named
     and is not to be cleaned."""
-    from graphft.runtime.launcher.folder_status import find_folder, list_folders, look_at
+    from graphft.runtime.coordination.runs import find_folder
+    from graphft.runtime.launcher.folder_status import list_folders, look_at
 
     named = [look_at(find_folder(name)) for name in options.job]
     for status in named:

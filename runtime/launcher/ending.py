@@ -14,9 +14,9 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.job_storage import is_complete
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher.job_folder import begun, where
+from graphft.runtime.launcher.run_folder import begun, where
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.bounded import within
 from graphft.runtime.process.interrupts import Handler
@@ -38,13 +38,6 @@ class Interrupted(KeyboardInterrupt, SystemExit):
         self.signum, self.code = signum, 128 + signum
 
 
-class _Block:
-    """Of the main thread: how many `interruptible` blocks it is in, and the signal that has come since; 0: none."""
-
-    depth = signum = 0
-
-
-_block = _Block()
 _TAKEN = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
 """Whose handlers a block replaces, if they are these; that of SIGTERM always."""
 
@@ -58,6 +51,9 @@ class Reached:
     status: JobStatus | None = None
     """The last one seen."""
     how: str = "interrupted"
+
+    def look(self, status: JobStatus) -> None:
+        self.status = status
 
     def describe(self) -> str:
         """Without what the job's storage would tell, if it does not answer soon."""
@@ -82,11 +78,7 @@ class Reached:
 
 @contextlib.contextmanager
 def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does: children and etcd stop in order, then one line is told.
-
-    A signal that comes within a finalizer (`__del__` of a user's object, or a library's) raises there, and Python
-    ignores it: `heed()` raises it again, and so does the block's end.
-    """
+    """SIGTERM and SIGHUP end the block as Ctrl-C does: children and etcd stop in order, then one line is told."""
     try:
         with _raised_by_signals():
             yield
@@ -103,14 +95,11 @@ def _raised_by_signals() -> Iterator[None]:
         return
 
     with contextlib.ExitStack() as back:  # each is called, though a signal comes meanwhile
-        back.callback(setattr, _block, "depth", _block.depth)
-        _block.depth, _block.signum = _block.depth + 1, _block.signum if _block.depth else 0
         for taken in filter(_is_to_be_taken, (*_TAKEN, signal.SIGTERM)):
             ours = _Taken(taken)
             back.callback(ours.give_back)
             signal.signal(taken, ours.handler)
         yield
-        heed()
 
 
 def _is_to_be_taken(signum: signal.Signals) -> bool:
@@ -133,20 +122,12 @@ class _Taken:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if not self.over:
-            _block.signum = number
             raise Interrupted(number)
         if callable(self.before):
             self.before(number, frame)
         else:
             signal.signal(number, self.before)
             signal.raise_signal(number)
-
-
-def heed() -> None:
-    """To be called again and again by what waits or works in an `interruptible` block: raises Interrupted if a signal
-    has come, and what it raised was ignored. Not to be called by what cleans up behind it."""
-    if _block.depth and _block.signum and threading.current_thread() is threading.main_thread():
-        raise Interrupted(_block.signum)
 
 
 def without_traceback(error: BaseException) -> None:

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
-import posixpath
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from graphft.errors import GraphftError, UsageError, describe, plain_text
+from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.callbacks.told import FILE as TOLD
 from graphft.runtime.checkpoint.omissions import lost_so_far
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.checkpoint.store import StorageUnavailable
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
-from graphft.runtime.coordination.connect import is_complete
-from graphft.runtime.coordination.job_storage import JOBS, MODEL, fetch, is_url, local_folder, storage_of
+from graphft.runtime.coordination.connect import EtcdNote, connect, read_note
+from graphft.runtime.coordination.job_storage import JOBS, MODEL, is_complete, storage_of
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.noted_etcd import EtcdNote, noted_etcd, read_note
+from graphft.runtime.coordination.runs import run_folders
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
-from graphft.runtime.coordination.storage_claim import claim_elsewhere
-from graphft.runtime.launcher.job_folder import begun, continued_in
 from graphft.runtime.launcher.process_ends import lost_checkpoints, read_ends
-from graphft.runtime.launcher.result import Result
+from graphft.runtime.launcher.result import Result, steps_of
+from graphft.runtime.launcher.run_folder import begun
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.runtime.process.side_by_side import side_by_side
 from graphft.runtime.process.validations import read_validations
 from graphft.transpiler.config import JobConfig
-from graphft.transpiler.record import RECORD, JobRecord, read_record
+from graphft.transpiler.record import JobRecord, read_record
 
 ANSWER_SECONDS = 1.0
 """For how long a job's etcd may take to answer."""
@@ -59,8 +52,6 @@ class FolderStatus:
     """What the job did without, in words: of one that is at rest, as its newest checkpoint knows."""
     failure: str = ""
     """Why a job failed when it was launched last."""
-    continued: str = ""
-    """Of a job that stopped or failed: which one went on from its checkpoint, with other pservers or more passes."""
     url: str = ""
     """Of a job that was given by the URL of its storage: that is told, not the folder."""
     etcd: str = ""
@@ -93,9 +84,6 @@ class FolderStatus:
             "unknown": f"{self._unknown}; its newest checkpoint here is {self.where}",
             "unreadable": f"cannot be read: {self.why}",
         }[self.state]
-        if self.continued:
-            how_ended, why = ("failed", f" ({self.why})") if self.state == "failed" else ("stopped", "")
-            what = f"is not running; it {how_ended} {self.where}{why}, and went on in {self.continued}"
         return "; ".join([f"the job in {named} {what}", *self.lost])
 
     @property
@@ -119,11 +107,7 @@ class FolderStatus:
 
     @property
     def _unknown(self) -> str:
-        return (
-            f"may run elsewhere: {self.holder}"
-            if self.holder
-            else f"may run, which is not known: its etcd {self.etcd} does not answer here; give --etcd"
-        )
+        return f"may run, which is not known: its etcd {self.etcd} does not answer here; give --etcd"
 
     @property
     def _waits(self) -> str:
@@ -133,7 +117,7 @@ class FolderStatus:
         """Folder, state, step of steps, for a table."""
         return (
             self.url or plain_text(str(self.folder)),
-            self.state + self._waits + (f", went on in {self.continued}" if self.continued else ""),
+            self.state + self._waits,
             "" if self.state == "unreadable" else self._reached,
         )
 
@@ -171,58 +155,14 @@ class FolderStatus:
             "lost": list(self.lost),
             "validated": self._validated(),
             "failure": self.failure,
-            "continued": self.continued,
             "etcd": self.etcd,
         }
 
 
-def find_folder(name: str) -> Path:
-    """The folder of a job that is given by its folder or its name. Raises UsageError if there is none."""
-    if is_url(name):
-        return copy_of(name.rstrip("/"))
-    for folder in (Path(name), JOBS / name):
-        if os.path.exists(folder / "job.json"):  # False where one may not look
-            return folder
-    if os.path.exists(name) or "/" in name:
-        read_record(Path(name))  # says what is wrong with it
-    known = sorted(path.parent.name for path in JOBS.glob("[!.]*/job.json"))
-    raise UsageError(
-        f"there is no job {name}: neither {name} nor {JOBS / name} holds one",
-        rule="unknown-job",
-        help=f"jobs in {JOBS}: {', '.join(known) or 'none'}; for one that only an etcd knows: --etcd HOST:PORT",
-    )
-
-
-def copy_of(url: str) -> Path:
-    """What ./jobs has of the job in this storage; else a copy of its record, for as long as this command runs: a
-    question makes no folder that a launch would take for a run."""
-    here = JOBS / posixpath.basename(url)
-    if (here / "job.json").exists() and storage_of(here) == url:
-        return local_folder(url)
-    scratch = tempfile.mkdtemp(prefix="graphft-")
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    fetch(url, Path(scratch, "job"), whole=False)
-    return Path(scratch, "job")
-
-
 def list_folders(root: Path = JOBS) -> list[FolderStatus]:
     """The jobs in a folder, the one that was worked on last at the end. No folder if there is none."""
-    looks = side_by_side(look_if_there, folders_in(root))  # at one that was killed, its etcd is waited for
+    looks = side_by_side(look_if_there, run_folders(root))  # at one that was killed, its etcd is waited for
     return sorted(looks, key=lambda s: s.at)
-
-
-def folders_in(root: Path = JOBS) -> Iterator[Path]:
-    """Those of jobs, and those of which that cannot be told."""
-    for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        if folder.name.startswith("."):  # what is being deleted
-            continue
-        try:
-            (folder / RECORD).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            pass
-        yield folder
 
 
 def look_if_there(folder: Path) -> FolderStatus:
@@ -244,16 +184,14 @@ def look_at(folder: Path) -> FolderStatus:
         return FolderStatus(folder, name, "unreadable", None, 0, at, failure=error.message)
     status, config = _look_at(folder, record), record.config
     passes = status.passes if config.passes_on_demand else config.passes
-    status = replace(status, passes=passes or None, on_demand=config.passes_on_demand)
-    return replace(status, continued=continued_in(folder)) if status.state in ("stopped", "failed") else status
+    return replace(status, passes=passes or None, on_demand=config.passes_on_demand)
 
 
 def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
     name, steps = record.config.name, record.config.total_steps
     if is_complete(folder):
-        lost, validate = _lost(folder, record), record.config.validate
-        early = saved_step(folder, record.config) if validate is not None and validate.stop is not None else None
-        return FolderStatus(folder, name, "complete", early or steps, steps, _completed(folder), lost=lost)
+        step, lost = steps_of(folder, record.config), _lost(folder, record)
+        return FolderStatus(folder, name, "complete", step, steps, _completed(folder), lost=lost)
     holder, note = holder_of(folder), note_of(folder, record.config)
     answers, live = _ask(note, record)
     if live is not None and not is_copy(folder, live) and not live.idle:
@@ -263,10 +201,8 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
     saved = saved_step(folder, record.config)
     if holder:
         return FolderStatus(folder, name, "starting", saved, steps, time.time(), holder)
-    if claim := claim_elsewhere(folder):
-        return FolderStatus(folder, name, "unknown", saved, steps, time.time(), claim)
     if begun(folder):
-        known = answers or not note.endpoints or note.own or note.ended
+        known = answers or not note.endpoints or note.own
         failure = read_ends(folder).failed
         lost = (*_lost_checkpoints(folder, saved), *lost_so_far_in(folder, record))
         state: State = "failed" if failure else "stopped" if known else "unknown"
@@ -322,10 +258,10 @@ def note_of(folder: Path, config: JobConfig) -> EtcdNote:
 
 def _ask(note: EtcdNote, record: JobRecord) -> tuple[bool, JobStatus | None]:
     """Whether the run's etcd answers; and what it tells, if it knows this very run."""
+    if not note.endpoints:
+        return False, None
     try:
-        with noted_etcd(note, ANSWER_SECONDS) as etcd:
-            if etcd is None:
-                return False, None
+        with connect(note.endpoints, ANSWER_SECONDS) as etcd:
             status = read_status(etcd, Keys(record.config.name), deadline=ANSWER_SECONDS, brief=True)
     except GraphftError as error:
         return error.rule == UNKNOWN_JOB, None

@@ -4,50 +4,49 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
+from graphft.runtime.callbacks.told import FILE as TOLD
 from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.coordination.connect import WAIT_SECONDS, connect, is_complete, write_endpoints
+from graphft.runtime.coordination.connect import NOTE, WAIT_SECONDS, check_note, connect, read_note, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.entries_folder import delete_entries
-from graphft.runtime.coordination.job_storage import MODEL, fetch_result, publish, withdraw
+from graphft.runtime.coordination.job_storage import MODEL, fetch_result, is_complete, publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.lost_rows import read_lost_rows
-from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
 from graphft.runtime.coordination.run_record import fenced, put_job
+from graphft.runtime.coordination.runs import link_newest
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.coordination.storage_claim import StorageClaim, claimed, forget_claim
-from graphft.runtime.coordination.wanted_passes import WantedPasses
+from graphft.runtime.coordination.storage_fence import StorageFence, forget_launcher, take_storage
+from graphft.runtime.coordination.wanted_passes import WantedPasses, check_asked_for
 from graphft.runtime.engines.base import Engine, Run, engine_options
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.act_as_role import act_as_role
-from graphft.runtime.launcher.asked_passes import AskedPasses, PassesDone
-from graphft.runtime.launcher.ending import Reached, heed, interruptible, without_traceback
+from graphft.runtime.launcher.callback_observer import CallbackObserver
+from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.job_folder import JobFolder, open_folder
-from graphft.runtime.launcher.launch_page import LaunchPage, page_of
-from graphft.runtime.launcher.loud_events import LoudEvents
+from graphft.runtime.launcher.launch_page import page_of
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
-from graphft.runtime.launcher.process_ends import lost_checkpoints, note_failed, note_launch, note_lost_rows
-from graphft.runtime.launcher.result import Result
+from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
+from graphft.runtime.launcher.result import Result, steps_of
+from graphft.runtime.launcher.run_folder import RunFolder, open_run, saved_run
 from graphft.runtime.launcher.supervise import supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.launcher.taken_validations import TakenValidations, missing_validations
+from graphft.runtime.launcher.taken_validations import TakenValidations
 from graphft.runtime.launcher.tell import tell
-from graphft.runtime.launcher.told_launch import ToldLaunch
 from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_environment import role_environment
@@ -55,21 +54,23 @@ from graphft.runtime.process.role_process import EXIT_OK, hear_of_children
 from graphft.runtime.process.structs import prepare_structs
 
 if TYPE_CHECKING:
-    from graphft.runtime.launcher.display import Display
     from graphft.transpiler import Job, JobConfig, JobRecord
 
 log = logging.getLogger("graphft")
+
+OnStatus = Callable[[Supervisor, JobStatus], None]
 
 
 def run_job(
     job: Job,
     *,
     options: LaunchOptions | None = None,
-    on_status: Callable[[Supervisor, JobStatus], None] | None = None,
+    on_status: OnStatus | None = None,
     callbacks: Sequence[Any] | None = None,
     **overrides: Any,
 ) -> Result:
-    """Runs `job` to its end with all roles on this machine, and returns its result.
+    """Runs `job` to its end with all roles on this machine, and returns its result. The result of the newest run of the
+    very job is returned at once if that is complete (`fresh=True` begins another).
 
     With GRAPHFT_ROLE (or torchrun's RANK) in the environment, this process is that one role instead, and exits
     with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status as the display does, the last
@@ -77,7 +78,7 @@ def run_job(
     `graphft.runtime.callbacks.callbacks.Callbacks`; an epoch is a pass. Raises GraphftError if the job fails, and
     Interrupted (a KeyboardInterrupt) on Ctrl-C and SIGTERM.
     """
-    _note_called()
+    os.environ[CALLED] = "1"
     try:
         _check_not_imported()
         act_as_role(job, overrides)
@@ -92,35 +93,30 @@ def run_job(
         raise
 
 
-def prepare(job: Job, options: LaunchOptions) -> tuple[Job, JobFolder, LaunchOptions]:
-    """For who launches the job itself, with `launch_directory`: the job as its folder has it, its folder, and the
-    options with what the command line says. A process that is a role of it ends here."""
-    _note_called()
+def prepare(job: Job, options: LaunchOptions) -> tuple[Job, RunFolder, LaunchOptions]:
+    """For who launches the job itself, with `launch_run`: the job as its folder has it, its folder, and the options
+    with what the command line says. A process that is a role of it ends here."""
+    os.environ[CALLED] = "1"
     try:
         _check_not_imported()
         act_as_role(job, {})
         chosen = choose_options(None, options.given())
         job, folder = _open(job, chosen)
-        return job, folder, chosen
+        return job, folder, with_noted_etcd(chosen, folder.path, job.config)
     except GraphftError as error:
         without_traceback(error)
         raise
 
 
-def _note_called() -> None:
-    os.environ[CALLED] = "1"
-
-
-def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, JobFolder]:
-    """The job's folder, and the job that is saved there."""
+def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, RunFolder]:
+    """The run's folder, and the job that is saved there."""
     from graphft.transpiler import Job
 
     check_processes(job, chosen)
-    check_passes(job, chosen)
     with interruptible(lambda: "interrupted before the job was started; run again"):  # large data take a while
-        folder = open_folder(job, chosen.job_dir, resume=chosen.resume, fresh=chosen.fresh)
+        folder = open_run(job, chosen.job_dir, resume=chosen.resume, fresh=chosen.fresh)
         wanted, job = job, Job.load(folder.path)  # a run goes on as it began: its id is the folder's; name, etcd, too
-    if wanted.config.exact != job.config.exact:
+    if wanted.config.exact != job.config.exact and not folder.complete:
         log.warning(
             '%s goes on as it began, with exact=%s; to change that: "exact": %s in %s, on every host',
             folder.path,
@@ -134,34 +130,36 @@ def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, JobFolder]:
     return job, folder
 
 
-def _run_here(
-    job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, JobStatus], None] | None, callbacks: Callbacks
-) -> Result:
+def _run_here(job: Job, chosen: LaunchOptions, on_status: OnStatus | None, callbacks: Callbacks) -> Result:
     job, folder = _open(job, chosen)
-    if job.config.passes_on_demand and chosen.passes is None:
-        chosen = chosen.with_passes(job.config.passes)
-    try:
-        if not callbacks:
-            return launch_directory(job, folder, chosen, on_status)
-        with ToldLaunch(callbacks, job, folder.path, on_status) as told:
-            result = launch_directory(job, folder, chosen, told.look)
-            with interruptible(Reached(folder.path, job.config).describe):  # the last callbacks may take their time
-                told.finish(result.steps)
-        return result
-    except GraphftError as error:
-        if folder.made and error.rule == "foreign-job":  # nothing was begun: no later script is to find a run here
-            withdraw(folder.path)
-            shutil.rmtree(folder.path, ignore_errors=True)
-        raise
+    wanted = job.config.passes if job.config.passes_on_demand else None
+    if not callbacks:
+        return launch_run(job, folder, chosen, on_status, wanted_passes=wanted)
+    with CallbackObserver(callbacks, job, folder.path, on_status) as observer:
+        result = launch_run(job, folder, chosen, observer.look, wanted_passes=wanted)
+        with interruptible(Reached(folder.path, job.config).describe):  # the last callbacks may take their time
+            observer.finish(result.steps)
+    return result
 
 
-def check_passes(job: Job | JobRecord, options: LaunchOptions) -> None:
-    if options.passes is not None and not job.config.passes_on_demand:
-        raise UsageError(
-            f"passes is {options.passes}, but all {job.config.passes} passes of this job follow one another",
-            rule="option",
-            help="leave it out, or transpile with passes_on_demand=True",
-        )
+def launch_saved(path: Path, options: LaunchOptions) -> None:
+    """Runs the job in a run's folder to its end, without its script. Raises GraphftError if it cannot, or fails."""
+    from graphft.transpiler import read_record
+
+    record = read_record(path)
+    folder = saved_run(path, resume=options.resume, fresh=options.fresh)
+    if folder.complete:
+        fetch_result(path)
+        link_newest(path)
+        print(f"{path} is complete: {path / MODEL}")
+        return
+    options = with_noted_etcd(options, path, record.config)
+    check_processes(record, options)
+    if not options.endpoints(record.config):
+        check_asked_for(record.config, path, "run that script again")
+    if (path / TOLD).exists():
+        tell(f"the callbacks of the script that began {path} are NOT called here: run that script, if they are to be")
+    launch_run(record, folder, options)
 
 
 def _check_not_imported() -> None:
@@ -182,219 +180,209 @@ def check_processes(job: Job | JobRecord, options: LaunchOptions) -> None:
         check_counts(job.config, options.counts(job.config), embedded=not options.endpoints(job.config))
 
 
-def launch_directory(
+def with_noted_etcd(options: LaunchOptions, job_dir: Path, config: JobConfig) -> LaunchOptions:
+    """The run goes on in the user's etcd in which it began, unless the options say another one."""
+    note = read_note(job_dir)
+    if not note.endpoints or note.own or options.endpoints(config):
+        return options
+    tell(f"{job_dir / NOTE}: this run is in the etcd {note.endpoints}")
+    return replace(options, etcd=note.endpoints)
+
+
+def launch_run(
     job: Job | JobRecord,
-    folder: JobFolder,
+    folder: RunFolder,
     options: LaunchOptions,
-    on_status: Callable[[Supervisor, JobStatus], None] | None = None,
+    on_status: OnStatus | None = None,
     *,
-    driver: Callable[[], None] | None = None,
+    wanted_passes: int | None = None,
+    driver: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete. Where passes
-    are on demand, it returns when those that `options` ask for are done, unless it has a `driver`: then more will be.
-    That is called again and again, while it waits for another launcher and while it works (but not while etcd
-    starts): what it raises ends the launch.
+    """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete.
+    `wanted_passes`: how many may begin, where they are on demand; None: another launch says. `driver` is called again
+    and again, while it waits for another launcher and while it works (but not while etcd starts): what it raises ends
+    the launch.
 
     If another launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
     """
     prepare_structs()
     hear_of_children()
-    begun_at, claim = time.monotonic(), None
-    reached = Reached(folder.path, job.config)
+    begun_at, path, config = time.monotonic(), folder.path, job.config
+    options = with_noted_etcd(options, path, config)
+    reached = Reached(path, config)
     waited: list[str] = []
-    look = driver or heed
 
     def wait(holder: str) -> None:
-        tell(f"{folder.path} is being run by {holder}; waiting (--no-wait or wait=False: an error)")
+        tell(f"{path} is being run by {holder}; waiting (--no-wait or wait=False: an error)")
         waited.append(holder)
 
+    def complete(line: str) -> Result:
+        fetch_result(path)
+        tell(line)
+        return _with_warnings(Result.of(path, steps_of(path, config), time.monotonic() - begun_at), config)
+
     with interruptible(reached.describe), ExitStack() as stack:
-        page = stack.enter_context(page_of(folder.path, options.page))  # its end comes last, and is shown
-        publish(folder.path)
-        if not (options.endpoints(job.config) and job.config.ft):  # files that only one launcher at a time may touch
-            stack.enter_context(locked(folder.path, wait if options.wait else None, look=look))
-            if not options.endpoints(job.config):
-                check_no_other_etcd(folder.path, job)
-            claim = stack.enter_context(claimed(folder.path, wait if options.wait else None, look))
-            if waited and is_complete(folder.path):
-                fetch_result(folder.path)
-                tell(f"{folder.path} was completed by {waited[0]}")
-                seconds = time.monotonic() - begun_at
-                return _told(Result.of(folder.path, job.config.total_steps, seconds), job)
-        else:
-            forget_claim(folder.path)
+        if folder.complete:
+            return complete(folder.describe(config))
+        page = stack.enter_context(page_of(path, options.page))  # its end comes last, and is shown
+        publish(path)
+        if not (options.endpoints(config) and config.ft):  # files that only one launcher at a time may touch
+            stack.enter_context(locked(path, wait if options.wait else None, look=driver))
+            if waited and is_complete(path):
+                return complete(f"{path} was completed by {waited[0]}")
+        take_storage(path) if not options.endpoints(config) else forget_launcher(path)
         running = _joined(folder, job, options)
-        if running is None and driver is None:
-            _check_not_lost(folder.path, job.config)
-        tell(folder.describe(job.config) if running is None else f"joining {folder.path}, which is running, {running}")
-        asked = None if driver is not None else AskedPasses.of(job.config, folder.path, options.passes)
-        return _launch(job, folder.path, options, on_status, reached, claim, asked, page, look, stack)
+        tell(folder.describe(config) if running is None else f"joining {path}, which is running, {running}")
+        launch = _Launch(job, path, options, on_status, stack, driver, reached, begun_at)
+        launch.start(wanted_passes)
+        if page is not None:
+            page.follow(launch.keeper)
+        return _with_warnings(launch.finish(), config)
 
 
-def _joined(folder: JobFolder, job: Job | JobRecord, options: LaunchOptions) -> str | None:
+def _joined(folder: RunFolder, job: Job | JobRecord, options: LaunchOptions) -> str | None:
     """On an etcd of the user's other launchers may run the job already: where it is, in words. Then this one joins."""
     found = look_at(folder.path) if options.endpoints(job.config) else None
     return found.where if found is not None and found.state == "running" else None
 
 
-def _check_not_lost(job_dir: Path, config: JobConfig) -> None:
-    """Raises GraphftError where a Trainer has had checkpoints that are gone: initial values are no state to go on
-    from, and nobody would be told ever after."""
-    step = saved_step(job_dir, config)
-    if step == 0 and (lost := lost_checkpoints(job_dir, step)):
-        raise GraphftError(
-            f"the checkpoints of {job_dir} {lost}, and it did have some",
-            rule="checkpoint",
-            help="bring them back; if they are gone for good, begin a new run: --fresh, or another name",
-        )
-
-
-def _launch(
-    job: Job | JobRecord,
-    job_dir: Path,
-    options: LaunchOptions,
-    on_status: Callable[[Supervisor, JobStatus], None] | None,
-    reached: Reached,
-    claim: StorageClaim | None,
-    asked: AskedPasses | None,
-    page: LaunchPage | None,
-    driver: Callable[[], None],
-    stack: ExitStack,
-) -> Result:
-    """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
-    started, since, begins = time.monotonic(), time.time(), saved_step(job_dir, job.config) or 0
-    keys = Keys(job.config.name)
-    try:
-        supervisor, embedded = _start(job, job_dir, options, keys, stack)
-    except KeyboardInterrupt:  # a launch, too: its last words say that the run can be gone on with
-        note_launch(job_dir)
-        raise
-    supervisor.look = driver
-    note_launch(job_dir)
-    driver()  # etcd may have taken long
-    keeper = TimeKeeper(job_dir, supervisor.etcd, keys, job.run_id, since, begins)
-    stack.callback(keeper.write)
-    if page is not None:
-        page.follow(keeper)
-    counts = options.counts(job.config)
-    for role, index in counts.processes():
-        supervisor.add(role, index)
-    display = None if options.quiet else _display(since)
-    if display is not None:
-        stack.callback(display.close)
-    missing = MissingProcesses(job_dir, supervisor.endpoints, counts, tell)
-    loud = LoudEvents(supervisor.etcd, keys, since, tell) if options.quiet else None
-    if loud is not None:
-        stack.callback(loud.look, last=True)  # while etcd is there
-
-    taken = TakenValidations(job_dir, supervisor.etcd, keys, job.config)
-
-    def look(supervisor: Supervisor, status: JobStatus) -> None:
-        reached.status = status
-        taken.look(status)
-        keeper.look(status)
-        if display is not None:
-            display.show(status, keeper.left())
-        missing.look(status)
-        if loud is not None:
-            loud.look()
-        if supervisor.passes is not None:
-            supervisor.passes.keep()
-        if claim is not None and claim.lost:
-            supervisor.failed = supervisor.failed or claim.lost
-        if on_status is not None:
-            on_status(supervisor, status)
-        if asked is not None:
-            asked.look(supervisor, status)
-
-    brief = display is None and on_status is None
-    try:
-        status = supervise(supervisor, supervisor.etcd, keys, look, embedded, brief, begins)
-    except PassesDone:
-        assert asked is not None
-        return asked.result(supervisor.etcd, keys, time.monotonic() - started)
-    if display is not None:
-        display.close(status)
-    if supervisor.failed and not job.config.ft:
-        tell_failed(supervisor.etcd, keys)
-    if status is None or (why := why_failed(supervisor, status)):
-        note_failed(job_dir, why)
-        raise GraphftError(
-            f"job {keys.job} failed: {why}", rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}"
-        )
-    taken.look(None)
-    fetch_result(job_dir)
-    if job.config.validate is not None:
-        delete_entries(job_dir)
-    lost_rows = read_lost_rows(supervisor.etcd, keys)
-    note_lost_rows(job_dir, lost_rows)
-    left_out = discarded_of(job.config, status.left_out)
-    result = Result.of(job_dir, status.step, time.monotonic() - started, left_out, lost_rows)
-    if display is not None:
-        display.console.print(result.describe(status.generation), soft_wrap=True)
-    return _told(result, job)
-
-
-def _told(result: Result, job: Job | JobRecord) -> Result:
+def _with_warnings(result: Result, config: JobConfig) -> Result:
     """After a line for each thing that the job did without."""
-    lost = result.lost(job.config.data.records) + missing_validations(result.job_dir, job.config, result.steps)
-    for line in filter(None, (*lost, result.missing_best())):
+    for line in result.warnings(config):
         tell(line)
+    link_newest(result.job_dir, best.model if (best := result.best) is not None else None)
     return result
 
 
-def _start(
-    job: Job | JobRecord, job_dir: Path, options: LaunchOptions, keys: Keys, stack: ExitStack
-) -> tuple[Supervisor, EmbeddedEtcd | None]:
-    """etcd (if it is this launcher's), the run's records, the engine; a supervisor without processes so far."""
-    engine = _open_engine(job, job_dir, options)
-    stack.callback(engine.close)
-    given, embedded = options.endpoints(job.config), None
-    if not (endpoints := given):
-        host, data = engine.host, str(job_dir / "etcd")
-        if host:  # the job's folder may be on a file system of all machines, which is too slow for etcd
-            data = stack.enter_context(tempfile.TemporaryDirectory(prefix="graphft-etcd-", ignore_cleanup_errors=True))
-        engine.prepare()  # while etcd starts
-        embedded = start_etcd(job, job_dir, data, host)
-        stack.callback(embedded.stop)
-        endpoints = ",".join(embedded.endpoints)
-    client = connect(endpoints, WAIT_SECONDS if embedded is not None else None)  # its own will answer
-    stack.callback(client.close)
-    if embedded is None:
-        check_no_other_etcd(job_dir, job, client)
-    if embedded is None and job.config.ft:
-        revoke_dead(client, keys)
-    make_way(client, keys, job)
-    if before := try_again(client, keys, job):
-        log.warning("%s failed the last time: %s; it tries again from its newest checkpoint", keys.job, before)
-    if options.pservers != 0 and not is_complete(job_dir) and begin_anew(client, keys, job, job_dir):
-        _tell_of_lost_model(job, job_dir)
-    put_job(client, keys, job, job_dir)
-    etcd = fenced(client, keys, job)
-    write_endpoints(job_dir, endpoints, own=not given)
-    engine.prepare()
-    supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, options.max_restarts, job.config.ft)
-    if options.passes is not None:  # else who asks for the epochs is somebody else, or nobody has to
-        supervisor.passes = WantedPasses(etcd, keys, options.passes)
-        supervisor.passes.begin()
-    stack.callback(supervisor.close)
-    return supervisor, embedded
+@dataclass
+class _Launch:
+    """Of a run, from the start of etcd and its processes to its end. `stack` ends what it has started."""
 
+    job: Job | JobRecord
+    job_dir: Path
+    options: LaunchOptions
+    on_status: OnStatus | None
+    stack: ExitStack
+    driver: Callable[[], None]
+    reached: Reached
+    begun_at: float
+    supervisor: Supervisor = field(init=False)
+    embedded: EmbeddedEtcd | None = None
+    keeper: TimeKeeper = field(init=False)
+    begins: int = 0
+    """The step at which the job goes on."""
 
-def _open_engine(job: Job | JobRecord, job_dir: Path, options: LaunchOptions) -> Engine:
-    environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
-    run = Run(job_dir, job.config.storage or str(job_dir.resolve()), environment, options.resources)
-    chosen = Local(options.fork_server) if options.engine == "local" else engine_options(options.engine)
-    return chosen.open(run)
+    def start(self, wanted_passes: int | None) -> None:
+        job, since, self.begins = self.job, time.time(), saved_step(self.job_dir, self.job.config) or 0
+        try:
+            self._start_etcd_and_engine()
+        except KeyboardInterrupt:  # a launch, too: its last words say that the run can be gone on with
+            note_launch(self.job_dir)
+            raise
+        note_launch(self.job_dir)
+        self.supervisor.look = self.driver
+        self.driver()  # etcd may have taken long
+        self.keeper = TimeKeeper(self.job_dir, self.supervisor.etcd, self.keys, job.run_id, since, self.begins)
+        self.stack.callback(self.keeper.write)
+        if wanted_passes is not None:
+            self.supervisor.passes = WantedPasses(self.supervisor.etcd, self.keys, wanted_passes)
+            self.supervisor.passes.begin()
+        for role, index in self.options.counts(job.config).processes():
+            self.supervisor.add(role, index)
 
+    def finish(self) -> Result:
+        """Looks after the processes until the job is over. Raises GraphftError if it failed."""
+        config, etcd, display = self.job.config, self.supervisor.etcd, None
+        missing = MissingProcesses(self.job_dir, self.supervisor.endpoints, self.options.counts(config), tell)
+        taken = TakenValidations(self.job_dir, etcd, self.keys, config)
+        observers: list[Callable[[JobStatus], None]] = [self.reached.look, taken.look, self.keeper.look, missing.look]
+        if not self.options.quiet:
+            from graphft.runtime.launcher.display import Display
 
-def _tell_of_lost_model(job: Job | JobRecord, job_dir: Path) -> None:
-    step = saved_step(job_dir, job.config)
-    how = f"made again, from the checkpoint of step {step}" if step else "TRAINED again: no checkpoint is whole"
-    tell(f"{job_dir} was complete, and its {MODEL} is gone: it is {how}")
+            display = Display(since=time.time())
+            self.stack.callback(display.close)
+            observers.append(lambda status: display.show(status, self.keeper.left()))
+        if self.on_status is not None:
+            told = self.on_status
+            observers.append(lambda status: told(self.supervisor, status))
+        if config.storage and not self.options.endpoints(config):
+            fence = StorageFence(self.job_dir, self.supervisor.fail)
+            observers.append(lambda _: fence.look())
+        if self.supervisor.passes is not None:
+            passes = self.supervisor.passes
+            observers.append(lambda _: passes.keep())
 
+        def look(_: Supervisor, status: JobStatus) -> None:
+            for observe in observers:
+                observe(status)
 
-def _display(since: float) -> Display:
-    from graphft.runtime.launcher.display import Display
+        brief = display is None and self.on_status is None
+        status = supervise(self.supervisor, etcd, self.keys, look, self.embedded, brief, self.begins)
+        if display is not None:
+            display.close(status)
+        if self.supervisor.failed and not config.ft:
+            tell_failed(etcd, self.keys)
+        if status is None or (why := why_failed(self.supervisor, status)):
+            note_failed(self.job_dir, why)
+            raise GraphftError(
+                f"job {self.keys.job} failed: {why}",
+                rule="job-failed",
+                help=f"logs of all roles are in {self.job_dir / 'logs'}",
+            )
+        taken.look(None)
+        fetch_result(self.job_dir)
+        if config.validate is not None:
+            delete_entries(self.job_dir)
+        note_lost_rows(self.job_dir, read_lost_rows(etcd, self.keys))
+        seconds, left_out = time.monotonic() - self.begun_at, discarded_of(config, status.left_out)
+        result = Result.of(self.job_dir, status.step, seconds, left_out)
+        if display is not None:
+            display.console.print(result.describe(status.generation), soft_wrap=True)
+        return result
 
-    return Display(since=since)
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.job.config.name)
+
+    def _start_etcd_and_engine(self) -> None:
+        """etcd (if it is this launcher's), the run's records, the engine; a supervisor without processes so far."""
+        job, job_dir, options, keys, config = self.job, self.job_dir, self.options, self.keys, self.job.config
+        engine = self._open_engine()
+        self.stack.callback(engine.close)
+        given = options.endpoints(config)
+        if not (endpoints := given):
+            check_note(job_dir, keys, job.run_id, None)
+            host, data = engine.host, str(job_dir / "etcd")
+            if host:  # the run's folder may be on a file system of all machines, which is too slow for etcd
+                folder = tempfile.TemporaryDirectory(prefix="graphft-etcd-", ignore_cleanup_errors=True)
+                data = self.stack.enter_context(folder)
+            engine.prepare()  # while etcd starts
+            self.embedded = start_etcd(job, job_dir, data, host)
+            self.stack.callback(self.embedded.stop)
+            endpoints = ",".join(self.embedded.endpoints)
+        client = connect(endpoints, WAIT_SECONDS if self.embedded is not None else None)  # its own will answer
+        self.stack.callback(client.close)
+        if self.embedded is None:
+            check_note(job_dir, keys, job.run_id, client)
+        if self.embedded is None and config.ft:
+            revoke_dead(client, keys)
+        make_way(client, keys, job)
+        if before := try_again(client, keys, job):
+            log.warning("%s failed the last time: %s; it tries again from its newest checkpoint", keys.job, before)
+        if options.pservers != 0 and not is_complete(job_dir) and begin_anew(client, keys, job, job_dir):
+            step = saved_step(job_dir, config)
+            how = f"made again, from the checkpoint of step {step}" if step else "TRAINED again: no checkpoint is whole"
+            tell(f"{job_dir} was complete, and its {MODEL} is gone: it is {how}")
+        put_job(client, keys, job, job_dir)
+        etcd = fenced(client, keys, job)
+        write_endpoints(job_dir, endpoints, own=not given)
+        engine.prepare()
+        self.supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, options.max_restarts, config.ft)
+        self.stack.callback(self.supervisor.close)
+
+    def _open_engine(self) -> Engine:
+        config, options = self.job.config, self.options
+        environment = role_environment() | {"OMP_NUM_THREADS": str(config.threads)}
+        run = Run(self.job_dir, config.storage or str(self.job_dir.resolve()), environment, options.resources)
+        chosen = Local(options.fork_server) if options.engine == "local" else engine_options(options.engine)
+        return chosen.open(run)

@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
 
 def _show(options: argparse.Namespace) -> int:
     """Raises UsageError where there is no such job, or nothing is noted here."""
-    from graphft.runtime.launcher.folder_status import find_folder
+    from graphft.runtime.coordination.runs import find_folder
     from graphft.runtime.launcher.tell import tell
     from graphft.runtime.process.metric_files import FOLDER, read_table
 

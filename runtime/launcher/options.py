@@ -44,7 +44,7 @@ class LaunchOptions:
     etcd: str = ""
     """`host:port[,host:port...]` of an etcd that runs; "": one is started, with its data in the folder."""
     job_dir: str = ""
-    """The job's folder; "": `jobs/<name>`, or the first of `jobs/<name>-2` ... that is free or holds this job's run."""
+    """The run's folder; "": the newest of `jobs/<name>/runs` if that is this very job's, else the next one."""
     max_restarts: int = 3
     """Failures of one role in a row, without a step of the job in between, before the launcher gives up."""
     quiet: bool = False
@@ -54,8 +54,6 @@ class LaunchOptions:
     page: bool | int | None = None
     """Serve a page that shows the job, on this machine's loopback: True, or 0, on a free port; a number, on that port.
     The launch prints its URL."""
-    passes: int | None = None
-    """Of a job with `passes_on_demand`: how many passes to train, in all; then the launch ends. None: all of them."""
     engine: str | Options = "local"
     """Where the processes run: `local` (this machine), `ray`, `slurm`, `kubernetes`, `ssh`, or an engine's options."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -65,12 +63,12 @@ class LaunchOptions:
     resume: bool = False
     """Go on with an unfinished run of this very job; an error if there is none."""
     fresh: bool = False
-    """Begin a new run in a new folder, also if there is an unfinished one of this very job."""
+    """Begin another run, also if there is an unfinished or complete one of this very job."""
     wait: bool = True
     """While another launcher runs the job: wait for its end. False: an error."""
 
     def __post_init__(self) -> None:
-        for name in ("trainers", "pservers", "coordinators", "max_restarts", "passes"):
+        for name in ("trainers", "pservers", "coordinators", "max_restarts"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise GraphftError(f"{name} is {value}, expected 0 or more", rule="option", help=f"correct {name}")
@@ -95,9 +93,6 @@ class LaunchOptions:
         """What is not as by default, by name."""
         new = LaunchOptions()
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(new, f.name)}
-
-    def with_passes(self, passes: int) -> LaunchOptions:
-        return replace(self, passes=passes)
 
     def endpoints(self, config: JobConfig) -> str:
         """Those of etcd, $GRAPHFT_ETCD's if nothing else names one; "": the launcher starts one."""

@@ -51,8 +51,9 @@ def _site(options: argparse.Namespace, stack: contextlib.ExitStack) -> Site:
     from graphft.runtime.coordination.connect import connect
     from graphft.runtime.coordination.job_storage import is_url
     from graphft.runtime.coordination.keys import Keys
+    from graphft.runtime.coordination.runs import JOBS, find_folder
     from graphft.runtime.coordination.status import list_jobs, read_status
-    from graphft.runtime.launcher.folder_status import JOBS, find_folder, list_folders
+    from graphft.runtime.launcher.folder_status import list_folders
     from graphft.runtime.launcher.page_looks import EtcdLooks, FolderLooks, Folders, JobsOfEtcd
     from graphft.runtime.launcher.status_command import name_of
     from graphft.runtime.page.job_page import JobPage

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from graphft.errors import GraphftError, plain_text
-from graphft.runtime.coordination.connect import connect, is_complete
+from graphft.runtime.coordination.connect import EtcdNote, connect
+from graphft.runtime.coordination.job_storage import JOBS, RUNS, is_complete
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.noted_etcd import EtcdNote
+from graphft.runtime.coordination.runs import run_folders
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdError
-from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, folders_in, is_copy, list_folders, look_at, note_of
+from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, is_copy, list_folders, look_at, note_of
 from graphft.runtime.launcher.process_ends import ends_as_events
 from graphft.runtime.page import document as documents
 from graphft.runtime.page.job_page import JobPage, Look
@@ -70,7 +71,7 @@ class FolderLooks:
         """Raises GraphftError."""
         if self._etcd is None or self._endpoints != note.endpoints:
             self._drop()
-            if not note.endpoints or note.elsewhere:
+            if not note.endpoints:
                 raise GraphftError("it names no etcd that can be asked from here", rule=UNKNOWN_JOB)
             self._etcd, self._endpoints = connect(note.endpoints, wait=ANSWER_SECONDS), note.endpoints
         return self._etcd
@@ -120,14 +121,14 @@ class Folders:
         return [status.to_json() | {"link": _link(status.folder)} for status in reversed(list_folders())]
 
     def job(self, link: str) -> JobPage | None:
-        found = {_link(folder): folder for folder in folders_in()} if link not in self._pages else {}
+        found = {_link(folder): folder for folder in run_folders()} if link not in self._pages else {}
         if link in found:
             self._pages.setdefault(link, JobPage(FolderLooks(found[link])))
         return self._pages.get(link)
 
 
 def _link(folder: Path) -> str:
-    return plain_text(folder.name)
+    return plain_text(".".join(part for part in folder.parts if part not in (str(JOBS), RUNS)))
 
 
 class JobsOfEtcd:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphft.fileio import tensor_file_metadata
+from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.discarded import Discarded, describe_discarded, read_discarded
 from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.launcher.process_ends import read_ends
+from graphft.runtime.launcher.taken_validations import missing_validations
 from graphft.runtime.process.metric_files import losses_of, metrics_of, read_table
 from graphft.runtime.process.metric_table import Table
 from graphft.runtime.process.validations import read_validations
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from graphft.runtime.validation.best_model import BestModels
+    from graphft.transpiler import JobConfig
     from graphft.transpiler.criteria import Criterion
 
 
@@ -57,11 +60,8 @@ class Result:
     more than one. `losses` and `metrics` lack them."""
 
     @classmethod
-    def of(
-        cls, job_dir: Path, steps: int, seconds: float, discarded: tuple[Discarded, ...] = (), lost_rows: int = 0
-    ) -> Result:
-        """Of the complete job in this folder. `discarded`: as etcd tells, for a folder without the model; `lost_rows`:
-        as etcd tells, for a disk that is full."""
+    def of(cls, job_dir: Path, steps: int, seconds: float, discarded: tuple[Discarded, ...] = ()) -> Result:
+        """Of the complete job in this folder. `discarded`: as etcd tells, for a folder without the model."""
         ends = read_ends(job_dir)
         return cls(
             job_dir,
@@ -72,7 +72,7 @@ class Result:
             ends.preemptions,
             read_discarded(job_dir) or discarded,
             ends.launches,
-            max(lost_rows, ends.lost_rows),
+            ends.lost_rows,
         )
 
     @property
@@ -107,6 +107,11 @@ class Result:
             return ""
         rest = f"; of those there, that of step {kept.step} is the best" if kept is not None else ""
         return f"the model of step {best.step}, the best one by {terms.metric}, is MISSING from {models.folder}{rest}"
+
+    def warnings(self, config: JobConfig) -> list[str]:
+        """A line for each thing that the job did without."""
+        lost = self.lost(config.data.records) + missing_validations(self.job_dir, config, self.steps)
+        return [line for line in (*lost, self.missing_best()) if line]
 
     def _never_best(self) -> list[str]:
         """A line, if a best model was asked for and no validation had a value to tell it by."""
@@ -191,6 +196,12 @@ class Result:
                 "Result.losses and Result.metrics lack them (the model does not)"
             )
         return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])
+
+
+def steps_of(job_dir: Path, config: JobConfig) -> int:
+    """Returns how many steps the complete job in this folder has, which may have ended early."""
+    early = config.validate is not None and config.validate.stop is not None
+    return (saved_step(job_dir, config) if early else None) or config.total_steps
 
 
 def _not_finite(table: Table) -> list[str]:

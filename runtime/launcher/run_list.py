@@ -10,9 +10,10 @@ from pathlib import Path
 
 from graphft.errors import GraphftError, UsageError, plain_text
 from graphft.runtime.coordination.job_storage import is_url
+from graphft.runtime.coordination.runs import copy_of, run_at, run_numbers
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.launcher.folder_sizes import sizes_in
-from graphft.runtime.launcher.folder_status import FolderStatus, copy_of, list_folders, look_if_there
+from graphft.runtime.launcher.folder_status import FolderStatus, list_folders, look_if_there
 from graphft.runtime.launcher.run_figures import Best, Figures, figures_of
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.criteria import Criterion
@@ -88,8 +89,10 @@ def list_runs(place: str) -> list[Run]:
 
 
 def _local(folder: Path) -> list[Run]:
-    statuses = [look_if_there(folder)] if (folder / RECORD).exists() else list_folders(folder)
-    return [_run(status) for status in statuses]
+    if (folder / RECORD).exists():
+        return [_run(look_if_there(folder))]
+    own = [Path(run_at(str(folder), number)) for number in run_numbers(folder)]
+    return [_run(status) for status in (map(look_if_there, own) if own else list_folders(folder))]
 
 
 def _run(status: FolderStatus) -> Run:
@@ -113,12 +116,12 @@ def _stored(url: str) -> list[Run]:
 
 
 def _stored_runs(fs: FS, root: str, url: str) -> Iterator[Run]:
-    names = [""] if fs.size(posixpath.join(root, RECORD)) is not None else fs.list_dirs(root)
-    for name in names:
-        path, there = posixpath.join(root, name), posixpath.join(url, name).rstrip("/")
-        if name and fs.size(posixpath.join(path, RECORD)) is None:
-            continue
-        yield _stored_run(fs, path, there)
+    jobs = [url, *(posixpath.join(url, name) for name in fs.list_dirs(root))]
+    for place in jobs:
+        for there in (place, *(run_at(place, number) for number in run_numbers(place))):
+            path = posixpath.join(root, there.removeprefix(url).strip("/")).rstrip("/")
+            if fs.size(posixpath.join(path, RECORD)) is not None:
+                yield _stored_run(fs, path, there)
 
 
 def _stored_run(fs: FS, path: str, url: str) -> Run:

@@ -42,7 +42,7 @@ def show_status(options: argparse.Namespace) -> int:
     elif not options.job:
         _list_folders(options)
     else:
-        from graphft.runtime.launcher.folder_status import find_folder
+        from graphft.runtime.coordination.runs import find_folder
 
         _show_folder(find_folder(options.job), options)
     return EXIT_OK
@@ -83,10 +83,10 @@ def _row(status: JobStatus) -> tuple[str, str, str, str]:
 
 
 def _list_folders(options: argparse.Namespace) -> None:
-    from graphft.runtime.launcher.folder_status import JOBS
+    from graphft.runtime.coordination.runs import JOBS, run_folders
 
     if options.watch:
-        _refuse_watch(options, sorted(str(path.parent) for path in JOBS.glob("[!.]*/job.json")))
+        _refuse_watch(options, list(map(str, run_folders())))
     show_runs(str(JOBS), as_json=options.json)
 
 
@@ -106,7 +106,7 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
     while True:
         note = note_of(folder, config)
         try:
-            if note.endpoints and not note.elsewhere:
+            if note.endpoints:
                 with connect(note.endpoints, wait=None if holder_of(folder) else ANSWER_SECONDS) as etcd:
                     seen = read_status(etcd, Keys(config.name), brief=True)
                     watched = options.watch and holder_of(folder)  # while it starts, too
@@ -161,13 +161,11 @@ def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
 
 def name_of(job: str) -> str:
     """Of `--job`, beside `--etcd`: the name, or that of the job in the folder."""
-    from graphft.runtime.launcher.folder_status import JOBS
+    from graphft.runtime.coordination.runs import JOBS, run_in
     from graphft.transpiler import read_record
 
-    folder = next((f for f in (Path(job), JOBS / job) if (f / "job.json").exists()), None)
-    if folder is None and "/" not in job:
-        return job
-    return read_record(folder or Path(job)).config.name
+    folder = run_in(job) or run_in(str(JOBS / job))
+    return read_record(Path(folder or job)).config.name if folder or "/" in job else job
 
 
 def _refuse_watch(options: argparse.Namespace, known: list[str]) -> None:

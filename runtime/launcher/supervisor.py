@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import GraphftError, UsageError, plain_text
-from graphft.runtime.coordination.connect import has_model
 from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.job_storage import has_model
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.places import Places
@@ -113,6 +113,10 @@ class Supervisor:
         if step > self._progress and applied != self._applied:
             self._progress, self._applied = step, applied
 
+    def fail(self, why: str) -> None:
+        """Ends the job; the first reason counts."""
+        self.failed = self.failed or why
+
     def add(self, role: str, index: int) -> Child:
         """Starts one more role."""
         child = self.children[role, index] = Child(role, index)
@@ -150,7 +154,7 @@ class Supervisor:
         try:
             self.engine.step()
         except UsageError as error:
-            self.failed = self.failed or error.message
+            self.fail(error.message)
 
     def replace_frozen(self, registered: Collection[Identity]) -> None:
         """Ends children that no longer hold a lease and yet do not end by themselves, as a running process would.
@@ -264,7 +268,7 @@ class Supervisor:
         try:
             process = child.process = self.engine.start(child.order(self.endpoints))
         except UsageError as error:
-            self.failed = self.failed or error.message
+            self.fail(error.message)
             child.done = True
         except (EngineError, OSError) as error:
             if child.await_room():

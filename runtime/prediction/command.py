@@ -90,9 +90,9 @@ def _shown(parts: Iterator[dict[str, Tensor]], name: str, records: int) -> Itera
 def _check_place(out: Path, job: str, data: list[str]) -> None:
     """Raises UsageError for a file that something else is in: data, or a part of the job."""
     from graphft.runtime.coordination.job_storage import is_url
-    from graphft.runtime.launcher.folder_status import find_folder
+    from graphft.runtime.coordination.runs import find_folder
 
-    if not is_url(job) and out.resolve().is_relative_to(find_folder(job).resolve()):
+    if not is_url(job) and out.resolve().is_relative_to(find_folder(job, complete=True).resolve()):
         raise UsageError(f"{out} is in the folder of the job", rule="predict", help="write elsewhere")
     read = [path for given in data for path in (given, *glob.glob(given))]
     if out.exists() and any(os.path.exists(path) and out.samefile(path) for path in read):

@@ -20,15 +20,14 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.option_names import checked_keywords, is_whole
-from graphft.runtime.coordination.job_storage import is_url
+from graphft.runtime.coordination.runs import find_run
 from graphft.runtime.data import open_reader
 from graphft.runtime.data.reader import IN_ORDER, Reader
 from graphft.runtime.execute.finite import nonfinite_rows
 from graphft.runtime.execute.whole_numbers import whole_numbers
 from graphft.runtime.executor import Executor
 from graphft.runtime.interchange.trained_program import Trained, read_trained
-from graphft.runtime.launcher.folder_status import find_folder
-from graphft.runtime.launcher.own_run import run_of
+from graphft.runtime.launcher.run_folder import run_of
 from graphft.runtime.prediction.given import Fields, describe_data
 from graphft.runtime.prediction.output import collected
 from graphft.transpiler import Job
@@ -101,7 +100,7 @@ class Prediction:
     ) -> Prediction:
         """The arguments are those of `predict`. Raises GraphftError as it does."""
         where = run_of(job) if isinstance(job, Job) else job
-        trained = read_trained(where if is_url(where) else find_folder(os.fspath(where)), step, best, weights)
+        trained = read_trained(find_run(where, complete=True), step, best, weights)
         config, program = trained.config, trained.program
         size = (_fixed(program) or config.batch_size) if batch_size is None else batch_size
         _check_batch_size(program, size)

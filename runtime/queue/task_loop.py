@@ -7,7 +7,6 @@ import numbers
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -15,11 +14,11 @@ import torch
 
 from graphft.errors import UsageError
 from graphft.ops.context import WorkChanged
-from graphft.runtime.coordination.connect import connect
+from graphft.runtime.coordination.connect import check_note, connect, note_etcd
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.noted_etcd import check_no_other_etcd, leave_note
 from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.coordination.runs import find_folder
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import Etcd, LeaseLost, Session, put_op
 from graphft.runtime.process.progress import Progress
@@ -85,17 +84,17 @@ class TaskLoop:
 
         if not isinstance(etcd, str):
             raise _wrong(f"etcd is {etcd!r}", 'expected the endpoints, as text: "host:2379"')
-        self.job = job if isinstance(job, Job) else Job.load(Path(job))
+        self._folder = None if isinstance(job, Job) else find_folder(job)
+        self.job = job if isinstance(job, Job) else Job.load(find_folder(job))
         if self.job.config.sync or self.job.config.dispatch != "coordinator":
             raise UsageError(
                 f"job {self.job.config.name!r} gives no tasks to loops of others",
                 rule="task-loop",
                 help="transpile with ft=True, sync=False, dispatch=\"coordinator\": a sync job's tasks are its slots'",
             )
-        self._folder = None if isinstance(job, Job) else Path(job)
         store = connect(etcd)
         try:
-            self._record(store, etcd)
+            self._record(store)
         except BaseException:
             store.close()
             raise
@@ -111,12 +110,14 @@ class TaskLoop:
         key = self.member.keys.trainer(self.member.id)
         self.member.etcd.txn([], [put_op(key, record, self.member.lease)], token=key)
 
-    def _record(self, store: Etcd, etcd: str) -> None:
+    def _record(self, store: Etcd) -> None:
         """The job in etcd, and in the folder in which etcd that is. Raises UsageError for another run's."""
-        noted = self._folder is None or check_no_other_etcd(self._folder, self.job, store)
-        put_job(store, Keys(self.job.config.name), self.job)
-        if self._folder is not None and not noted:
-            leave_note(self._folder, etcd)
+        keys = Keys(self.job.config.name)
+        if self._folder is not None:
+            check_note(self._folder, keys, self.job.run_id, store)
+        put_job(store, keys, self.job)
+        if self._folder is not None:
+            note_etcd(self._folder, store)
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 

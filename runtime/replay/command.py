@@ -36,16 +36,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def replay(options: argparse.Namespace) -> int:
     """Prints to stdout; how far it is, to stderr."""
-    from graphft.runtime.coordination.job_storage import is_url, local_folder
+    from graphft.runtime.coordination.job_storage import local_folder
+    from graphft.runtime.coordination.runs import find_run
     from graphft.runtime.data import open_reader
     from graphft.runtime.execute.determinism import enforce
-    from graphft.runtime.launcher.folder_status import find_folder
     from graphft.runtime.replay.batch import LocalTrainer, Observer
     from graphft.runtime.replay.shards import LocalShards
     from graphft.runtime.replay.state import reach
     from graphft.transpiler import Job
 
-    folder = local_folder(options.job) if is_url(options.job) else find_folder(options.job)
+    folder = local_folder(find_run(options.job))
     job = Job.load(folder)
     _check(job, options.step, options.slot)
     enforce(job.config)

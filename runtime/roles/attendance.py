@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.job_storage import is_complete
 from graphft.runtime.process.interrupts import Asked
 from graphft.runtime.process.role_process import EXIT_OK, end_by
 from graphft.runtime.roles.health import Health, serve_health

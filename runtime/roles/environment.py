@@ -17,12 +17,21 @@ from typing import TYPE_CHECKING
 
 from graphft import registry
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.coordination.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
+from graphft.runtime.coordination.connect import (
+    JobEnded,
+    check_note,
+    connect_from,
+    connect_when_back,
+    note_etcd,
+    write_endpoints,
+)
 from graphft.runtime.coordination.embedded_etcd import start_etcd
-from graphft.runtime.coordination.job_storage import fetch, publish, stored_run
+from graphft.runtime.coordination.job_storage import JOBS, fetch, is_complete, publish, stored_run
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.runs import run_at, run_in
+from graphft.runtime.coordination.storage_fence import take_storage
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
-from graphft.runtime.process.folder_lock import holder_of, locked
+from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.interrupts import look_out
 from graphft.runtime.process.role_process import BEGINS, EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, ROLES
 from graphft.runtime.process.structs import prepare_structs
@@ -109,7 +118,8 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
     """
     from graphft.transpiler import Job, read_record
 
-    job_dir = Path(spec.job_dir or Path("jobs") / job.config.name)
+    top = JOBS / job.config.name
+    job_dir = Path(spec.job_dir or run_in(str(top)) or run_at(str(top), 1))
     if job.config.storage and not (job_dir / "job.json").exists() and stored_run(job.config.storage):
         fetch(job.config.storage, job_dir)
     try:
@@ -145,8 +155,6 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process/role_process.py).
 
     `health`: is told the role, once there is one."""
-    from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
-
     log_as(_name_of(spec))
     log.info("%s%d", BEGINS, os.getpid())
     explain_on_signal()
@@ -157,7 +165,8 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
             embedded, job_dir = None, Path(job_dir)
             if spec.embed_etcd and not job.config.etcd_endpoints:
                 stack.enter_context(locked(job_dir))
-                check_no_other_etcd(job_dir, job)
+                take_storage(job_dir)
+                check_note(job_dir, Keys(job.config.name), job.run_id, None)
                 embedded = start_etcd(job, job_dir)
                 stack.callback(embedded.stop)
                 write_endpoints(job_dir, ",".join(embedded.endpoints), own=True)
@@ -184,7 +193,6 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None:
     from graphft.devices import find_device
-    from graphft.runtime.coordination.noted_etcd import check_no_other_etcd, leave_note
     from graphft.runtime.coordination.run_record import put_job
     from graphft.runtime.coordination.stale_run import make_way
     from graphft.runtime.execute.determinism import enforce
@@ -194,11 +202,11 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
     etcd = connect_when_back(endpoints, job_dir) if endpoints else connect_from(job_dir)
-    noted = not endpoints or check_no_other_etcd(job_dir, job, etcd)
+    if endpoints:
+        check_note(job_dir, keys, job.run_id, etcd)
     make_way(etcd, keys, job)
     put_job(etcd, keys, job, job_dir)
-    if not noted and not holder_of(job_dir):  # a launcher notes it itself
-        leave_note(job_dir, endpoints)
+    note_etcd(job_dir, etcd)
     role = _make_role(job, job_dir, spec, etcd)
     if role is not None:
         follow(role)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.connect import has_model
+from graphft.runtime.coordination.job_storage import has_model
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import LeaseLost
 from graphft.runtime.process.progress import stacks

@@ -155,7 +155,7 @@ def test_a_trainer_of_another_run_says_so_when_it_is_made(
     graphft.Trainer(epochs.program(), **options)
     assert capfd.readouterr().err == ""
     graphft.Trainer(epochs.program(), **options | {"batch_size": 4})
-    assert "jobs/epochs differs in: batch_size 8 -> 4; new run in jobs/epochs-2\n" in capfd.readouterr().err
+    assert "jobs/epochs/runs/1 differs in: batch_size 8 -> 4; new run in jobs/epochs/runs/2\n" in capfd.readouterr().err
 
 
 def test_a_state_that_is_not_finite_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +12,6 @@ import pytest
 
 import graphft
 from graphft.runtime.driver import trainer as trainer_module
-from graphft.runtime.launcher.ending import Interrupted
 from tests.driver import epochs
 from tests.support.waiting import until
 
@@ -50,43 +48,6 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
     trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
     with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
         trainer.train(epochs=500)  # one may be done before its status is seen
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """SIGINT may be ignored where tests run."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("number", "when"), [(signal.SIGINT, "on_epoch"), (signal.SIGTERM, "on_status")])
-def test_a_signal_that_comes_within_a_finalizer_ends_the_call(
-    tmp_path: Path, number: signal.Signals, when: str
-) -> None:
-    """Of a callback's plot, say. It was ignored, and all epochs were trained."""
-
-    class Figure:
-        def __del__(self) -> None:
-            signal.raise_signal(number)
-
-    class Plots:
-        plotted = False
-
-        def plot(self, *_: Any) -> None:
-            if not self.plotted:
-                self.plotted = True
-                Figure()
-
-    plots = Plots()
-    setattr(plots, when, plots.plot)
-    trainer = epochs.trainer(tmp_path / "job", callbacks=[plots])
-    with pytest.raises(Interrupted) as caught:
-        trainer.train(epochs=1 if when == "on_epoch" else 500)
-    assert caught.value.signum == number
-    assert not trainer.workers()
 
 
 def test_an_epoch_whose_job_was_shut_down_is_not_told_without_its_metrics(tmp_path: Path) -> None:
@@ -140,28 +101,6 @@ def test_a_callback_that_shuts_down_between_two_epochs_ends_the_call(tmp_path: P
     trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
     with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
         trainer.train(epochs=2)
-
-
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_run_that_a_callback_refuses_leaves_nothing(tmp_path: Path, stored: bool) -> None:
-    """A folder was left, with a run that was not begun; the next script of that name was told of it."""
-    (tmp_path / "other.csv").write_text("step,loss\n0,1.0\n")
-    options: dict[str, Any] = {"storage": f"file://{tmp_path}/storage"} if stored else {}
-    logger = graphft.callbacks.CSVLogger(tmp_path / "other.csv")
-    with (
-        pytest.raises(graphft.GraphftError, match="CSVLogger cannot write to"),
-        epochs.trainer(tmp_path / "job", callbacks=[logger], **options) as trainer,
-    ):
-        trainer.train()
-    assert not (tmp_path / "job").exists()
-    assert not list((tmp_path / "storage").rglob("job*"))
-    with pytest.raises(graphft.GraphftError, match="make another Trainer"):
-        trainer.train()
-    trainer = epochs.trainer(tmp_path / "job", callbacks=[logger], **options)
-    (tmp_path / "job" / "mine.txt").write_text("")
-    with pytest.raises(graphft.GraphftError, match="CSVLogger cannot write to"), trainer:
-        trainer.train()
-    assert (tmp_path / "job" / "job.json").exists(), "somebody has put something into it"
 
 
 def test_what_an_interrupted_call_wanted_is_not_trained(tmp_path: Path) -> None:

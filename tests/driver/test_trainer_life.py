@@ -19,11 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import graphft
-from graphft.runtime.coordination import storage_claim
-from graphft.runtime.coordination.storage_claim import claimed
 from graphft.runtime.driver import running_job
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.launcher import launch
 from graphft.runtime.launcher.folder_status import look_at
 from tests.driver import epochs
 from tests.support.waiting import until
@@ -145,33 +142,6 @@ def test_a_launch_that_is_interrupted_as_it_begins_ends(tmp_path: Path, monkeypa
         until(lambda: not [thread for thread in threading.enumerate() if thread.name == "launcher"])
         monkeypatch.undo()
         assert trainer.train()["epoch"] == 1
-
-
-def test_a_wait_for_another_machine_ends_when_it_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waits in the launcher's thread, where no signal comes."""
-    options: dict[str, Any] = {"storage": f"file://{tmp_path}/storage"}
-    with epochs.trainer(tmp_path / "one", **options) as trainer:
-        trainer.train()
-
-    def tell(line: str) -> None:
-        if "waiting" in line:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    monkeypatch.setattr(launch, "tell", tell)
-    monkeypatch.setattr(storage_claim, "SILENT", 300.0)  # a machine that is busy may keep a beat for long
-    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)  # SIGINT may be ignored where tests run
-    try:
-        with epochs.trainer(tmp_path / "two", **options) as waiting:
-            with claimed(tmp_path / "one", None):
-                with pytest.raises(KeyboardInterrupt):
-                    waiting.train()
-                assert not [thread for thread in threading.enumerate() if thread.name == "launcher"]
-            monkeypatch.undo()
-            assert waiting.train()["epoch"] == 2
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_metric_that_is_no_number_ends_no_job(tmp_path: Path) -> None:

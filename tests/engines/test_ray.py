@@ -139,7 +139,7 @@ def test_the_driver_is_killed_and_another_goes_on(
             driver = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
         try:
             while step and driver.poll() is None:
-                status = look(folder / "jobs" / "blobs")
+                status = look(folder / "jobs" / "blobs" / "runs" / "1")
                 if status is not None and at(step)(status):
                     driver.send_signal(signal.SIGKILL)
                     driver.wait()
@@ -147,6 +147,6 @@ def test_the_driver_is_killed_and_another_goes_on(
         finally:
             driver.kill()
             driver.wait()
-    assert "resuming jobs/blobs at step" in (folder / "output").read_text()
-    job = folder / "jobs" / "blobs"
+    assert "resuming jobs/blobs/runs/1 at step" in (folder / "output").read_text()
+    job = folder / "jobs" / "blobs" / "runs" / "1"
     assert_same_bits(whole_state(Job.load(job), job), undisturbed)

@@ -10,7 +10,7 @@ import pytest
 
 import graphft
 from graphft.runtime.cli import main
-from graphft.runtime.launcher.job_folder import begun
+from graphft.runtime.launcher.run_folder import begun
 from tests.integration import training
 from tests.support.commands import refused, shown
 

@@ -24,9 +24,9 @@ def run(folder: Path) -> tuple[str, str]:
 @pytest.mark.timeout(600)
 def test_its_script_ends_with_the_same_accuracy_each_time(tmp_path: Path) -> None:
     said, good = run(tmp_path / "one")
-    assert said == "new run in jobs/cancer"
+    assert said == "new run in jobs/cancer/runs/1"
     assert float(good.removeprefix("accuracy ")) > 0.95
     assert run(tmp_path / "other") == (said, good)
     said, again = run(tmp_path / "one")
-    assert said.startswith("jobs/cancer is complete; new run in jobs/cancer-2"), said
+    assert said.startswith("jobs/cancer/runs/1 is complete, and its result is returned"), said
     assert again == good

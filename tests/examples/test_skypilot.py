@@ -88,9 +88,9 @@ def test_what_it_runs(
     """The first machine's launcher has processes on all; the model is in the storage."""
     done = _run(task, {**variables, "SKYPILOT_NODE_RANK": "0"}, tmp_path)
     assert done.returncode == 0, done.stderr
-    storage = tmp_path / "storage" / "blobs"
+    storage = tmp_path / "storage" / "blobs" / "runs" / "1"
     assert (storage / "model.safetensors").exists()
-    (folder,) = (tmp_path / "jobs").iterdir()
+    (folder,) = (tmp_path / "jobs").glob("*/runs/1")
     assert_same_bits(whole_state(Job.load(folder), storage), undisturbed.state)
     assert {p.name for p in (folder / "logs").glob("*.log")} >= {f"trainer-{n}.log" for n in range(3)}
 

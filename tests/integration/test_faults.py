@@ -138,7 +138,7 @@ def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed
 
 def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(folder: Path, pace: Pace, undisturbed: Played) -> None:
     """The launcher is killed: nothing of it is left. Started again, the job resumes by itself; then etcd is killed."""
-    job_dir = folder / "jobs" / "blobs"
+    job_dir = folder / "jobs" / "blobs" / "runs" / "1"
     launcher = Program(folder, "-m", "graphft", "launch", "--trainers", "2", SCRIPT, pace.file)
     launcher.until(job_dir, lambda s: at(25)(s) and s.checkpoint is not None)
     launcher.kill()

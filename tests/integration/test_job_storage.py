@@ -16,10 +16,9 @@ from graphft import ir, read_weights
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.cli import main
-from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import fetch, fetch_result, publish
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.launcher import job_folder
+from graphft.runtime.launcher import run_folder
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.roles import environment
 from graphft.transpiler import Job, read_record
@@ -67,20 +66,22 @@ def test_machines_die_with_their_disks(
     etcd = ",".join(etcd_server.endpoints)
     one, two, three = (Machine(folder / name) for name in ("one", "two", "three"))
     first = one.script(pace, name="stored", storage=url, etcd_endpoints=etcd)
-    first.until(one.folder / "jobs" / "stored", at(5), etcd)
+    first.until(one.folder / "jobs" / "stored" / "runs" / "1", at(5), etcd)
     second = two.launch("--job", url, "--pservers", "0", "--trainers", "1", "--etcd", etcd)
-    second.until(one.folder / "jobs" / "stored", lambda s: at(22)(s) and len(s.trainers) == 4, etcd)
+    second.until(one.folder / "jobs" / "stored" / "runs" / "1", lambda s: at(22)(s) and len(s.trainers) == 4, etcd)
     one.dies()
     third = three.launch("--job", url, "--trainers", "2", "--etcd", etcd)
-    third.until(three.folder / "jobs" / "job", lambda s: at(30)(s) and s.generation > 0, etcd)
+    third.until(three.folder / "jobs" / "job" / "runs" / "1", lambda s: at(30)(s) and s.generation > 0, etcd)
     pace.set(0)
     assert (third.wait(), second.wait()) == (0, 0), third.output + second.output
-    job = three.folder / "jobs" / "job"
+    job = three.folder / "jobs" / "job" / "runs" / "1"
     assert_same_bits(whole_state(Job.load(job), job), undisturbed.state)
     model = undisturbed.result.model.read_bytes()
     assert (job / "model.safetensors").read_bytes() == model
-    assert (two.folder / "jobs" / "job" / "model.safetensors").read_bytes() == model  # a launcher has it downloaded
-    assert (folder / "storage" / "job" / "model.safetensors").read_bytes() == model
+    assert (
+        two.folder / "jobs" / "job" / "runs" / "1" / "model.safetensors"
+    ).read_bytes() == model  # a launcher has it downloaded
+    assert (folder / "storage" / "job" / "runs" / "1" / "model.safetensors").read_bytes() == model
 
 
 @pytest.mark.skipif(bool(S3), reason=f"{', '.join(S3)} not installed")
@@ -95,32 +96,32 @@ def test_a_machine_and_its_etcd_are_lost_and_the_storage_is_s3(
         }
         one, two = (Machine(folder / name, **environment) for name in ("one", "two"))
         first = one.script(pace, storage="s3://bucket/runs/blobs")
-        first.until(one.folder / "jobs" / "blobs", lambda s: at(25)(s) and (s.checkpoint or 0) >= 10)
+        first.until(one.folder / "jobs" / "blobs" / "runs" / "1", lambda s: at(25)(s) and (s.checkpoint or 0) >= 10)
         one.dies()
         pace.set(0)
         again = two.script(pace, storage="s3://bucket/runs/blobs")
         assert again.wait() == 0, again.output
     begun = again.output.splitlines()[0]
-    assert begun.startswith("resuming jobs/blobs at step ")
+    assert begun.startswith("resuming jobs/blobs/runs/1 at step ")
     assert int(begun.split()[4]) >= 10
-    model = (two.folder / "jobs" / "blobs" / "model.safetensors").read_bytes()
+    model = (two.folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").read_bytes()
     assert model == undisturbed.result.model.read_bytes()
 
 
 def test_async_batches_are_applied_once(program: ir.Program, folder: Path, url: str, pace: Pace) -> None:
-    """Also when another machine was started meanwhile: it ran the job a second time, and one of the runs was lost."""
+    """Also when another machine was started meanwhile: the newer launcher has the storage, and the older one ends."""
     one, two = Machine(folder / "one"), Machine(folder / "two")
     options = {"sync": False, "name": "stored-async", "storage": url}
     first = one.script(pace, **options)
-    first.until(one.folder / "jobs" / "stored-async", lambda s: at(40)(s) and (s.checkpoint or 0) >= 10)
+    first.until(one.folder / "jobs" / "stored-async" / "runs" / "1", lambda s: at(40)(s) and (s.checkpoint or 0) >= 10)
     pace.set(1.0)
     again = two.script(pace, **options)
-    again.says("jobs/stored-async is being run by pid ")
-    one.dies()
+    assert first.wait() == 1
+    assert "of two launchers the newer one does" in first.output
     pace.set(0)
     assert again.wait() == 0, again.output
-    job = two.folder / "jobs" / "stored-async"
-    assert "\nresuming jobs/stored-async at step " in again.output
+    job = two.folder / "jobs" / "stored-async" / "runs" / "1"
+    assert "resuming jobs/stored-async/runs/1 at step " in again.output
     assert not not_once(Job.load(job), job)
 
 
@@ -140,13 +141,10 @@ def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(
     assert one.script(pace, **small).wait() == 0
     again = two.script(pace, **small)
     assert again.wait() == 0, again.output
-    assert again.output.startswith(f"jobs/blobs is complete; new run in jobs/blobs-2, storage {url}-2\n")
-    assert is_complete(two.folder / "jobs" / "blobs")  # as the storage tells: the model is not in this folder
-    found = look_at(two.folder / "jobs" / "blobs")
-    assert (found.state, found.to_json()["model"]) == ("complete", f"{url}/model.safetensors")
-    assert sorted(p.name for p in (folder / "storage").iterdir()) == ["job", "job-2"]
-    models = [folder / "storage" / name / "model.safetensors" for name in ("job", "job-2")]
-    assert models[0].read_bytes() == models[1].read_bytes()
+    assert again.output.startswith("jobs/blobs/runs/1 is complete, and its result is returned")
+    job = two.folder / "jobs" / "blobs" / "runs" / "1"
+    found, first, second = look_at(job), f"{url}/runs/1", folder / "storage" / "job" / "runs" / "2"
+    assert (found.state, found.to_json()["model"]) == ("complete", str(job / "model.safetensors"))
     head, newest, *_ = shown(capsys, "checkpoint", "list", url).splitlines()
     assert head.split()[0] == "step"
     assert "all shards, in 1 part" in newest
@@ -154,20 +152,21 @@ def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(
     shown(capsys, "checkpoint", "export", url, folder / "model.safetensors")
     assert same_tensors(read_weights(url), read_weights(folder / "model.safetensors"))
     assert same_tensors(read_weights(url, version=int(newest.split()[0])), read_weights(url))
-    three = Machine(folder / "three")
+    changed = two.script(pace, **small | {"seed": 12})
+    assert changed.wait() == 0, changed.output
+    assert "differs in: seed 11 -> 12; new run in jobs/blobs/runs/2" in changed.output.splitlines()[0]
+    assert not same_tensors(read_weights(url), read_weights(first)), "that of the newest"
+    model, three = second / "model.safetensors", Machine(folder / "three")
+    whole = model.read_bytes()
     for how in (lambda data: b"", lambda data: data[:-1], lambda data: data[:-1] + bytes([data[-1] ^ 1])):
-        models[0].write_bytes(how(models[1].read_bytes()))
+        model.write_bytes(how(whole))
         with pytest.raises(GraphftError, match="is not what was uploaded"):
             read_weights(url)
     late = three.launch("--job", url)
     assert (late.wait(), "model.safetensors is not what was uploaded" in late.output) == (2, True), late.output
-    assert not (three.folder / "jobs" / "job" / "model.safetensors").exists()
-    models[0].write_bytes(models[1].read_bytes())
+    assert not (three.folder / "jobs" / "job" / "runs" / "2" / "model.safetensors").exists()
+    model.write_bytes(whole)
     assert three.launch("--job", url).wait() == 0
-    changed = two.script(pace, **small | {"seed": 12})
-    assert changed.wait() == 0, changed.output
-    assert "differs in: seed 11 -> 12" in changed.output.splitlines()[0]
-    assert (folder / "storage" / "job-3").is_dir()
 
 
 def test_another_storage_is_another_run(folder: Path, url: str, pace: Pace) -> None:
@@ -199,7 +198,7 @@ def test_of_two_machines_that_begin_at_once_the_later_one_finds_the_run_of_the_o
 ) -> None:
     """It ended with an error, and left a folder that each later start ended at, too."""
     url = f"file://{tmp_path}/storage"
-    elsewhere, here = (training.job(program, storage=url) for _ in range(2))
+    elsewhere, here = (training.job(program, storage=where) for where in (f"{url}/runs/1", url))
     elsewhere.save(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
 
@@ -207,10 +206,10 @@ def test_of_two_machines_that_begin_at_once_the_later_one_finds_the_run_of_the_o
         publish(tmp_path / "elsewhere")
         publish(folder)
 
-    monkeypatch.setattr(job_folder, "publish", just_before)
-    found = job_folder.open_folder(here)
-    assert (found.made, read_record(found.path).run_id) == (False, elsewhere.run_id)
-    assert [path.name for path in (tmp_path / "jobs").iterdir()] == [found.path.name]
+    monkeypatch.setattr(run_folder, "publish", just_before)
+    found = run_folder.open_run(here)
+    assert read_record(found.path).run_id == elsewhere.run_id
+    assert [path.name for path in (tmp_path / "jobs" / "blobs" / "runs").iterdir()] == ["1"]
 
 
 def test_a_storage_that_is_away_is_not_filled_anew(

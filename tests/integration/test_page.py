@@ -107,15 +107,16 @@ def test_a_job_that_is_killed_in_parts_and_as_a_whole(folder: Path, pace: Pace) 
     assert samples["graphft_step", None] >= 6
     assert samples["graphft_time_seconds_total", "recovering"] > 0
 
-    run = read_record(folder / "jobs" / "blobs").run_id
+    job_dir = folder / "jobs" / "blobs" / "runs" / "1"
+    run = read_record(job_dir).run_id
     until(  # it is written a few seconds later
-        lambda: read_time(folder / "jobs" / "blobs", run)["seconds"]["recovering"] > max(0.0, event["cost"] - ROUNDED)
+        lambda: read_time(job_dir, run)["seconds"]["recovering"] > max(0.0, event["cost"] - ROUNDED)
     )
     first.kill()
     pace.set(0)
     second = launch(folder, pace)
     assert second.wait() == 0, second.output
-    at_rest = JobPage(FolderLooks(folder / "jobs" / "blobs")).document()
+    at_rest = JobPage(FolderLooks(folder / "jobs" / "blobs" / "runs" / "1")).document()
     assert at_rest["state"] == "complete"
     seconds = at_rest["time"]["seconds"]
     assert seconds["idle"] > 0, "the time between the launches, and what the killed one had not written"

@@ -89,7 +89,7 @@ def test_a_job_that_would_lose_too_much_data_fails(
     assert remedy in launcher.output
     assert (TOO_MUCH in launcher.output) == (message == TOO_MUCH)
     assert "record 100 is damaged" in launcher.output
-    assert not (folder / "jobs" / "blobs" / "model.safetensors").exists()
+    assert not (folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").exists()
 
 
 def test_a_computation_that_always_fails_ends_the_job_with_its_error(folder: Path, pace: Pace) -> None:
@@ -102,4 +102,4 @@ def test_a_computation_that_always_fails_ends_the_job_with_its_error(folder: Pat
     assert "Target 7 is out of bounds" in launcher.output
     assert "step 0 of slot 0 failed" in launcher.output
     assert "(the batch has y 7 throughout)" in launcher.output, "which value it is that there is no class for"
-    assert not (folder / "jobs" / "blobs" / "model.safetensors").exists()
+    assert not (folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").exists()

@@ -39,12 +39,12 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
         etcd = server.endpoints[0]
         launch = {"GRAPHFT_LAUNCH": launch_with(etcd)}
         one = Program(folder / "one", SCRIPT, pace.file, json.dumps(PATIENT), **launch)
-        one.until(folder / "one" / "jobs" / "blobs", lambda s: bool(s.trainers), etcd=etcd)
+        begun = folder / "one" / "jobs" / "blobs" / "runs" / "1"
+        one.until(begun, lambda s: bool(s.trainers), etcd=etcd)
         other = Program(folder / "other", SCRIPT, pace.file, json.dumps(PATIENT), **launch)
         assert other.wait() == 1
         assert "etcd has another run named blobs" in other.output
-        assert not (folder / "other" / "jobs" / "blobs").exists(), "no unfinished run is left that never began"
-        assert f"in {folder / 'one' / 'jobs' / 'blobs'} on {socket.gethostname()}" in other.output
+        assert f"in {begun} on {socket.gethostname()}" in other.output
         stranger = training.job(program, pace=pace.file, **{**PATIENT, "seed": 5})
         stranger.save(folder / "stranger")
         start = ("-m", "graphft", "start", "--job", folder / "stranger", "--etcd", etcd)
@@ -53,13 +53,11 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
         joined = Program(
             folder / "one", SCRIPT, pace.file, json.dumps(PATIENT), GRAPHFT_LAUNCH=launch_with(etcd, pservers=0)
         )
-        joined.says("joining jobs/blobs, which is running, at step")
+        joined.says("joining jobs/blobs/runs/1, which is running, at step")
         pace.set(0)
         assert one.wait() == 0, one.output
         assert joined.wait() == 0, joined.output
-        late = Program(
-            folder, "-m", "graphft", "start", "pserver", "--job", folder / "one" / "jobs" / "blobs", "--etcd", etcd
-        )
+        late = Program(folder, "-m", "graphft", "start", "pserver", "--job", begun.parent.parent, "--etcd", etcd)
         assert late.wait() == 0, "a pserver that comes when the job is complete changes nothing"
         with Etcd([etcd]) as client:
             state = client.get(Keys("blobs").state)
@@ -67,7 +65,7 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
             assert state.value == b"complete"
         # The run that is over makes way.
         after = play(training.job(program, pace=pace.file, **PATIENT), folder / "after", etcd=etcd)
-    assert model(folder / "one" / "jobs" / "blobs") == model(after.folder), "the bits of an undisturbed run"
+    assert model(begun) == model(after.folder), "the bits of an undisturbed run"
 
 
 def test_a_model_that_is_gone_is_made_again(program: ir.Program, folder: Path) -> None:
@@ -96,48 +94,51 @@ def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace)
     pace.set(30)
     options = json.dumps({**OPTIONS, "ft": False})
     first = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
-    job_dir = folder / "jobs" / "blobs"
+    job_dir = folder / "jobs" / "blobs" / "runs" / "1"
     first.until(job_dir, lambda s: bool(s.trainers))
     second = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true, "wait": false}')
     patient = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
     holder = f"pid {first.process.pid} on host {socket.gethostname()}"
     assert second.wait() == 1
-    assert second.output.startswith(f"error[job-running]: the job in jobs/blobs is being run by {holder}\n")
+    assert second.output.startswith(f"error[job-running]: the job in jobs/blobs/runs/1 is being run by {holder}\n")
     assert "Traceback" not in second.output
-    patient.says(f"jobs/blobs is being run by {holder}; waiting (--no-wait or wait=False: an error)")
+    patient.says(f"jobs/blobs/runs/1 is being run by {holder}; waiting (--no-wait or wait=False: an error)")
     pace.set(0)
     assert first.wait() == 0, first.output
     assert list((job_dir / "metrics").iterdir())
     assert patient.wait() == 0, patient.output
-    assert f"jobs/blobs was completed by {holder}\n" in patient.output
+    assert f"jobs/blobs/runs/1 was completed by {holder}\n" in patient.output
     losses = [program.output.splitlines()[-1] for program in (first, patient)]
     assert losses[0] == losses[1], "the result of the run that was waited for"
-    assert not (folder / "jobs" / "blobs-2").exists()
+    assert not (folder / "jobs" / "blobs" / "runs" / "2").exists()
 
 
 def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: Pace) -> None:
     """Other data under the same options begin a run of their own; the unchanged script goes on."""
     arguments = (SCRIPT, pace.file)
     launch = {"GRAPHFT_LAUNCH": '{"quiet": true}'}
+    begun = folder / "jobs" / "blobs" / "runs" / "1"
     first = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
-    first.until(folder / "jobs" / "blobs", lambda s: at(12)(s) and (s.checkpoint or 0) >= 10 and kill_first(s.trainers))
-    first.until(folder / "jobs" / "blobs", lambda s: any(e.kind == "died" for e in s.events))
+    first.until(
+        folder / "jobs" / "blobs" / "runs" / "1",
+        lambda s: at(12)(s) and (s.checkpoint or 0) >= 10 and kill_first(s.trainers),
+    )
+    first.until(begun, lambda s: any(e.kind == "died" for e in s.events))
     first.kill()
     pace.set(0)
-    mended = Program(folder, *arguments, json.dumps({**OPTIONS, "blobs": {"mislabeled": 444}}), **launch)
-    assert mended.wait() == 0, mended.output
-    assert mended.output.startswith("jobs/blobs differs in: ")
-    assert "; new run in jobs/blobs-2\n" in mended.output
-    assert (folder / "jobs" / "blobs-2" / "job.json").exists()
     again = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
     assert again.wait() == 0, again.output
-    same = r"\(job unchanged, as far as \d+ of its Dataset's records tell\)"
-    assert re.match(rf"resuming jobs/blobs at step [1-5]0 of \d+ {same}\n", again.output), again.output
-    assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
-    ends = read_ends(folder / "jobs" / "blobs")
+    assert re.match(r"resuming jobs/blobs/runs/1 at step [1-5]0 of \d+\n", again.output), again.output
+    mended = Program(folder, *arguments, json.dumps({**OPTIONS, "blobs": {"mislabeled": 444}}), **launch)
+    assert mended.wait() == 0, mended.output
+    assert mended.output.startswith("jobs/blobs/runs/1 differs in: ")
+    assert "; new run in jobs/blobs/runs/2\n" in mended.output
+    assert model(folder / "jobs" / "blobs") == model(folder / "jobs" / "blobs" / "runs" / "2")
+    assert (folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").exists()
+    ends = read_ends(folder / "jobs" / "blobs" / "runs" / "1")
     assert (ends.launches, ends.failures) == (2, {})
     assert sum(ends.preemptions.values()) >= 1, "of all launches; on a busy machine others may lose their leases"
-    log = (folder / "jobs" / "blobs" / "logs" / "pserver-0.log").read_text()
+    log = (folder / "jobs" / "blobs" / "runs" / "1" / "logs" / "pserver-0.log").read_text()
     assert re.search("goes on from step [1-5]0", log), log
 
 
@@ -145,5 +146,5 @@ def test_a_launch_that_finds_no_etcd_says_so_in_one_message(folder: Path, pace: 
     found = Program(folder, SCRIPT, pace.file, json.dumps(OPTIONS), ETCD_BIN="/nosuch/etcd")
     assert found.wait() == 1
     first, error, _help = found.output.splitlines()
-    assert first == "new run in jobs/blobs"
+    assert first == "new run in jobs/blobs/runs/1"
     assert error == "error[etcd-missing]: ETCD_BIN=/nosuch/etcd is not a working etcd"

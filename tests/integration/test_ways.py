@@ -103,7 +103,7 @@ def test_torchrun_ranks(folder: Path, pace: Pace, dispatch: str) -> None:
 
     pace.set(0.5)  # it is looked at from outside, which takes its time on a busy machine
     ranks = start()
-    ranks[0].until(folder / "jobs" / "blobs", lambda s: at(12)(s) and (s.checkpoint or 0) >= 10)
+    ranks[0].until(folder / "jobs" / "blobs" / "runs" / "1", lambda s: at(12)(s) and (s.checkpoint or 0) >= 10)
     for rank in ranks:
         rank.kill()
     assert not await_gone(folder), "its etcd ended with rank 0"
@@ -115,7 +115,7 @@ def test_torchrun_ranks(folder: Path, pace: Pace, dispatch: str) -> None:
     assert "trainer 1" in ranks[-1].output
     if dispatch == "coordinator":
         assert "[coordinator 0] coordinator 0 gives out tasks" in ranks[1].output
-    assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
+    assert (folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").exists()
 
 
 def test_without_fault_tolerance_it_trains_as_well_and_ends_at_the_first_death(

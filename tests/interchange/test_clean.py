@@ -33,17 +33,17 @@ def test_what_a_complete_job_has_no_use_for(
     make_job(2, name="begun").save("jobs/begun")
     Path("jobs/begun/etcd").mkdir()
     capsys.readouterr()
-    assert cleaned(capsys, "--dry-run")[:2] == [f"would delete jobs/{name}/etcd" for name in ("whole", "lin")]
-    assert Path("jobs/lin/etcd").exists()
-    assert cleaned(capsys, "--job", "lin")[0] == "deleted jobs/lin/etcd"
+    assert cleaned(capsys, "--dry-run")[:2] == [f"would delete jobs/{name}/runs/1/etcd" for name in ("whole", "lin")]
+    assert Path("jobs/lin/runs/1/etcd").exists()
+    assert cleaned(capsys, "--job", "lin")[0] == "deleted jobs/lin/runs/1/etcd"
     assert cleaned(capsys, "--job", "lin") == ["freed 0 B"]
     assert cleaned(capsys, "--job", "jobs/whole", "--checkpoints")[:2] == [
-        f"deleted jobs/whole/{name}" for name in ("etcd", "checkpoints")
+        f"deleted jobs/whole/runs/1/{name}" for name in ("etcd", "checkpoints")
     ]
-    assert {look_at(Path("jobs", name)).state for name in ("whole", "lin")} == {"complete"}
+    assert {look_at(Path("jobs", name, "runs", "1")).state for name in ("whole", "lin")} == {"complete"}
     assert Path("jobs/begun/etcd").exists()
     result = make_job(2, passes=3, name="lin").run(quiet=True)
-    assert "going on from step 8 of 12 of jobs/lin" in capsys.readouterr().err
+    assert "going on from step 8 of 12 of jobs/lin/runs/1" in capsys.readouterr().err
     end = graphft.read_weights(result.model)
     assert all(torch.equal(end[name], value) for name, value in whole.items())
 

@@ -187,10 +187,6 @@ def test_launch_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_passes_of_a_job_that_has_them_all_at_once(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    assert "passes of this job follow one another" in refused(capsys, "launch", "--passes", "1", "--job", saved)
-
-
 def test_a_complete_job_is_not_launched_again(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
     (saved / "model.safetensors").touch()
     assert shown(capsys, "launch", "--job", saved) == f"{saved} is complete: {saved}/model.safetensors\n"
@@ -226,7 +222,7 @@ def test_launch_runs_the_script_with_its_arguments(
 
 
 def test_start_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "is no folder" in refused(capsys, "start", "trainer", "--job", "nosuch")
+    assert "there is no job nosuch" in refused(capsys, "start", "trainer", "--job", "nosuch")
 
 
 @pytest.mark.parametrize(

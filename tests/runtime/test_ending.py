@@ -18,10 +18,10 @@ from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher import ending, launch, told_launch
-from graphft.runtime.launcher.ending import Interrupted, Reached, heed, interruptible
+from graphft.runtime.launcher import callback_observer, ending, launch
+from graphft.runtime.launcher.callback_observer import CallbackObserver
+from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
 from graphft.runtime.launcher.process_ends import read_ends
-from graphft.runtime.launcher.told_launch import ToldLaunch
 from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
 from tests.support.programs_by_hand import linear
@@ -43,43 +43,6 @@ def test_a_signal_ends_in_order_with_one_line_and_its_status(name: str, status: 
         "        print('etcd has ended')\n"
     )
     assert (done.returncode, done.stdout, done.stderr) == (status, "etcd has ended\n", "interrupted at step 3\n")
-
-
-FINALIZER = """
-import signal, time
-from graphft.runtime.launcher.ending import heed, interruptible
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-class Figure:
-    def __del__(self):
-        signal.raise_signal({number})
-with interruptible(lambda: 'interrupted at step 3'):
-    try:
-        Figure()
-        print('it goes on')
-        {then}
-    finally:
-        print('etcd has ended')
-    print('at its end')
-"""
-
-
-@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
-@pytest.mark.parametrize(("then", "more"), [("while True: heed(); time.sleep(0.01)", ""), ("pass", "at its end\n")])
-def test_a_signal_that_comes_within_a_finalizer_is_heeded(name: str, status: int, then: str, more: str) -> None:
-    """Python ignores what is raised in `__del__`: the job trained on to its end, and the exit status was 0."""
-    done = run(FINALIZER.format(number=f"signal.{name}", then=then))
-    assert (done.returncode, done.stdout) == (status, f"it goes on\netcd has ended\n{more}")
-    assert done.stderr.endswith("\ninterrupted at step 3\n")
-
-
-def test_what_came_in_one_block_does_not_end_the_next(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Interrupted), interruptible(lambda: "interrupted"):
-        signal.raise_signal(signal.SIGTERM)
-    heed()
-    with interruptible(lambda: "interrupted again"):
-        heed()
-    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_handler_that_a_callback_sets_stays() -> None:
@@ -230,10 +193,10 @@ def test_a_storage_that_does_not_answer_hides_no_error_of_a_callback(
             raise OSError("no route to host")
         return not answers.wait(120)
 
-    for module in (ending, told_launch):
+    for module in (ending, callback_observer):
         monkeypatch.setattr(module, "is_complete", asks)
         monkeypatch.setattr(module, "WORDS_SECONDS", 0.1)
-    with pytest.raises(ValueError, match="no such figure"), ToldLaunch(Callbacks(()), job, saved, None):
+    with pytest.raises(ValueError, match="no such figure"), CallbackObserver(Callbacks(()), job, saved, None):
         raise ValueError("no such figure")
     if answers is not None:
         answers.set()
@@ -285,7 +248,7 @@ def test_a_launch_that_saves_its_job_can_be_interrupted(
     def saves(*arguments: object, **options: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(launch, "open_folder", saves)
+    monkeypatch.setattr(launch, "open_run", saves)
     with pytest.raises(Interrupted) as caught:
         launch.run_job(job)
     assert caught.value.code == 143
@@ -306,20 +269,6 @@ def test_a_launcher_that_waits_for_another_can_be_interrupted(tmp_path: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "interrupted\n")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_launch_heeds_a_signal_that_came_within_a_finalizer(tmp_path: Path) -> None:
-    class Figure:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
-    figures = [Figure()]
-    data = graphft.arrays(x=torch.zeros(400, 200), y=torch.zeros(400, 1), chunk_size=40)
-    job = graphft.transpile(linear(), data=data, batch_size=4, epochs=1000, ft=True)
-    with pytest.raises(Interrupted):
-        job.run(job_dir=str(tmp_path / "run"), quiet=True, on_status=lambda *_: figures.clear())
-    assert not figures
-
-
 def test_a_launch_that_is_interrupted_while_it_starts_counts(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,7 +277,7 @@ def test_a_launch_that_is_interrupted_while_it_starts_counts(
     def starts(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "_start", starts)
+    monkeypatch.setattr(launch._Launch, "_start_etcd_and_engine", starts)
     for count in (1, 2):
         with pytest.raises(Interrupted):
             launch.run_job(job, job_dir=str(tmp_path / "run"))

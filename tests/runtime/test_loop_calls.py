@@ -309,7 +309,10 @@ def test_the_folder_says_where_its_loops_are(small: Scene, tmp_path: Path) -> No
     with graphft.TaskLoop(tmp_path / "job", small.server.endpoints[0]) as tasks:
         assert tasks.get()
         assert look_at(tmp_path / "job").state == "running"
-        with EmbeddedEtcd(tmp_path / "other") as other, pytest.raises(UsageError, match="is being run in the etcd"):
+        with (
+            EmbeddedEtcd(tmp_path / "other") as other,
+            pytest.raises(UsageError, match="says that this run is in the etcd"),
+        ):
             graphft.TaskLoop(tmp_path / "job", other.endpoints[0])
 
 

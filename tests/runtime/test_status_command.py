@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from threading import Thread, Timer
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -27,7 +27,6 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.driver.newest import NewestCheckpoint
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import folder_status, launch, status_command
-from graphft.runtime.launcher.asked_passes import AskedPasses
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows, note_saved
 from graphft.runtime.process.folder_lock import holder_of, locked
@@ -368,30 +367,11 @@ def test_a_question_by_url_makes_no_folder(capsys: pytest.CaptureFixture[str], j
     assert not (tmp_path / "jobs").exists()
 
 
-def test_a_run_that_was_carried_over_is_told_with_what_follows_it(
-    capsys: pytest.CaptureFixture[str], saved: Path, tmp_path: Path
-) -> None:
-    """To launch it once more was what was recommended."""
-    (saved / "checkpoints").mkdir()
-    shutil.copytree(saved, "jobs/a")
-    shutil.copytree(saved, "jobs/a-2")
-    run = json.loads((saved / "job.json").read_bytes())["run"]
-    mark = {"folder": str(tmp_path / "jobs" / "a-2"), "storage": "", "run": run}
-    Path("jobs/a/continued.json").write_text(json.dumps(mark))
-    said = shown(capsys, "status", "--job", "a")
-    assert "and went on in jobs/a-2" in said
-    assert "launch" not in said
-    assert "stopped, went on in jobs/a-2" in shown(capsys, "status")
-    note_failed(Path("jobs", "a"), "a shard was lost")
-    assert "failed at step 0 of 4 (a shard was lost), and went on in jobs/a-2" in shown(capsys, "status", "--job", "a")
-
-
 @pytest.mark.usefixtures("soon")
 def test_checkpoints_that_are_gone_are_told(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
     write_endpoints(saved, NOBODY, own=True)
     note_saved(saved, 2)
     assert "; its checkpoints are gone, or damaged: bring them back" in shown(capsys, "status", "--job", saved)
-    assert f"the checkpoints of {saved} are gone" in refused(capsys, "launch", "--job", saved)
     (saved / "checkpoints").mkdir()
     (saved / "checkpoints" / "floor.json").write_bytes(b"{")
     with pytest.raises(GraphftError, match=r"floor\.json cannot be read.* which checkpoints count"):
@@ -411,14 +391,3 @@ def test_what_is_being_deleted_is_no_job(capsys: pytest.CaptureFixture[str], sav
     saved.rename("jobs/.a.1a2b3c4d")
     assert "1a2b" not in refused(capsys, "status", "--job", "b")
     assert "there are no jobs" in refused(capsys, "status")
-
-
-def test_passes_whose_checkpoint_is_not_whole_are_told_once(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    config = read_record(saved).config
-    committed = SimpleNamespace(step=2, checkpoint="step-2.g1")
-    supervisor: Any = SimpleNamespace(view=SimpleNamespace(committed=committed))
-    status: Any = SimpleNamespace(pservers={i: {"version": 2} for i in range(config.pservers)})
-    asked = AskedPasses(config, saved, 1, 2)
-    asked.look(supervisor, status)
-    asked.look(supervisor, status)
-    assert capsys.readouterr().err.count("their checkpoint cannot be read") == 1

@@ -25,7 +25,7 @@ from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, decode_committed
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.job_folder import choose_directory
+from graphft.runtime.launcher.run_folder import open_run
 from graphft.runtime.process.metric_files import losses_of
 from graphft.runtime.roles.trainer.metrics import Metrics
 from graphft.transpiler import Job
@@ -247,10 +247,10 @@ def test_a_run_whose_folder_cannot_be_read_is_not_begun_anew_in_another(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record = tmp_path / "jobs" / job.config.name / "job.json"
+    record = tmp_path / "jobs" / job.config.name / "runs" / "1" / "job.json"
     record.mkdir(parents=True)  # reading it fails with EISDIR
     with pytest.raises(GraphftError) as caught:
-        choose_directory(job)
+        open_run(job)
     assert caught.value.rule == "storage"
 
 

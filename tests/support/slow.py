@@ -200,9 +200,6 @@ SLOW = {
     ],
     "tests/interchange/test_optimizer_state.py": ["test_torch_goes_on_with_a_job[sgd]"],
     "tests/interchange/test_reshard.py": [
-        "test_a_run_that_went_on_and_is_complete_is_not_gone_on_with",
-        "test_another_machine_knows_by_the_storage_what_a_run_went_on_in[file]",
-        "test_another_machine_knows_by_the_storage_what_a_run_went_on_in[s3]",
         "test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start",
         "test_what_differs_in_more_is_another_run[batch_size]",
         "test_what_differs_in_more_is_another_run[passes]",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import graphft
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Program
-from graphft.runtime.launcher.job_folder import open_folder
+from graphft.runtime.launcher.run_folder import open_run
 from graphft.transpiler import Job
 from graphft.transpiler.prediction import load_prediction, prediction_of, tell_untrained, with_weights
 from tests.support import zoo
@@ -81,7 +81,7 @@ def test_it_is_no_part_of_what_the_run_is(tmp_path: Path) -> None:
     one, other = make_job(), make_job(predict=lambda model, x: model(x).argmax(1))
     assert (one.hash, one.fingerprint) == (other.hash, other.fingerprint)
     one.save(tmp_path / "job")
-    assert open_folder(other, str(tmp_path / "job")).path == tmp_path / "job"
+    assert open_run(other, str(tmp_path / "job")).path == tmp_path / "job"
     (name,) = load_prediction(tmp_path / "job").attrs["extras"]
     assert load_prediction(tmp_path / "job").variables[name].dtype == "int64", "that of the script, which was changed"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.connect import has_model
+from graphft.runtime.coordination.job_storage import has_model
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import LoadingStatus
 from graphft.runtime.etcd import EtcdError

@@ -15,7 +15,7 @@ from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.epoch_sums import EpochSums
 from graphft.runtime.callbacks.step_rows import PATIENCE_SECONDS
 from graphft.runtime.callbacks.teller import Teller
-from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.job_storage import is_complete
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.ending import WORDS_SECONDS, Reached
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 OnStatus = Callable[["Supervisor", JobStatus], None]
 
 
-class ToldLaunch:
-    """`with ToldLaunch(...) as told:` holds a launch that gets `told.look`, and `told.finish` after it."""
+class CallbackObserver:
+    """`with CallbackObserver(...) as observer:` holds a launch that gets `observer.look`; then `observer.finish`."""
 
     def __init__(self, callbacks: Callbacks, job: Job, job_dir: Path, on_status: OnStatus | None) -> None:
         self.job, self._job_dir, self._on_status = job, job_dir, on_status
@@ -43,7 +43,7 @@ class ToldLaunch:
         """When it was seen that passes up to which step are over: the last look that is `PATIENCE_SECONDS` old, and
         those after it."""
 
-    def __enter__(self) -> ToldLaunch:
+    def __enter__(self) -> CallbackObserver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

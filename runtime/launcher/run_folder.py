@@ -1,0 +1,322 @@
+"""Which run a job is run in: the newest one of its name if that is the same job, else the next one.
+
+The newest run of the same job goes on if it is unfinished; if it is complete, its result is the job's. Code, options,
+data and seeded initial values make a job the same. More passes and other numbers of pservers are no difference: the
+run goes on from its newest checkpoint, in the next folder, with what people are shown of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.coordination.job_storage import (
+    JOBS,
+    begun_in_storage,
+    is_complete,
+    make_copy,
+    publish,
+    storage_of,
+    stored_run,
+)
+from graphft.runtime.coordination.runs import copy_of, link_newest, run_at, run_numbers
+from graphft.runtime.launcher.process_ends import FILE as ENDS
+from graphft.runtime.launcher.process_ends import lost_checkpoints
+from graphft.runtime.launcher.tell import tell
+from graphft.runtime.process.folder_lock import locked
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job, JobConfig
+
+_TRACES = ("etcd.json", "etcd", "checkpoints")
+"""What a run that was begun has in its folder, beside its logs and what `Job.save` writes."""
+_BATCH_LOGS = "slurm-"
+"""Logs of Slurm's, which begin before a run does: `graphft slurm` makes their folder."""
+_ANEW = "fresh=True or --fresh begins another"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of the run that a job is run in. `before`: how the newest run differs, if this is the next one;
+    `carried`: what of that one it goes on with."""
+
+    path: Path
+    complete: bool = False
+    before: str = ""
+    carried: str = ""
+
+    def describe(self, config: JobConfig) -> str:
+        """Returns the first line that a launcher prints."""
+        return "; ".join(filter(None, (self.before, self._here(config))))
+
+    def _here(self, config: JobConfig) -> str:
+        if self.complete:
+            return f"{self.path} is complete, and its result is returned: {_ANEW}"
+        if self.carried:
+            return f"going on {self.carried} in {self.path}"
+        if not begun(self.path):
+            return f"new run in {self.path}" + (f", storage {url}" if (url := storage_of(self.path)) else "")
+        if not config.ft:
+            return f"beginning {self.path} anew: without fault tolerance (ft=False) no run can be resumed"
+        return f"resuming {self.path} {where(self.path, config)}"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the newest run is to a job. `differs`: in words; "" if it is the same job. `layout`: whether it differs in
+    its number of pservers or passes alone, and can be gone on with."""
+
+    differs: str = ""
+    layout: bool = False
+    complete: bool = False
+
+
+def begun(path: Path) -> bool:
+    """Whether a process of the run in this folder was ever started: the folder may only have been saved, or copied from
+    the job's storage. Raises GraphftError[storage]."""
+    logs = any(not log.name.startswith(_BATCH_LOGS) for log in (path / "logs").glob("*.log"))
+    return logs or any((path / name).exists() for name in _TRACES) or begun_in_storage(path)
+
+
+def where(path: Path, config: JobConfig) -> str:
+    """ "at step 100 of 2048": where the run in this folder goes on."""
+    step = saved_step(path, config)
+    return f"at step {'?' if step is None else step}{config.of_steps}"
+
+
+def open_run(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False) -> RunFolder:
+    """Returns the folder in which `job` is to be run; a new one is saved there.
+
+    `wanted`: this folder and no other. `resume`: an unfinished run of this very job, or none. `fresh`: no run that was
+    begun. Raises UsageError if that cannot be, with what differs; GraphftError where a folder cannot be read.
+    """
+    while True:
+        number, path, copied = _newest(job, wanted)
+        if copied and not wanted:
+            _check_name(job, path)
+        there = path.is_dir() and any(path.iterdir()) if number or wanted else False
+        found = _compare(_with_storage(job, number), path) if there else _Found(f"{path} does not exist")
+        if there and not found.differs and not (fresh and begun(path)):
+            return _same(job, path, found, resume)
+        if wanted and there:
+            if copied:
+                shutil.rmtree(path)
+            raise UsageError(
+                f"{path} {found.differs or 'was begun'}",
+                rule="job-directory",
+                help="choose another directory, or delete this one; without one the next run has a folder of its own",
+            )
+        if resume and not found.layout:
+            raise UsageError(
+                f"there is no unfinished run of this job to resume: {path} {found.differs}",
+                rule="nothing-to-resume",
+                help="leave resume out to begin a run; what differs is to be as it was to go on with that run",
+            )
+        if (begins := _begin(job, wanted, number, path, found, fresh)) is not None:
+            return begins
+
+
+def _check_name(job: Job, path: Path) -> None:
+    """Raises UsageError for a storage that has runs of another job."""
+    from graphft.transpiler import read_record
+
+    if (name := read_record(path).config.name) != job.config.name:
+        shutil.rmtree(path)
+        raise UsageError(
+            f"{job.config.storage} has the runs of job {name}, and this one is {job.config.name}",
+            rule="job-directory",
+            help="give each job a storage of its own",
+        )
+
+
+def _same(job: Job, path: Path, found: _Found, resume: bool) -> RunFolder:
+    if resume and (found.complete or not begun(path)):
+        raise UsageError(
+            f"there is nothing to resume: {path} {'is complete' if found.complete else 'was saved, but never begun'}",
+            rule="nothing-to-resume",
+            help="leave resume out",
+        )
+    if job.prediction is not None:
+        job.save_prediction(path)
+    publish(path)
+    link_newest(path)
+    return RunFolder(path, found.complete)
+
+
+def _begin(job: Job, wanted: str, number: int, newest: Path, found: _Found, fresh: bool) -> RunFolder | None:
+    """Begins the next run; None if another script has just begun one."""
+    number += not wanted
+    path = Path(wanted or run_at(str(JOBS / job.config.name), number))
+    job, carried = job if wanted else _with_storage(job, number), ""
+
+    def prepare(new: Path) -> None:
+        nonlocal carried
+        if found.layout and not fresh:
+            carried = _carry(newest, job, new)
+
+    begins = not (path / "job.json").exists()
+    try:
+        job.save(path, prepare)
+        publish(path)
+    except GraphftError as error:
+        if wanted or error.rule != "job-directory":
+            raise
+        if begins and path.is_dir() and _is_of(path, job):  # another machine has just taken the storage
+            shutil.rmtree(path)
+        return None
+    link_newest(path)
+    held = found.differs or ("is complete" if found.complete else "is unfinished")
+    before = f"{newest} {held}" if number > 1 else ""
+    return RunFolder(path, before=before, carried=carried)
+
+
+def _newest(job: Job, wanted: str) -> tuple[int, Path, bool]:
+    """The number of the newest run, its folder, and whether that was copied from the storage just now. 0: there is
+    none, or one is `wanted`."""
+    url, top = job.config.storage, str(JOBS / job.config.name)
+    if wanted:
+        return 0, Path(wanted), _copy(url, Path(wanted))
+    stored = (n for n in reversed(run_numbers(url)) if stored_run(run_at(url, n))) if url else iter(())
+    number = max(next(stored, 0), max(run_numbers(top), default=0))
+    path = Path(run_at(top, number))
+    return number, path, bool(number) and _copy(_with_storage(job, number).config.storage, path)
+
+
+def _copy(url: str, path: Path) -> bool:
+    """Makes the folder a copy of what the storage holds, if it is empty. Returns whether it did."""
+    if not url or ((path / "job.json").exists() and storage_of(path) != url):
+        return False
+    return bool(stored_run(url)) and make_copy(url, path)
+
+
+def _with_storage(job: Job, number: int) -> Job:
+    """The job of this number, whose storage is below that of the script's; 0: the script's itself."""
+    url = job.config.storage
+    return replace(job, config=job.config.replace(storage=run_at(url, number))) if url and number else job
+
+
+def _is_of(path: Path, job: Job) -> bool:
+    from graphft.transpiler import read_record
+
+    return (path / "job.json").exists() and read_record(path).run_id == job.run_id
+
+
+def _compare(job: Job, path: Path) -> _Found:
+    from graphft.runtime.checkpoint.reshard import layout_differences
+    from graphft.transpiler import read_record
+    from graphft.transpiler.differences import differences
+
+    try:
+        saved = read_record(path)
+    except GraphftError as error:
+        if error.rule == "storage":  # it may be this very job, and is not to be begun anew elsewhere
+            raise
+        return _Found(f"holds something else ({error.message})")
+    complete, more = is_complete(path), job.config.passes > saved.config.passes
+    drawn = saved.fingerprint.unseeded and job.fingerprint.unseeded
+    changed = differences(path, saved, job, values=complete or not drawn)
+    layout = layout_differences(job, path) if changed else []
+    if not changed or (complete and layout and not more):
+        return _Found(complete=complete)
+    if not layout or not begun(path):
+        return _Found(f"differs in: {', '.join(changed)}")
+    lost = lost_checkpoints(path, step := saved_step(path, saved.config))
+    if lost:
+        raise GraphftError(
+            f"the run in {path} is to be gone on with, and its checkpoints {lost}",
+            rule="storage" if step is None else "checkpoint",
+            help=f"bring them back; {_ANEW}",
+        )
+    return _Found(f"differs in: {', '.join(layout)}" + ", and has no checkpoint to go on from" * (not step), bool(step))
+
+
+def _carry(source: Path, job: Job, new: Path) -> str:
+    """Takes the newest checkpoint of the run in `source` along, and its history. Returns what that is, in words. Raises
+    UsageError[job-running] while a launcher is at work there."""
+    from graphft.runtime.checkpoint.reshard import carry_over
+
+    with locked(source):
+        step = carry_over(source, job, new)
+    _carry_history(source, job, new)
+    counts = f"{job.config.passes} passes, {job.config.pservers} pserver{'s' * (job.config.pservers > 1)}"
+    return f"from step {step}{job.config.of_steps} of {source}, with {counts},"
+
+
+def _carry_history(source: Path, job: Job, new: Path) -> None:
+    """Takes along what people are shown of a run: one curve, one log. A line tells what cannot be copied."""
+    from graphft.runtime.callbacks.csv_logger import OWN
+    from graphft.runtime.callbacks.told import FILE, Told
+    from graphft.runtime.process import validations
+    from graphft.runtime.process.metric_files import FOLDER
+    from graphft.runtime.validation.best_model import BestModels
+    from graphft.transpiler import read_record
+
+    validate = job.config.validate
+    for name in (validations.FILE, OWN, ENDS):
+        with _or_a_line(source / name):
+            shutil.copyfile(source / name, new / name)
+    with _or_a_line(source / FOLDER):
+        shutil.copytree(source / FOLDER, new / FOLDER)
+    with _or_a_line(source / FILE):
+        told = Told.read(source, read_record(source).run_id, job.config.plan.total_steps, job.config.passes)
+        replace(told, run=job.run_id).write(new)
+    if validate is not None and validate.best is not None:
+        with _or_a_line(source / "best"):
+            BestModels(new, validate.best.mode or "min").adopt(BestModels(source, validate.best.mode or "min"))
+
+
+@contextlib.contextmanager
+def _or_a_line(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        return
+    except (OSError, UsageError, shutil.Error) as error:
+        tell(f"{path} does NOT go along: {error}")
+
+
+def saved_run(path: Path, *, resume: bool, fresh: bool) -> RunFolder:
+    """Returns the run in a folder, that is launched without its script. Raises UsageError if it cannot be run so."""
+    complete = is_complete(path)
+    if fresh:
+        help = "give the script, too" if begun(path) else "leave --fresh out: this run was never begun"
+        raise UsageError(f"--fresh is for a script: {path} holds one run", rule="option", help=help)
+    if resume and (complete or not begun(path)):
+        why = "is complete" if complete else "was saved, but never begun"
+        raise UsageError(
+            f"there is nothing to resume: {path} {why}", rule="nothing-to-resume", help="leave --resume out"
+        )
+    return RunFolder(path, complete)
+
+
+def run_of(job: Job) -> str:
+    """Returns the folder in ./jobs, or the URL of the storage, with the newest run of this very job; of a complete one,
+    if there is any. Raises UsageError[unknown-job] where there is none, with how the newest run differs."""
+    from graphft.transpiler import read_record
+    from graphft.transpiler.differences import differences
+
+    top = str(JOBS / job.config.name)
+    runs, differs = list[tuple[bool, int, str]](), f"no {top}"
+    for place in filter(None, (top, job.config.storage)):
+        for number in run_numbers(place):
+            path = Path(run_at(place, number)) if place == top else copy_of(run_at(place, number))
+            with contextlib.suppress(GraphftError):
+                saved = read_record(path)
+                same = replace(job, config=job.config.replace(storage=saved.config.storage))  # it may have been moved
+                if changed := differences(path, saved, same):
+                    differs = f"{run_at(place, number)} differs in: {', '.join(changed)}"
+                else:
+                    runs.append((is_complete(path), number, run_at(place, number)))
+    if runs:
+        return max(runs)[2]
+    raise UsageError(
+        f"there is no run of this job: {differs}",
+        rule="unknown-job",
+        help="run it first: job.run(); or name the folder: graphft.predict(FOLDER, data)",
+    )

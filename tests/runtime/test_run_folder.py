@@ -1,0 +1,376 @@
+"""Which run a job is run in, what its launcher says of it, and which run a name means."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.coordination.runs import find_folder, find_run, link_newest, run_folders, weights_source
+from graphft.runtime.launcher import run_folder
+from graphft.runtime.launcher.launch import run_job
+from graphft.runtime.launcher.options import choose_options
+from graphft.runtime.launcher.process_ends import note_saved
+from graphft.runtime.launcher.run_folder import open_run, run_of, saved_run
+from graphft.transpiler import Job, read_record
+
+EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith("GRAPHFT_") and n != "GRAPHFT_TEST_SESSION"]:
+        monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def again(job: Job, **options: Any) -> Job:
+    """The job that its script makes when it is run again, with other options perhaps."""
+    return Job.make(job.source, job.config.replace(**options))
+
+
+def run(job: Job, number: int) -> Path:
+    return Path("jobs", job.config.name, "runs", str(number))
+
+
+def complete(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(EMPTY_MODEL)
+
+
+def begin(path: Path, step: int = 0) -> None:
+    """What a launcher leaves in a folder, and a checkpoint."""
+    (path / "checkpoints").mkdir()
+    if step:
+        store = CheckpointStore(path / "checkpoints")
+        parts = tuple(store.write_part(0, step, shard, 2, {"w": torch.zeros(1)}) for shard in (0, 1))
+        store.write_manifest(Manifest(0, step, "run", parts))
+
+
+def said(job: Job, **options: Any) -> str:
+    """The line of a launcher that runs the job now."""
+    return open_run(job, **options).describe(job.config)
+
+
+# -- one rule ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_run_goes_on_or_is_followed_by_the_next_one(job: Job) -> None:
+    first, second, third, steps = run(job, 1), run(job, 2), run(job, 3), job.config.total_steps
+    assert said(job) == f"new run in {first}"
+    assert said(again(job)) == f"new run in {first}", "it was saved, and never begun"
+    begin(first, 3)
+    assert said(again(job)) == f"resuming {first} at step 3 of {steps}"
+    other = again(job, batch_size=8)
+    assert said(other) == f"{first} differs in: batch_size 4 -> 8; new run in {second}"
+    begin(second)
+    assert said(again(job)) == f"{second} differs in: batch_size 8 -> 4; new run in {third}", "only the newest counts"
+    begin(third)
+    complete(third)
+    found = open_run(again(job))
+    assert (found.path, found.complete) == (third, True)
+    assert found.describe(job.config).startswith(f"{third} is complete, and its result is returned")
+    assert said(again(job), fresh=True) == f"{third} is complete; new run in {run(job, 4)}"
+
+
+def test_a_complete_job_is_not_trained_again(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    """A script that died after `job.run()` trained everything once more."""
+    path = open_run(job).path
+    complete(path)
+    result = run_job(again(job), quiet=True)
+    assert (result.job_dir, result.steps, result.model) == (path, job.config.total_steps, path / "model.safetensors")
+    assert f"{path} is complete, and its result is returned" in capfd.readouterr().err
+
+
+def test_fresh_passes_by_an_unfinished_run(job: Job) -> None:
+    job.save(run(job, 1))
+    assert said(again(job), fresh=True) == f"new run in {run(job, 1)}", "nothing was begun there"
+    begin(run(job, 1), 2)
+    assert said(again(job), fresh=True) == f"{run(job, 1)} is unfinished; new run in {run(job, 2)}"
+
+
+def test_initial_values_without_a_seed_are_no_difference_to_an_unfinished_run(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state is in its checkpoints: it started at step 0 each time."""
+    name, value = next((n, v) for n, v in job.source.values.items() if v.is_floating_point() and v.dim())
+    for unseeded, numbers in ((False, (1, 2)), (True, (3, 3))):
+        monkeypatch.setattr("graphft.transpiler.job.drawn_without_seed", lambda told=unseeded: told)
+        for offset, number in enumerate(numbers):
+            drawn = again(job)
+            drawn.source.values = {**drawn.source.values, name: value + offset + 10 * unseeded}
+            found = open_run(Job.make(drawn.source, drawn.config))
+            assert found.path == run(job, number), found
+            if not found.before or number == 3:
+                (found.path / "checkpoints").mkdir(exist_ok=True)
+    complete(run(job, 3))
+    assert open_run(Job.make(drawn.source, drawn.config)).path == run(job, 4), "a complete one has other values"
+
+
+def test_scripts_that_start_at_once_take_runs_of_their_own(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep: the folder that is chosen may be another's a moment later."""
+    save = Job.save
+
+    def be_late(this: Job, path: Any, *more: Any) -> None:
+        monkeypatch.setattr(Job, "save", save)
+        again(job, seed=1).save(path)
+        save(this, path, *more)
+
+    monkeypatch.setattr(Job, "save", be_late)
+    with pytest.raises(SystemExit):
+        run_job(job, save_only=True)
+    assert read_record(run(job, 2)).run_id == job.run_id
+
+
+def test_a_script_that_is_run_again_finds_its_run_and_a_corrected_one_does_not() -> None:
+    """The same programs and options, but other data, initial values, frozen values or constants."""
+    program = frozen_linear()
+    x, y = torch.arange(160.0).reshape(8, 20), torch.zeros(8, 1)
+    job = graphft.transpile(program, chunks=graphft.arrays(chunk_size=8, x=x, y=y), batch_size=4, ft=True, name="lin")
+    path = open_run(job).path
+    assert open_run(again(job)).path == path
+    corrected: dict[str, Job] = {"data column y": again(job, data=graphft.arrays(chunk_size=8, x=x, y=y + 1))}
+    for name, value in program.values.items():
+        if value.numel() and value.is_floating_point():
+            told, source = "a constant of the script, float32[1]" if name == "const" else name, job.source.clone()
+            source.values = {**source.values, name: value + 1}
+            corrected[f"initial value of {told}"] = Job.make(source, job.config)
+    assert len(corrected) >= 3
+    for what, other in corrected.items():
+        assert other.hash == job.hash, "programs and options are the same"
+        with pytest.raises(GraphftError, match=f"differs in: {re.escape(what)}"):
+            open_run(other, str(path))
+        with pytest.raises(GraphftError, match=f"holds another job, which differs in: {re.escape(what)}"):
+            other.save(path)
+
+
+def frozen_linear() -> graphft.Program:
+    model = torch.nn.Sequential(torch.nn.Linear(20, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+
+    def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (model(x) + torch.tensor([0.5]) - y).square().mean()
+
+    program = graphft.build(model, loss, inputs={"x": (None, 20), "y": (None, 1)})
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    return program
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_with_other_pservers(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.save(run(job, 1))
+    begin(run(job, 1))
+    note_saved(run(job, 1), 2)
+    more = {"trainers": 2, "pservers": 1, "batch_size": 4, "slice_unit": 64, "min_block": 64, "ft": True}
+    other = graphft.transpile(job.source, chunks=job.config.data, **more)
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folder, "saved_step", lambda *_: None)
+        with pytest.raises(GraphftError, match="cannot be read now"):
+            open_run(other)
+    with pytest.raises(GraphftError, match="are gone, or damaged"):
+        open_run(other)
+    assert not run(job, 2).exists()
+
+
+def test_without_fault_tolerance_the_line_promises_no_resumption(job: Job) -> None:
+    plain = again(job, ft=False)
+    assert said(plain) == f"new run in {run(job, 1)}"
+    begin(run(job, 1))
+    assert said(plain).startswith(f"beginning {run(job, 1)} anew: without fault tolerance")
+
+
+def test_resume_takes_an_unfinished_run_of_this_job_or_refuses(job: Job) -> None:
+    first = run(job, 1)
+
+    def refused(job: Job, **options: Any) -> str:
+        with pytest.raises(GraphftError) as caught:
+            open_run(job, resume=True, **options)
+        return caught.value.rule
+
+    assert refused(job) == "nothing-to-resume"
+    assert not Path("jobs").exists(), "nothing is left of it"
+    job.save(first)
+    assert refused(job) == "nothing-to-resume", "it was never begun"
+    begin(first, 2)
+    assert said(job, resume=True).startswith(f"resuming {first} at step 2")
+    assert refused(again(job, seed=3)) == "nothing-to-resume"
+    complete(first)
+    assert refused(job) == "nothing-to-resume"
+
+
+def test_an_async_run_is_as_far_as_its_last_shard(job: Job) -> None:
+    alone = again(job, sync=False)
+    alone.save("alone")
+    for shard, step in ((0, 5), (1, 3)):
+        store = CheckpointStore(Path("alone", "checkpoints", f"shard-{shard}"))
+        part = store.write_part(0, step, shard, 2, {"w": torch.zeros(1)})
+        store.write_manifest(Manifest(0, step, "run", (part,)))
+    assert saved_step(Path("alone"), alone.config) == 3
+
+
+# -- a folder that is wanted ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["other", "files", "list", "begun"])
+def test_a_wanted_folder_that_is_taken(job: Job, content: str) -> None:
+    if content == "files":
+        Path("wanted").mkdir()
+        Path("wanted/file").touch()
+    else:
+        again(job, seed=1 if content == "other" else 0).save("wanted")
+        begin(Path("wanted"))
+    if content == "list":
+        Path("wanted/job.json").write_text("[]")
+    with pytest.raises(GraphftError) as caught:
+        open_run(job, "wanted", fresh=content == "begun")
+    assert caught.value.rule == "job-directory"
+
+
+def test_a_wanted_folder_that_is_free_or_holds_the_job(job: Job) -> None:
+    for _ in range(2):
+        assert open_run(job, "wanted").path == Path("wanted")
+    complete(Path("wanted"))
+    assert open_run(again(job), "wanted").complete
+    Path("empty").mkdir()
+    Path("link").symlink_to("empty")
+    job.save("link")
+    assert read_record(Path("empty")).run_id == job.run_id
+
+
+def test_a_wanted_folder_whose_storage_is_taken_is_no_copy_of_it(job: Job, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/storage"
+    again(job, storage=url, passes=2).save("first")
+    publish(Path("first"))
+    with pytest.raises(GraphftError, match="differs in"):
+        open_run(again(job, storage=url, seed=1), "second")
+    assert not Path("second").exists()
+
+
+def test_a_saved_job_without_its_script_is_resumed_or_begun(job: Job, saved: Path) -> None:
+    assert saved_run(saved, resume=False, fresh=False).describe(job.config) == f"new run in {saved}"
+    for options, rule in (({"fresh": True}, "option"), ({"resume": True}, "nothing-to-resume")):
+        with pytest.raises(GraphftError) as caught:
+            saved_run(saved, **{"fresh": False, "resume": False, **options})
+        assert caught.value.rule == rule
+    begin(saved, 1)
+    line = saved_run(saved, resume=True, fresh=False).describe(job.config)
+    assert line == f"resuming {saved} at step 1 of {job.config.total_steps}"
+
+
+# -- which run a name means -------------------------------------------------------------------------------------------
+
+
+def test_a_name_means_the_newest_run_and_for_predictions_the_newest_complete_one(job: Job) -> None:
+    """The corrected script's model was in jobs/NAME-2, and `graphft predict NAME` took the old one."""
+    name, top = job.config.name, Path("jobs", job.config.name)
+    with pytest.raises(GraphftError) as caught:
+        find_run(name)
+    assert caught.value.rule == "unknown-job"
+    for number in (1, 2, 3):
+        again(job, seed=number).save(run(job, number))
+        link_newest(run(job, number))
+        if number < 3:
+            complete(run(job, number))
+            link_newest(run(job, number))
+    for given in (name, str(top), f"{top}/"):
+        assert (find_folder(given), find_folder(given, complete=True)) == (run(job, 3), run(job, 2))
+        assert Path(weights_source(given)) == run(job, 2)
+    assert find_folder(run(job, 1), complete=True) == run(job, 1)
+    assert os.readlink(top / "latest") == "runs/3"
+    assert os.readlink(top / "model.safetensors") == "runs/2/model.safetensors"
+    assert list(run_folders()) == [run(job, n) for n in (1, 2, 3)]
+    (run(job, 2) / "model.safetensors").unlink()
+    (run(job, 1) / "model.safetensors").unlink()
+    assert find_folder(name, complete=True) == run(job, 3), "none is complete"
+    assert weights_source("elsewhere") == "elsewhere"
+
+
+def test_runs_of_a_storage_have_the_same_numbers_on_each_machine(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/store/lin"
+    for machine, seed, number in (("one", 1, 1), ("two", 1, 1), ("two", 2, 2), ("three", 2, 2), ("one", 2, 2)):
+        (tmp_path / machine).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / machine)
+        found = open_run(again(job, storage=url, seed=seed, name="lin"))
+        assert found.path == Path("jobs", "lin", "runs", str(number))
+        assert read_record(found.path).config.storage == f"{url}/runs/{number}"
+    with pytest.raises(GraphftError, match="has the runs of job lin, and this one is other"):
+        open_run(again(job, storage=url, seed=2, name="other"))
+    assert not Path("jobs/other/runs/2").exists()
+    assert find_run(url) == f"{url}/runs/2"
+    complete(tmp_path / "store" / "lin" / "runs" / "1")
+    assert find_run(url, complete=True) == f"{url}/runs/1"
+    assert find_folder(url) == Path("jobs/lin/runs/2")
+
+
+def test_the_newest_complete_run_of_the_very_job_predicts(job: Job) -> None:
+    with pytest.raises(GraphftError) as caught:
+        run_of(job)
+    assert caught.value.rule == "unknown-job"
+    again(job, seed=9).save(run(job, 1))
+    with pytest.raises(GraphftError, match="differs in: seed 9 -> 0"):
+        run_of(job)
+    for number in (2, 3, 4):
+        again(job).save(run(job, number))
+    assert run_of(job) == str(run(job, 4))
+    complete(run(job, 3))
+    complete(run(job, 2))
+    assert run_of(job) == str(run(job, 3))
+
+
+# -- the command line and the script ----------------------------------------------------------------------------------
+
+
+def test_a_run_that_has_begun_does_not_change_its_exactness_in_silence(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.save("begun")
+    for exact in (True, False):
+        caplog.clear()
+        with pytest.raises(SystemExit):
+            run_job(again(job, exact=exact), job_dir="begun", save_only=True)
+        assert ("goes on as it began, with exact=True" in caplog.text) == (not exact)
+
+
+def test_the_command_line_counts_and_says_so(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GRAPHFT_LAUNCH", '{"job_dir": "wanted", "save_only": true, "trainers": 3}')
+    with pytest.raises(SystemExit):
+        run_job(job, job_dir="scripts", trainers=3, pservers=1, callbacks=None)
+    assert Path("wanted/job.json").exists()
+    assert not Path("scripts").exists()
+    assert capsys.readouterr().err == (
+        "job_dir='wanted' of the command line counts, not job_dir='scripts' of the script\n"
+    )
+    chosen = choose_options(None, {"trainers": 2, "pservers": 1, "page": None})
+    assert (chosen.trainers, chosen.pservers) == (3, 1)
+
+
+def test_resume_and_fresh_exclude_each_other(job: Job) -> None:
+    with pytest.raises(GraphftError, match="exclude each other"):
+        run_job(job, resume=True, fresh=True)
+    assert not Path("jobs").exists()
+
+
+@pytest.mark.parametrize("option", ["fresh", "resume"])
+def test_a_role_says_what_cannot_hold(job: Job, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    monkeypatch.setenv("GRAPHFT_ROLE", "trainer")
+    monkeypatch.setenv("GRAPHFT_JOB_DIR", "elsewhere")
+    with pytest.raises(SystemExit) as ended:
+        run_job(job, **{option: True})
+    assert ended.value.code == 2
+    assert not Path("elsewhere").exists()
