@@ -25,7 +25,7 @@ ETCD := .etcd/.fetched
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test test-slow test-loaded lint types accept bench zoo converge chaos sim hdfs ray slurm docs clean
+.PHONY: help setup run test test-slow test-loaded lint types accept bench cost zoo converge chaos sim hdfs ray slurm docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,10 +75,14 @@ types: setup  ## mypy
 accept: setup  ## rewrite the golden files from what the code prints now; review with git diff
 	@GRAPHFT_ACCEPT=1 $(PY) -m pytest -q $$(grep -rl assert_golden tests --include='test_*.py')
 
-NOT_BENCH := benchmarks/convergence.py benchmarks/ray_%.py benchmarks/zoo%.py
+# Parts of others, and those with a target or a page of their own.
+NOT_BENCH := $(addprefix benchmarks/,convergence.py exchange.py push.py ray_%.py zoo%.py)
 
 bench: setup  ## what a step costs beside plain PyTorch
 	@set -e; for file in $(filter-out $(NOT_BENCH),$(wildcard benchmarks/*.py)); do $(PY) $$file; done
+
+cost: setup  ## CPU seconds per step by role
+	@$(PY) benchmarks/ft_overhead.py --cost --seconds 8
 
 zoo: setup .zoo  ## what users of torch train, captured and compared with torch (about half an hour; ZOO="--match llama")
 	@PYTHONPATH=.:.zoo $(PY) benchmarks/zoo.py $(ZOO)

@@ -4,7 +4,8 @@ Each job is run in turn with `ft=True` (a checkpoint every 50 steps) and with `f
 turns, too; each run is measured for some seconds when it is warm. What counts is the median, over these pairs of runs,
 of the ratio of their times per step. (To let both run at once, and stop one by SIGSTOP while the other is measured, is
 not fair: what was stopped for long has leases to renew, and answers to wait for, when it goes on.) CPU seconds per
-step, by role, say where a difference comes from; other load disturbs them less.
+step, by role, say where a difference comes from; other load disturbs them less. `--cost` prints those alone, of one run
+of the flights with one pserver and one with two: `.ci/run` does, so that a regress is seen on the day.
 """
 
 from __future__ import annotations
@@ -117,13 +118,26 @@ def tell(name: str, plain: list[Measured], ft: list[Measured]) -> dict[str, Any]
     }
 
 
+def cost(seconds: float) -> None:
+    """Prints CPU seconds per step by role."""
+    for pservers in (1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            cpu = Run(workloads.flights(pservers=pservers), Path(folder) / "job").measure(seconds).cpu
+        by_role = ", ".join(f"{role} {1e3 * value:.2f}" for role, value in cpu.items())
+        print(f"CPU ms per step, 2 trainers, pservers {pservers}: {1e3 * sum(cpu.values()):.2f} ({by_role})", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=4, help="runs with and without, each (default 4)")
     parser.add_argument("--seconds", type=float, default=15.0, help="for which each is measured (default 15)")
     parser.add_argument("--job", choices=JOBS, action="append", help="only this one (may be repeated)")
+    parser.add_argument("--cost", action="store_true", help="only print CPU seconds per step, by role")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     options = parser.parse_args()
+    if options.cost:
+        cost(options.seconds)
+        return
     report = {}
     print(f"{'job':11} {'ft=False':>11} {'ft=True':>11} {'step time':>10} {'from - to':>13} {'CPU':>7}   aim   load")
     for name in options.job or JOBS:
