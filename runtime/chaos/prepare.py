@@ -15,7 +15,7 @@ from graphft.runtime.chaos.compare import MODEL, differences, final_state, last_
 from graphft.runtime.chaos.fault_schedule import kinds_of, make_schedule, message_faults
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run, Say
-from graphft.runtime.transport.make import VARIABLE
+from graphft.runtime.transport.faults import VARIABLE
 from graphft.transpiler import Job
 
 SAVED = ("job.json", "source", "programs", "data", "validation", "prediction")

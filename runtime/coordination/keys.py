@@ -149,7 +149,7 @@ class Keys:
 
     @property
     def coordinator_lock(self) -> str:
-        """Its holder is the coordinator (`etcd.recipes.Lock`)."""
+        """Its holder is the coordinator (`etcd.Lock`)."""
         return f"/{self.job}/coordinator/lock"
 
     @property

@@ -1,1 +1,1 @@
-"""Where the processes of a job's roles run: this machine, Ray, Slurm, Kubernetes. An engine is one file."""
+"""Engines start, stop and watch the processes of a job's roles: on this machine, by ssh, on Ray, Slurm, Kubernetes."""

@@ -24,7 +24,7 @@ ENGINES = {
     "kubernetes": "kubernetes.engine:Kubernetes",
     "ssh": "ssh:Ssh",
 }
-"""By name, the file of this folder and the class in it that holds the engine's options (`Options`)."""
+"""Names the file of this folder and the class in it that holds the engine's options (`Options`)."""
 
 
 class EngineError(GraphftError):
@@ -47,19 +47,20 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What an engine has to know of the run whose processes it starts."""
+    """The run whose processes an engine starts."""
 
     job_dir: Path
     """The run's folder on the launcher's machine."""
     job: str
-    """Where every machine finds the job, for `graphft start ROLE --job`: its storage's URL, or the folder's path."""
+    """The job as every machine finds it, for `graphft start ROLE --job`: its storage's URL, or the folder's path."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that every process needs."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By role, what one process of it takes, in the engine's own names: {"trainer": {"CPU": 2, "GPU": 1}}."""
+    """The resources that one process of a role takes, in the engine's own names: {"trainer": {"CPU": 2, "GPU": 1}}."""
 
     def log(self, order: Order) -> Path:
-        """Where the output of this role's processes is appended, if they can write to the launcher's folder."""
+        """Returns the file to which this role's processes append their output, if they can write to the launcher's
+        folder."""
         return self.job_dir / "logs" / f"{order.role}-{order.index}.log"
 
 
@@ -76,8 +77,8 @@ class Process(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it runs, for people: "" for this machine, and until it is known; "waiting for ..." while the engine has
-        no room for it."""
+        """Tells people the machine: "" for this one, and until it is known; "waiting for ..." while the engine has no
+        room for it."""
 
     def await_made(self) -> Identity:
         """Returns when it exists, or never will."""
@@ -142,7 +143,7 @@ class Engine(Protocol):
 
 
 class Options(Protocol):
-    """How an engine is to be used; a dataclass whose fields have defaults."""
+    """The options of an engine; a dataclass whose fields have defaults."""
 
     def open(self, run: Run) -> Engine:
         """Raises UsageError if it cannot be used here: what it needs is not installed, say."""

@@ -37,11 +37,11 @@ from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, die_with_
 SUPPORTED = sys.platform.startswith("linux")
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 MADE_SECONDS = 10.0
-"""For how long a signal waits for a role that is being made."""
+"""A signal waits for so long for a role that is being made."""
 IDLE_SECONDS, ANSWER_SECONDS = 5.0, 120.0
-"""For how long an order may wait while the fork server uses no time of a core, and at all."""
+"""An order may wait for so long while the fork server uses no time of a core, and at all."""
 END_SECONDS = 5.0
-"""For how long the end of a killed process is waited for: only the kernel can keep it from ending."""
+"""The end of a killed process is waited for so long: only the kernel can keep it from ending."""
 
 
 class Forked:
@@ -68,12 +68,12 @@ class Forked:
         self._made.set()
 
     def await_made(self) -> Identity:
-        """Who it is. Returns when it exists, or never will."""
+        """Returns its identity, when it exists, or never will."""
         self._made.wait()
         return self.identity
 
     def poll(self) -> int | None:
-        """As of the last `wait`: somebody is to wait for it all the time."""
+        """Returns its status as of the last `wait`: somebody is to wait for it all the time."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -105,7 +105,7 @@ class ForkServer:
     def __init__(self, job_dir: Path, environment: Mapping[str, str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._asked: dict[int, Forked] = {}
-        """What was ordered and has not been made, by the order's id, oldest first."""
+        """Orders that have not been carried out, by their ids, oldest first."""
         self._ids = count()
         self._lock = threading.Lock()
         self._busy: tuple[float, float] = (0.0, time.monotonic())
@@ -142,7 +142,7 @@ class ForkServer:
 
     @property
     def stuck(self) -> bool:
-        """Whether an order has waited for too long: the fork server is stopped, or hangs. To be asked all the time."""
+        """True if an order has waited for too long: the fork server is stopped, or hangs. To be asked all the time."""
         now = time.monotonic()
         with self._lock:
             asked_at = next(iter(self._asked.values())).asked_at if self._asked else now

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 FORK_SERVER_AFTER_SECONDS = 5.0
-"""For how long a fork server that died is not replaced: processes that need the machine now come first."""
+"""A fork server that died is not replaced for so long: processes that need the machine now come first."""
 
 
 class Started:
@@ -48,7 +48,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """This machine. `fork_server`: whether roles are forks of a process that has loaded the job already (Linux)."""
+    """This machine. `fork_server`: roles are forks of a process that has loaded the job already (Linux)."""
 
     fork_server: bool = True
 

@@ -38,7 +38,7 @@ OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 NO_ANSWER = (exceptions.RayError, RuntimeError, ConnectionError, TimeoutError)
 CLOSE_SECONDS = 10.0
 PLACE_SECONDS = 3.0
-"""For how long Ray may take to place an actor for which there is room."""
+"""Ray may take so long to place an actor for which there is room."""
 AGAIN_SECONDS = 0.5
 """Before an actor that did not answer, and is not known to be dead, is asked again."""
 
@@ -96,8 +96,8 @@ class RayEngine(Engine):
         """Each process has a thread."""
 
     def lacks_room(self, process: Process) -> bool:
-        """As Ray tells its autoscaler. It does not say of which actor, but what it takes. False for what no node could
-        take if it were empty."""
+        """Asks Ray as its autoscaler does. Ray does not say which actor waits, but what it takes. False for what no
+        node could take if it were empty."""
         found = next(((o, p) for o, p in self._processes if p is process), None)
         if found is None or process.pid or time.monotonic() - found[1].ordered_at < PLACE_SECONDS:
             return False
@@ -232,7 +232,7 @@ class RayProcess:
 
 
 def _demands() -> list[Amounts]:
-    """What actors and tasks take that have no room, as an autoscaler is told."""
+    """Returns what actors and tasks take that have no room, as an autoscaler is told."""
     status = get_cluster_status(ray.get_runtime_context().gcs_address, timeout=1)
     return [b.bundle for d in status.resource_demands.ray_task_actor_demand for b in d.bundles_by_count]
 

@@ -1,4 +1,4 @@
-"""What runs on a node of Ray for one process of a role: an actor, whose child that process is.
+"""The actor that runs on a node of Ray for one process of a role, which is its child.
 
 So it can be stopped, killed, and asked for its exit status as on any machine, while the actor answers. It ends with
 the actor: the kernel sees to that, so that nothing is left where a worker of Ray was killed.
@@ -24,7 +24,7 @@ from graphft.runtime.process.role_process import EXIT_FAILED, spawn
 LOOK_SECONDS = 0.2
 """Between two looks at what the process has written."""
 NEWS_SECONDS = 10.0
-"""For how long a question for news waits for some."""
+"""A question for news waits for some for so long."""
 PIECE = 1 << 20
 
 

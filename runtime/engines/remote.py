@@ -28,17 +28,17 @@ from graphft.runtime.process.role_process import EXIT_LEASE_LOST, tied
 T = TypeVar("T")
 Key = TypeVar("Key")
 KILL_SECONDS = 5.0
-"""For how long a role may take to end after SIGKILL. One whose machine is lost does not: its program is ended then, and
+"""A role may take so long to end after SIGKILL. One whose machine is lost does not: its program is ended then, and
 the role, if it lives, has lost its lease."""
 LINGER_SECONDS = 30.0
-"""For how long the program may take to end after its role: what a role has left there may hold its output open."""
+"""The program may take so long to end after its role: what a role has left there may hold its output open."""
 TURN_SECONDS = 10.0
-"""For how long one waits for those that are to begin before it."""
+"""One waits for so long for those that are to begin before it."""
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 """Between two tries of what is refused at once: twice as long each time."""
 CLOSE_SECONDS = 3.0
 LOOKED_AT = 20
-"""Of how many machines the addresses are looked at, to find the one of this machine that they reach."""
+"""So many machines' addresses are looked at, to find the one of this machine that they reach."""
 
 
 class RemoteStep(ABC):
@@ -49,7 +49,7 @@ class RemoteStep(ABC):
     """
 
     error_prefix = ""
-    """What the program begins its errors with."""
+    """The program begins its errors with this."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RemoteStep(ABC):
         self.refused = ""
         """Why it has never begun; "" if it has, if it may do so still, or if the order was taken back."""
         self.lost = False
-        """Whether it had begun, and was heard of no more: its machine is lost, or the way to it."""
+        """True if it had begun, and was heard of no more: its machine is lost, or the way to it."""
         self.begun: Begun | None = None
         self._given = given
         self._status: int | None = None
@@ -150,7 +150,7 @@ class RemoteStep(ABC):
             self._ended.set()
 
     def _await_end(self, command: Sequence[str], log: Path) -> int:
-        """Of the role; EXIT_LEASE_LOST if it was never begun."""
+        """Returns the role's exit status; EXIT_LEASE_LOST if it was never begun."""
         with self._spawning, log.open("ab") as out:
             if self._killed_at is not None:
                 return EXIT_LEASE_LOST
@@ -169,8 +169,8 @@ class RemoteStep(ABC):
         return EXIT_LEASE_LOST
 
     def _read(self, program: subprocess.Popen[bytes]) -> Ended | None:
-        """What `remote_task` tells, among what a login shell may print. Returns when the role, or the program, has
-        ended."""
+        """Reads what `remote_task` tells, among what a login shell may print. Returns when the role, or the program,
+        has ended."""
         assert program.stdout is not None
         with program.stdout as told:
             for line in told:
@@ -195,11 +195,12 @@ class RemoteStep(ABC):
                 program.stdin.close()
 
     def placed(self, begun: Begun) -> str:
-        """Where it runs, for people."""
+        """Returns the name of its machine, for people."""
         return begun.node
 
     def _spawn(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
-        """Not in this terminal's session: Ctrl-C is the launcher's. srun and ssh end their roles when they end."""
+        """Starts it outside this terminal's session: Ctrl-C is the launcher's. srun and ssh end their roles when they
+        end."""
         return subprocess.Popen(
             tied(command),
             stdin=subprocess.DEVNULL if self._given is None else subprocess.PIPE,
@@ -224,13 +225,14 @@ class Refusal:
 
 
 class Refusals(Generic[Key]):
-    """What was refused, and is left alone for a while that grows."""
+    """Things that were refused, and are left alone for a while that grows."""
 
     def __init__(self) -> None:
         self._found: dict[Key, Refusal] = {}
 
     def note(self, key: Key, why: str, asked_at: float) -> bool:
-        """Whether it is the first one in a row. One that was asked for before the last refusal tells nothing new."""
+        """Returns True if it is the first one in a row. One that was asked for before the last refusal tells nothing
+        new."""
         before, now = self._found.get(key), time.monotonic()
         if before is None:
             self._found[key] = Refusal(why, now, FIRST_WAIT_SECONDS, 1)
@@ -239,7 +241,7 @@ class Refusals(Generic[Key]):
         return before is None
 
     def forget(self, key: Key) -> bool:
-        """Whether there was one."""
+        """Returns True if there was one."""
         return self._found.pop(key, None) is not None
 
     def get(self, key: Key) -> Refusal | None:
@@ -266,13 +268,13 @@ class RemoteEngine(Engine, Generic[Step]):
 
     @abstractmethod
     def noted(self, step: Step) -> None:
-        """What there is to be learnt of a process that exists, or has ended. Called again and again."""
+        """Learns what there is to be learnt of a process that exists, or has ended. Called again and again."""
 
     def prepare(self) -> None:
         """Nothing is needed beforehand."""
 
     def list(self) -> Sequence[Listed]:
-        """From any thread: it changes nothing."""
+        """May be called from any thread: it changes nothing."""
         return [
             Listed(step.order.role, step.order.index, step.place, "running" if step.pid else "waiting", step.pid)
             for step in self._steps

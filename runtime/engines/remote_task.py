@@ -1,4 +1,4 @@
-"""What runs on another machine beside one role: it tells who the role is, and how it ended, in two lines on stdout.
+"""The process beside one role on another machine: it tells who the role is, and how it ended, in two lines on stdout.
 
 All that the role prints goes to stderr. The exit status of what started this (srun, ssh) cannot tell: it is 0, too,
 when a node of Slurm is lost. On Slurm signals come from Slurm, which sends them to all processes of a step. Where
@@ -73,7 +73,7 @@ def _obey(role: subprocess.Popen[bytes]) -> None:
 
 
 def _end_offspring(role: int) -> None:
-    """What the role has started and left; a scheduler would do that."""
+    """Ends what the role has started and left; a scheduler would do that."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(role, signal.SIGKILL)
 

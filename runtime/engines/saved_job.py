@@ -1,4 +1,4 @@
-"""What the commands check and tell that print how another machine runs a saved job, or a script."""
+"""Checks of the commands that print how another machine runs a saved job, or a script."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from graphft.runtime.process.role_process import python_path
 from graphft.runtime.transport.address import advertise_host
 
 KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
-"""What srun is to know of the job that it is in. The others would be options of each step: those of the whole job."""
+"""Variables that tell srun of the job that it is in. The others would be options of each step: those of the whole
+job."""
 PING_SECONDS = 60.0
 
 
@@ -63,8 +64,8 @@ class SlurmStep(RemoteStep):
 
 
 class SlurmEngine(RemoteEngine[SlurmStep]):
-    """Of one run. In `run.resources`: CPU, GPU, or any number that is an option of srun: {"trainer": {"CPU": 4,
-    "mem": 8000}}. What is not said there of a trainer is what the batch script's job gives to each of its tasks."""
+    """The engine of one run. In `run.resources`: CPU, GPU, or any number that is an option of srun: {"trainer": {"CPU":
+    4, "mem": 8000}}. What is not said there of a trainer is what the batch script's job gives to each of its tasks."""
 
     def __init__(self, run: Run, environ: Mapping[str, str] = os.environ) -> None:
         super().__init__(run)
@@ -172,7 +173,7 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
 
 
 def _resources(wanted: Mapping[str, float]) -> list[str]:
-    """As options of srun. Without GPU none: a step that does not say so would take all of its job's."""
+    """Returns options of srun. Without GPU none: a step that does not say so would take all of its job's."""
     names = {"CPU": "--cpus-per-task={:.0f}", "GPU": "--gres=gpu:{:.0f}"}
     options = [names.get(name, f"--{name}={{:g}}").format(count) for name, count in wanted.items()]
     return options if wanted.get("GPU") else [*options, "--gres=none"]

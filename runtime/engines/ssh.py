@@ -30,7 +30,7 @@ from graphft.runtime.transport.address import advertise_host, is_loopback
 log = logging.getLogger("graphft")
 
 HOSTS, PYTHON = "GRAPHFT_HOSTS", "GRAPHFT_PYTHON"
-"""In the environment: the machines, and the interpreter there, unless the options say."""
+"""Variables that name the machines, and the interpreter there, unless the options say."""
 HERE = "localhost"
 """This machine, without ssh."""
 OPTIONS = (
@@ -44,11 +44,11 @@ FORWARDED = (
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"),
 )
 CONNECTING = 8
-"""So many connections to a machine begin at once: sshd drops some of more than ten (MaxStartups)."""
+"""At most so many connections to a machine begin at once: sshd drops some of more than ten (MaxStartups)."""
 BEGIN_SECONDS = 180.0
-"""For how long a process may take to begin: to connect, to log in, and to import from a slow file system."""
+"""A process may take so long to begin: to connect, to log in, and to import from a slow file system."""
 TRIES = 5
-"""So often each machine is tried before a launch is given up that has not begun a single process."""
+"""Each machine is tried so often before a launch is given up that has not begun a single process."""
 
 BOOT = (
     "import json,os,sys;o=json.loads(sys.stdin.buffer.readline());os.environ.update(o['environment']);"
@@ -114,14 +114,14 @@ class SshStep(RemoteStep):
 
 
 class SshEngine(RemoteEngine[SshStep]):
-    """Of one run. A process goes where the fewest of its role are."""
+    """The engine of one run. A process goes where the fewest of its role are."""
 
     def __init__(self, run: Run, options: Ssh) -> None:
         super().__init__(run)
         self._options, self._hosts = options, list(options.hosts)
         self._refusals = Refusals[str]()
         self._worked = False
-        """Whether any process has ever begun."""
+        """True if any process has ever begun."""
 
     @property
     def host(self) -> str:
@@ -193,7 +193,7 @@ class SshEngine(RemoteEngine[SshStep]):
         return [*self._options.ssh, *OPTIONS, host, f"exec {shlex.quote(self._python)} -c {shlex.quote(BOOT)}"]
 
     def _told(self, order: Order) -> bytes:
-        """What BOOT reads. An interpreter that is named has its own graphft."""
+        """Returns what BOOT reads. An interpreter that is named has its own graphft."""
         patterns = self._options.forward
         forwarded = {name: v for name, v in os.environ.items() if any(fnmatch.fnmatch(name, p) for p in patterns)}
         path = {} if self._options.python else {"PYTHONPATH": python_path()}
@@ -207,7 +207,7 @@ class SshEngine(RemoteEngine[SshStep]):
         return json.dumps(told).encode() + b"\n"
 
     def _address(self, host: str) -> str:
-        """As ssh's configuration has it."""
+        """Returns the address that ssh's configuration has."""
         if host == HERE:
             return host
         done = subprocess.run([*self._options.ssh, "-G", host], capture_output=True, text=True, check=False)

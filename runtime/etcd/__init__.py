@@ -1,4 +1,4 @@
-"""etcd: client, lasting watches, leases with an own deadline, lock and election and an embedded server.
+"""etcd: client, lasting watches, leases with an own deadline, a lock and an embedded server.
 
 Import from here. gRPC, and etcd3's messages, load on first use of `Etcd`'s module; gRPC does not survive a fork.
 """
@@ -20,6 +20,7 @@ from graphft.runtime.etcd.errors import (
 )
 from graphft.runtime.etcd.fenced import FencedStore
 from graphft.runtime.etcd.lease import Session
+from graphft.runtime.etcd.lock import Lock
 from graphft.runtime.etcd.model import (
     KV,
     MAX_TXN_OPS,
@@ -36,13 +37,11 @@ from graphft.runtime.etcd.model import (
     delete_prefix_op,
     get_op,
     mod_is,
-    present,
     put_op,
     range_op,
     value_is,
 )
-from graphft.runtime.etcd.recipes import Election, Lock, holder
-from graphft.runtime.etcd.watch import View, Watch
+from graphft.runtime.etcd.watch import Watch
 
 __all__ = [
     "KV",
@@ -50,7 +49,6 @@ __all__ = [
     "Ambiguous",
     "CompactedError",
     "Compare",
-    "Election",
     "EmbeddedCluster",
     "EmbeddedEtcd",
     "Etcd",
@@ -73,7 +71,6 @@ __all__ = [
     "StreamEnded",
     "TransientEtcdError",
     "TxnResult",
-    "View",
     "Watch",
     "WatchBatch",
     "absent",
@@ -83,9 +80,7 @@ __all__ = [
     "find_etcd",
     "free_ports",
     "get_op",
-    "holder",
     "mod_is",
-    "present",
     "put_op",
     "range_op",
     "value_is",

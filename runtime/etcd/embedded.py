@@ -8,11 +8,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from random import SystemRandom
@@ -34,7 +32,6 @@ OPTIONS = (
 )
 START_TIMEOUT, STOP_TIMEOUT = 60.0, 5.0  # seconds
 POLL = 0.005
-TRIES = 5
 FIRST_PORT, LAST_PORT = 10_000, 32_767
 
 
@@ -48,36 +45,20 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
     draw = SystemRandom()
     while len(found) < count:
         port = draw.randint(FIRST_PORT, LAST_PORT)
-        if port_free(port, host, reuse=False):
+        if port_free(port, host):
             found.add(port)
     return list(found)
 
 
-def port_free(port: int, host: str = HOST, reuse: bool = True) -> bool:
-    """Whether a server could listen on this port of one of this machine's addresses now; without `reuse`: and nobody
-    holds it for a server that is to come back (`_bind`)."""
-    try:
-        _bind(port, host, reuse).close()
-    except OSError:
-        return False
+def port_free(port: int, host: str = HOST) -> bool:
+    """True if a server could listen on this port of one of this machine's addresses now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
     return True
-
-
-def _bind(port: int, host: str, reuse: bool = True) -> socket.socket:
-    """A socket that is bound and does not listen leaves room, on Linux, for one that does."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
-        bound.bind((host, port))
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def _close_all(sockets: list[socket.socket]) -> None:
-    while sockets:
-        sockets.pop().close()
 
 
 class Child:
@@ -119,7 +100,7 @@ class Child:
                 os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether the child has ended (and was collected) within `timeout` seconds."""
+        """Returns True if the child has ended (and was collected) within `timeout` seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -169,9 +150,6 @@ class EmbeddedEtcd:
         self._port, self._ports, self._cluster = port, ports, cluster
         self._timing = (f"--heartbeat-interval={heartbeat}", f"--election-timeout={election}")
         self._child: Child | None = None
-        self._held: list[socket.socket] = []
-        """Its ports, so that no other etcd takes one before this one is started again."""
-        weakref.finalize(self, _close_all, self._held)
 
     def __enter__(self) -> EmbeddedEtcd:
         return self.start()
@@ -181,7 +159,7 @@ class EmbeddedEtcd:
 
     @property
     def endpoints(self) -> list[str]:
-        """For `Etcd(...)` and `--etcd`. Known from the first start on."""
+        """The endpoints for `Etcd(...)` and `--etcd`. Known from the first start on."""
         if self._ports is None:
             raise EtcdError("this etcd has no address before it is started", rule="etcd-start", help="call start()")
         return [self._at(self._ports[0])]
@@ -192,7 +170,7 @@ class EmbeddedEtcd:
 
     @property
     def has_data(self) -> bool:
-        """Whether what it has written is still there."""
+        """True if what it has written is still there."""
         return (self.data_dir / "data" / "member").exists()
 
     @property
@@ -202,20 +180,13 @@ class EmbeddedEtcd:
 
     def start(self, timeout: float = START_TIMEOUT) -> EmbeddedEtcd:
         """Start it and return when it answers. `EtcdError` with the end of its log when it does not."""
-        for left in reversed(range(TRIES)):
-            picked = self._ports is None
-            try:
-                self.launch()
-                self.await_healthy(timeout)
-                return self
-            except EtcdError as e:
-                self.kill()
-                # Somebody took a port between the choice and the start: only then, and only once, choose others.
-                if not (picked and left and e.rule == "port-busy" and not self._port):
-                    raise
-                self._ports = None
-                _close_all(self._held)
-        raise AssertionError("the last try raises")
+        try:
+            self.launch()
+            self.await_healthy(timeout)
+        except EtcdError:
+            self.kill()
+            raise
+        return self
 
     def launch(self) -> None:
         """Start it without waiting."""
@@ -226,10 +197,6 @@ class EmbeddedEtcd:
             client, peer = free_ports(2, self.host)
             self._ports = (self._port or client, peer)
         self._check_ports()
-        if not self._held and sys.platform == "linux":
-            with contextlib.suppress(OSError):  # another program was faster: etcd tells
-                for host, port in zip((self.host, self._peer_host), self._ports, strict=True):
-                    self._held.append(_bind(port, host))
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._child = Child([str(self._binary.path), *self._arguments(self._ports[1]), *self._binary.options], self.log)
 
@@ -380,20 +347,12 @@ class EmbeddedCluster:
     def start(self) -> EmbeddedCluster:
         """Start all members anew and return when each of them answers."""
         self._binary = self._binary or find_etcd()
-        for left in reversed(range(TRIES)):
-            try:
-                self.members = self._new_members()
-                for member in self.members:
-                    member.launch()
-                for member in self.members:
-                    member.await_healthy()
-                return self
-            except EtcdError as e:
-                for member in self.members:
-                    member.kill()
-                if e.rule != "port-busy" or not left:
-                    raise
-        raise AssertionError("the last try raises")
+        self.members = self._new_members()
+        for member in self.members:
+            member.launch()
+        for member in self.members:
+            member.await_healthy()
+        return self
 
     def stop(self) -> None:
         for member in self.members:

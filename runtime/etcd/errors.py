@@ -18,7 +18,8 @@ class EtcdUsageError(EtcdError, UsageError):
 
 
 class TransientEtcdError(EtcdError):
-    """What may pass: the same request may succeed later, so that a caller that looks before it changes repeats it."""
+    """An error that may pass: the same request may succeed later, so that a caller that looks before it changes repeats
+    it."""
 
     exit_status = EXIT_LEASE_LOST
 

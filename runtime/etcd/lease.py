@@ -26,9 +26,9 @@ from graphft.runtime.etcd.lease_keeper import RETRY, LeasePage, steady_clock
 from graphft.runtime.etcd.model import Store
 
 FROZEN = 2.0
-"""Of the TTL: a keeper that has not looked for that time is replaced."""
+"""A keeper that has not looked for this part of the TTL is replaced."""
 AGAIN = 1.0
-"""Of the TTL: the least time between two starts."""
+"""The least time between two starts, as part of the TTL."""
 REAP_SECONDS = 1.0
 INTERVAL = 1 / 3  # of the TTL: between renewals, and the longest that one may take
 

@@ -34,13 +34,13 @@ import sys
 import time
 
 LATE = 0.5
-"""Of the TTL: how long after the last renewal the keeper renews."""
+"""The keeper renews so long after the last renewal, as part of the TTL."""
 LOAD = 0.4
-"""Of the TTL: how long after its start, or after the last renewal, it loads its client."""
+"""It loads its client so long after its start, or after the last renewal, as part of the TTL."""
 RETRY = 1 / 20
-"""Of the TTL: pause after a renewal that was not answered."""
+"""The pause after a renewal that was not answered, as part of the TTL."""
 LOOK = 1 / 4
-"""Of the TTL: the longest time between two looks at the page."""
+"""The longest time between two looks at the page, as part of the TTL."""
 ROUNDS = 50
 """So many marks of the main thread since the role was seen to be late tell that the lock is free."""
 PR_SET_PDEATHSIG = 1
@@ -68,7 +68,7 @@ class _Number:
 
 
 class LeasePage:
-    """What a role and its keeper tell each other. Times are of `steady_clock`, but for `beat`."""
+    """The page by which a role and its keeper tell each other. Times are of `steady_clock`, but for `beat`."""
 
     SIZE = 16 * 8
 
@@ -93,7 +93,7 @@ class LeasePage:
     """As `deadline`, by the keeper's renewals."""
     kept_renewed = _Number(9)
     kept = _Number(10)
-    """How many renewals of the keeper were answered."""
+    """The number of the keeper's renewals that were answered."""
     ended = _Number(11)
     """Not 0: etcd says that the lease does not exist any more."""
     seen = _Number(12)
@@ -212,7 +212,7 @@ class Keeper:
         return client
 
     def _renew(self, started: float) -> bool:
-        """Whether etcd answered, and in time: after the deadline, the role may have acted on the loss."""
+        """Returns True if etcd answered, and in time: after the deadline, the role may have acted on the loss."""
         from graphft.runtime.etcd.client import Etcd
         from graphft.runtime.etcd.errors import EtcdError, LeaseLost
 

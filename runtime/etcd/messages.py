@@ -149,7 +149,7 @@ def _response(message: Any, revision: int) -> RangeResult | int | None:
 
 
 def describe(request: Any) -> str:
-    """What a request asks for, in words: for errors. Values, which may be large or private, are left out."""
+    """Describes a request in words, for errors. Values, which may be large or private, are left out."""
     if request is None:
         return "the request"
     size = f"{request.ByteSize()} bytes"

@@ -1,4 +1,4 @@
-"""What the store holds and what can be asked of it: plain values, the same for real and simulated etcd.
+"""The records of the store, and the questions to it: plain values, the same for real and simulated etcd.
 
 Keys are `str`, values `bytes`. A revision is etcd's store-wide counter: each change gets the next one.
 """
@@ -100,10 +100,6 @@ def absent(key: str) -> Compare:
     return Compare(key, "create", "=", 0)
 
 
-def present(key: str) -> Compare:
-    return Compare(key, "create", ">", 0)
-
-
 def value_is(key: str, value: bytes) -> Compare:
     return Compare(key, "value", "=", value)
 
@@ -202,7 +198,7 @@ class Transactions(Protocol):
 
 
 class Store(Protocol):
-    """What both drivers, `Etcd` and `SimEtcd`, do. `Etcd` documents each method; times are seconds."""
+    """The interface of both drivers, `Etcd` and `SimEtcd`. `Etcd` documents each method; times are seconds."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:

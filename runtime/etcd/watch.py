@@ -99,7 +99,7 @@ class Watch:
 
     @property
     def connected(self) -> bool:
-        """Whether a stream stands; while False, the view may be behind."""
+        """True while a stream stands; while False, the view may be behind."""
         return self._connected
 
     @property
@@ -200,7 +200,8 @@ class Watch:
             stream.cancel()
 
     def _went_back(self) -> bool:
-        """Whether the store lost its newest revisions (restored from a backup), rather than one member lagging."""
+        """Returns True if the store lost its newest revisions (restored from a backup), rather than one member
+        lagging."""
         before = self._view.revision
         self._relist(LIST)
         return self._view.revision < before

@@ -18,7 +18,7 @@ log = logging.getLogger("graphft")
 
 TRIES = 5
 STOPPED_SECONDS, SILENT_SECONDS, FULL_SECONDS = 5.0, 60.0, 2.0
-"""For how long it may answer nothing: stopped by a signal, while the waiting roles' leases still live; and running;
+"""It may answer nothing for so long: stopped by a signal, while the waiting roles' leases still live; and running;
 and before a full disk is told, or it is started again on one."""
 
 
@@ -37,7 +37,7 @@ class EtcdKeeper:
             self._restart("died")
 
     def heard(self, answered: bool) -> None:
-        """Whether it has answered the last question."""
+        """Takes note: it has `answered` the last question, or has not."""
         if answered:
             self._silent_since, self._told = None, False
             return

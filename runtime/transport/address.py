@@ -38,7 +38,7 @@ def split_endpoint(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of the same network can reach this host: another machine's name for itself."""
+    """True if only processes of the same network can reach this host: it is another machine's name for itself."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
@@ -46,7 +46,7 @@ def is_loopback(host: str) -> bool:
 
 
 def network_identity() -> str:
-    """What processes have in common that reach each other on loopback: this boot's id and their network namespace.
+    """Identifies the processes that reach each other on loopback: this boot's id and their network namespace.
 
     Elsewhere than on Linux: the machine's name.
     """

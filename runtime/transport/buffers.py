@@ -22,7 +22,7 @@ Slices = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """What a bucket's bytes are: the slices of its tensors in order, all of one dtype."""
+    """The bytes of a bucket: the slices of its tensors in order, all of one dtype."""
 
     dtype: torch.dtype
     slices: tuple[tuple[int, int], ...]
@@ -76,12 +76,12 @@ def byte_view(tensor: Tensor) -> memoryview:
 
 
 def holds_values(frame: memoryview, dtype: torch.dtype) -> bool:
-    """Whether the bytes are values of `dtype`: bools are 0 and 1, all other types have a value for any bytes."""
+    """True if the bytes are values of `dtype`: bools are 0 and 1, all other types have a value for any bytes."""
     return dtype != torch.bool or not frame.nbytes or int(torch.frombuffer(frame, dtype=torch.uint8).max()) <= 1
 
 
 def fault_of(frame: memoryview | None, nbytes: int, dtype: torch.dtype) -> str:
-    """What is wrong with a frame that should be `nbytes` of values of `dtype`; "" if nothing is."""
+    """Says what is wrong with a frame that should be `nbytes` of values of `dtype`; "" if nothing is."""
     size = frame.nbytes if frame is not None else 0
     if size != nbytes:
         return f"expected {nbytes} bytes, got {size}"

@@ -1,4 +1,5 @@
-"""Messages that get lost, late, doubled or out of order, on purpose: a wrapper around any driver.
+"""The transports of a role's process: ZeroMQ; messages get lost, late, doubled or out of order on purpose, by a
+wrapper around any driver, where the environment asks for that.
 
 What happens to the n-th message that a wrapped transport sends is a function of the seed and n alone. Faults are
 injected while sending; wrap both sides for both directions. Late messages leave with a later call, so they need the
@@ -8,25 +9,43 @@ wrapped side to keep polling or receiving, as every role does.
 from __future__ import annotations
 
 import heapq
+import os
 import random
 import threading
 import time
+import zlib
 from collections import Counter
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, TypeVar
 
-from graphft.errors import GraphftError
+import msgspec
+
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.protocol.messages import Message
-from graphft.runtime.transport.port import ClientTransport, Frame, Received, Released, Reply, Sent, ServerTransport
+from graphft.runtime.transport.login import Login
+from graphft.runtime.transport.port import (
+    ClientTransport,
+    Frame,
+    Limits,
+    Received,
+    Released,
+    Reply,
+    Sent,
+    ServerTransport,
+)
+from graphft.runtime.transport.zeromq_client import ZmqClient
+from graphft.runtime.transport.zeromq_server import ZmqServer
 
 Clock = Callable[[], float]
 T = TypeVar("T")
+VARIABLE = "GRAPHFT_FAULTS"
+"""JSON with fields of `Faults`, such as {"seed": 1, "drop": 0.001}: what messages are to suffer. For tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often what goes wrong: shares of the messages, from 0 to 1."""
+    """The faults of messages: shares of them, from 0 to 1."""
 
     seed: int = 0
     drop: float = 0.0
@@ -54,11 +73,11 @@ class Faults:
 
 
 class Fate(NamedTuple):
-    """What becomes of one copy of a message."""
+    """The fate of one copy of a message."""
 
     delay: float
     ordered: bool
-    """Whether it waits for those before it on its connection."""
+    """True if it waits for those before it on its connection."""
 
 
 class FaultSchedule:
@@ -207,3 +226,33 @@ class FaultyClient:
 
     def close(self) -> None:
         self._inner.close()
+
+
+def make_client(
+    identity: str, role: str, limits: Limits, login: Login, environ: Mapping[str, str] = os.environ
+) -> ClientTransport:
+    """A client of the shards. `role` ("trainer 0") tells the processes' faults apart."""
+    faults, client = faults_of(role, environ), ZmqClient(identity, limits, login)
+    return client if faults is None else FaultyClient(client, faults)
+
+
+def make_server(role: str, limits: Limits, login: Login, environ: Mapping[str, str] = os.environ) -> ServerTransport:
+    """A shard's server. `role` ("pserver 0") tells the processes' faults apart."""
+    faults, server = faults_of(role, environ), ZmqServer(limits, login)
+    return server if faults is None else FaultyServer(server, faults)
+
+
+def faults_of(role: str, environ: Mapping[str, str]) -> Faults | None:
+    """Returns the faults of this role's messages; each role has a schedule of its own, from the one seed."""
+    text = environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        faults = msgspec.json.decode(text, type=Faults)
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"{VARIABLE} is {text!r}: {error}",
+            rule="environment",
+            help='give JSON such as {"seed": 1, "drop": 0.001}, or unset it',
+        ) from error
+    return replace(faults, seed=faults.seed ^ zlib.crc32(role.encode()))

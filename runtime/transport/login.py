@@ -1,4 +1,4 @@
-"""Who may talk to a shard at all: ZeroMQ's own authentication, at the handshake of each connection.
+"""ZeroMQ's own authentication of those that talk to a shard, at the handshake of each connection.
 
 A peer shows the run's id and secret (mechanism PLAIN) before it can send a message. The words travel readable: PLAIN
 keeps out those who do not know them, not those who can listen on the network in between.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import zmq
 
 ASKED_AT = "inproc://zeromq.zap.01"
-"""Where ZeroMQ asks, in each context by itself (its RFC 27, ZAP)."""
+"""ZeroMQ asks there, in each context by itself (its RFC 27, ZAP)."""
 DOMAIN = "graphft"
 LONGEST = 255
 """Bytes of either word that PLAIN carries."""
@@ -29,7 +29,7 @@ class Login:
     secret: str = field(repr=False)
 
     def admits(self, run: bytes, secret: bytes) -> bool:
-        """Whether these are the words. Takes as long for wrong ones as for right ones."""
+        """Returns True if these are the words. Takes as long for wrong ones as for right ones."""
         right = hmac.compare_digest(run, self.run.encode())
         return hmac.compare_digest(secret, self.secret.encode()) and right
 

@@ -20,7 +20,7 @@ Frame = Any
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a transport accepts, and when it looks after its peers. Sizes in bytes, times in seconds."""
+    """The limits of what a transport accepts, and its heartbeats. Sizes in bytes, times in seconds."""
 
     max_frame: int = 64 << 20
     """Frames above it are refused; a role gives its program's largest bucket."""
@@ -39,7 +39,7 @@ class Limits:
 
 
 class Received(NamedTuple):
-    """What a server got. `peer` addresses the answer; it holds for one connection, names come with Hello."""
+    """A message that a server got. `peer` addresses the answer; it holds for one connection, names come with Hello."""
 
     peer: bytes
     message: AnyMessage
@@ -47,7 +47,7 @@ class Received(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a client got from a shard."""
+    """A message that a client got from a shard."""
 
     shard: int
     message: AnyMessage
@@ -85,7 +85,8 @@ class ServerTransport(Protocol):
         """Listens; returns the address for clients. Port 0: any free one. Raises GraphftError when it is taken."""
 
     def poll(self, timeout_s: float | None) -> list[Received]:
-        """What arrived, in order per peer; when nothing has, waits `timeout_s` (None: for ever), or until woken."""
+        """Returns what arrived, in order per peer; when nothing has, waits `timeout_s` (None: for ever), or until
+        woken."""
 
     def send(self, peer: bytes, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
         """Sends without blocking; to a peer that is gone, the message is counted and dropped.

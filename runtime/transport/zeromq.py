@@ -1,13 +1,21 @@
-"""What both ZeroMQ drivers share: socket options, sending one message, receiving one message."""
+"""The common parts of both ZeroMQ drivers: socket options, a message's parts on the wire, waking a poll.
+
+A message is [header] or [header, frame]; it is checked before anything looks inside.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import zmq
 
-from graphft.runtime.protocol.messages import Message, encode
-from graphft.runtime.transport.port import Limits, Released, Sent
+from graphft.errors import GraphftError
+from graphft.runtime.protocol.messages import AnyMessage, Message, Refused, decode, encode
+from graphft.runtime.transport.port import Frame, Limits, Released, Sent
 
 SLACK = 4096
 """Bytes by which a part may be too large, and still get an answer that says so."""
@@ -15,6 +23,101 @@ PARTS = 4
 """Parts of a message that are looked at: a routing id, a header, a frame, and one that should not be there."""
 # Combined once, as plain numbers: arithmetic on pyzmq's enumerations takes longer than sending.
 DONTWAIT, DONTWAIT_MORE, POLLIN = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
+UNKNOWN = -1
+"""Generation and version in a refusal by the transport, which knows neither."""
+
+
+class Malformed(Exception):
+    """The error of something that arrived and is no message of ours. `reason` is one of parts, header-size, frame-size,
+    undecodable."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+    def refusal(self) -> Refused:
+        """Tells nothing: who sent this may be anybody. What is wrong is counted here."""
+        return Refused(code="malformed", reason="", generation=UNKNOWN, version=UNKNOWN)
+
+
+def parse(parts: Sequence[memoryview], limits: Limits) -> tuple[AnyMessage, memoryview | None]:
+    """The message and the frame of what arrived, without its routing part. Raises Malformed."""
+    if not 1 <= len(parts) <= 2:
+        raise Malformed("parts", f"expected a header and at most one frame, got {len(parts)} parts")
+    header, frame = parts[0], parts[1] if len(parts) == 2 else None
+    if header.nbytes > limits.max_header:
+        raise Malformed("header-size", f"header of {header.nbytes} bytes, at most {limits.max_header} are accepted")
+    if frame is not None and frame.nbytes > limits.max_frame:
+        raise Malformed("frame-size", f"frame of {frame.nbytes} bytes, at most {limits.max_frame} are accepted")
+    try:
+        return decode(header), frame
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise Malformed("undecodable", str(e)) from None
+
+
+def accept(parts: Sequence[memoryview], limits: Limits, counters: Counter[str]) -> tuple[AnyMessage, memoryview | None]:
+    """`parse`, counted: `received` and `received_bytes`, or `refused.<reason>`."""
+    try:
+        message, frame = parse(parts, limits)
+    except Malformed as e:
+        counters[f"refused.{e.reason}"] += 1
+        raise
+    counters["received"] += 1
+    counters["received_bytes"] += frame.nbytes if frame is not None else 0
+    return message, frame
+
+
+def count_sent(counters: Counter[str], frame: memoryview | None) -> None:
+    counters["sent"] += 1
+    counters["sent_bytes"] += frame.nbytes if frame is not None else 0
+
+
+def check_frame(frame: Frame, limits: Limits) -> memoryview:
+    """The frame to send, as bytes. Raises GraphftError when no receiver would take it."""
+    view = memoryview(frame)
+    if not view.c_contiguous:
+        raise GraphftError(
+            "the frame is not contiguous in memory",
+            rule="frame",
+            help="copy it into a flat buffer first (BucketBuffers.pack)",
+        )
+    if view.nbytes > limits.max_frame:
+        raise GraphftError(
+            f"frame of {view.nbytes} bytes, at most {limits.max_frame} can be sent",
+            rule="frame-size",
+            help="split it into smaller buckets, or raise Limits.max_frame on both sides",
+        )
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+class Waker:
+    """Interrupts a poll from another thread: an eventfd that becomes readable by `wake`.
+
+    Calls after `close` do nothing (the number may be reused).
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._open = True
+
+    def wake(self) -> None:
+        with self._lock:
+            if self._open:
+                os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        """Takes back the wakes so far."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self.fd)
 
 
 class Tracked:
@@ -73,7 +176,7 @@ def send_message(socket: zmq.Socket, message: Message, frame: memoryview | None,
 
 
 def readable(socket: zmq.Socket) -> bool:
-    """Whether a message is there. Only after a look like this may one wait for the socket's descriptor."""
+    """True if a message is there. Only after a look like this may one wait for the socket's descriptor."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & POLLIN)
 
 

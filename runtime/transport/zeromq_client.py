@@ -22,9 +22,17 @@ from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport.address import split_endpoint
 from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.port import Frame, Limits, Released, Reply, Sent
-from graphft.runtime.transport.waker import Waker
-from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
-from graphft.runtime.transport.zeromq import configure, drain, readable, send_message
+from graphft.runtime.transport.zeromq import (
+    Malformed,
+    Waker,
+    accept,
+    check_frame,
+    configure,
+    count_sent,
+    drain,
+    readable,
+    send_message,
+)
 
 
 class ZmqClient:

@@ -15,9 +15,17 @@ from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport.address import WILDCARDS, endpoint
 from graphft.runtime.transport.login import Gate, Login
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Sent
-from graphft.runtime.transport.waker import Waker
-from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
-from graphft.runtime.transport.zeromq import DONTWAIT_MORE, configure, drain, send_message
+from graphft.runtime.transport.zeromq import (
+    DONTWAIT_MORE,
+    Malformed,
+    Waker,
+    accept,
+    check_frame,
+    configure,
+    count_sent,
+    drain,
+    send_message,
+)
 
 
 class ZmqServer:

@@ -193,19 +193,6 @@ def test_keepalive_outlasts_a_lost_answer(far: Etcd, proxy: Proxy) -> None:
     far.lease_revoke(lease)
 
 
-def test_many_threads_share_a_client(etcd: Etcd, prefix: str) -> None:
-    def work(name: str) -> None:
-        for i in range(20):
-            etcd.put(f"{prefix}{name}/{i:02d}", b"")
-
-    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert etcd.count(prefix) == 160
-
-
 def test_status_and_members(etcd: Etcd, etcd_server: EmbeddedEtcd) -> None:
     status = etcd.status()
     (member,) = etcd.members()
@@ -293,32 +280,6 @@ def test_a_client_that_another_thread_closes_at_that_moment_says_so_too(
     calls._login_token = lambda timeout: calls.close()  # type: ignore[assignment, method-assign]
     with pytest.raises(EtcdError, match="closed"):
         ask(client)
-
-
-def test_readers_of_a_client_that_is_closed_get_its_errors(etcd_server: EmbeddedEtcd) -> None:
-    others: list[BaseException] = []
-
-    def read(client: Etcd, begun: threading.Barrier) -> None:
-        begun.wait(60)
-        try:
-            while True:
-                client.range("/", deadline=60)
-        except EtcdError:
-            pass
-        except BaseException as error:
-            others.append(error)
-
-    for _ in range(20):
-        client, begun = Etcd(etcd_server.endpoints, deadline=60), threading.Barrier(5)
-        readers = [threading.Thread(target=read, args=(client, begun)) for _ in range(4)]
-        for reader in readers:
-            reader.start()
-        begun.wait(60)
-        time.sleep(0.002)
-        client.close()
-        for reader in readers:
-            reader.join(60)
-    assert not others
 
 
 def test_login(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, embedded
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 
 
 def test_data_outlives_kill_and_stop(tmp_path: Path) -> None:
@@ -41,29 +41,6 @@ def test_a_busy_port_is_named(tmp_path: Path) -> None:
             EmbeddedEtcd(tmp_path, port=port).start()
         assert "choose another port" in caught.value.help
         assert list(tmp_path.iterdir()) == []
-
-
-def test_a_port_lost_between_choice_and_start_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = embedded.free_ports
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        choices = iter([[taken.getsockname()[1], *choose(1)]])
-        monkeypatch.setattr(embedded, "free_ports", lambda count, host: next(choices, None) or choose(count, host))
-        with EmbeddedEtcd(tmp_path) as etcd, Etcd(etcd.endpoints, deadline=60) as client:
-            client.ping(deadline=60)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can hold a port so")
-def test_its_ports_are_held_while_it_is_down(tmp_path: Path) -> None:
-    """Another etcd took one, and this one never came back."""
-    with EmbeddedEtcd(tmp_path) as etcd:
-        assert etcd._ports is not None
-        etcd.kill()
-        assert not any(embedded.port_free(port, reuse=False) for port in etcd._ports)
-        assert all(embedded.port_free(port) for port in etcd._ports)
-        etcd.start()
-        held = etcd._held
-    del etcd
-    assert not held
 
 
 def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from etcd.proxy import Proxy
 
-from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd, EtcdUnreachable, Event, RangeResult, View, Watch, WatchBatch
+from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd, EtcdUnreachable, Event, RangeResult, Watch, WatchBatch
+from graphft.runtime.etcd.watch import View
 from tests.support.waiting import until
 
 

@@ -19,7 +19,7 @@ from graphft.runtime.protocol.messages import Message, encode
 from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint
 from graphft.runtime.transport.faults import Faults, FaultSchedule
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Reply, Sent
-from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
+from graphft.runtime.transport.zeromq import Malformed, accept, check_frame, count_sent
 
 
 class SimNetwork:

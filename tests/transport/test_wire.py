@@ -24,7 +24,7 @@ from graphft.runtime.protocol.messages import (
 )
 from graphft.runtime.transport.address import advertise_host, endpoint, is_loopback, listen_host, split_endpoint
 from graphft.runtime.transport.port import Limits
-from graphft.runtime.transport.wire import Malformed, accept, parse
+from graphft.runtime.transport.zeromq import Malformed, accept, parse
 
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 MESSAGES = st.one_of(

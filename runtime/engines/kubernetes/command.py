@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphft.transpiler import JobConfig, JobRecord
 
 SMALL = {"cpu": "250m", "memory": "1Gi"}
-"""What a coordinator takes."""
+"""A coordinator takes this."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -33,7 +33,7 @@ Object = dict[str, Any]
 """A Kubernetes object, or a part of one."""
 LOOK_SECONDS = 1.0
 SECONDS = 30.0
-"""For which a call of kubectl may take."""
+"""A call of kubectl may take so long."""
 LOST = -signal.SIGKILL
 LAUNCHER, SESSION, ORDER = "graphft-launcher", "graphft-session", "graphft-order"
 """Labels of pods: whose they are; of which of its lives; which process."""
@@ -116,7 +116,7 @@ class KubernetesEngine(Engine):
         )
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._pods: dict[str, PodProcess] = {}
-        """By order: the newest."""
+        """The newest pod of each order."""
         self._cancelled = False
         self._thread = threading.Thread(target=self._watch, name="kubectl", daemon=True)
 
@@ -215,7 +215,7 @@ class KubernetesEngine(Engine):
             self.kubectl.delete(pod.name)
 
     def _keep_log(self, pod: PodProcess) -> None:
-        """What it wrote is appended to the run's log of this role."""
+        """Appends its output to the run's log of this role."""
         try:
             lines = self.kubectl.logs(pod.name, -1)
             file = self.run.log(pod.order)
@@ -316,7 +316,8 @@ class PodProcess:
 
 
 def exit_status(status: Object) -> int | None:
-    """Of a pod's container, from the pod's status; None while it may run. A pod that failed without one was lost."""
+    """Returns the exit status of a pod's container, from the pod's status; None while it may run. A pod that failed
+    without one was lost."""
     for container in status.get("containerStatuses", []):
         code = container.get("state", {}).get("terminated", {}).get("exitCode")
         if code is not None:
@@ -325,7 +326,7 @@ def exit_status(status: Object) -> int | None:
 
 
 def what_for(status: Object) -> str:
-    """What a pod waits for that does not run."""
+    """Says what a pod waits for that does not run."""
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("message"):

@@ -20,9 +20,9 @@ MAX_NAME = 40
 LEFT = 143
 """Exit status of a role that was asked to go, as of a process that SIGTERM ends: 0 is for a job that is complete."""
 STOP_SECONDS = 30
-"""What a role needs to end beyond the step that it is at."""
+"""A role needs so long to end beyond the step that it is at."""
 DRIVER_STOP_SECONDS = 120
-"""What a script's pod has after SIGTERM: its roles end their step, and write a checkpoint."""
+"""A script's pod has so long after SIGTERM: its roles end their step, and write a checkpoint."""
 USUAL = {"cpu": "1", "memory": "4Gi"}
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _ITS_OWN = frozenset(re.findall(r"- \{name: ([A-Z_]+),", POD.read_text(encoding="utf-8")))
@@ -35,8 +35,8 @@ _INDEX = {
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """What the pods of a job have in common. `name`: of the job's objects. `volume`: a PersistentVolumeClaim, and where
-    pods have it. `threads`, `chunk_timeout`: the job's; 0 seconds for the pod of a script."""
+    """The pods of a job: what they have in common. `name`: of the job's objects. `volume`: a PersistentVolumeClaim, and
+    where pods have it. `threads`, `chunk_timeout`: the job's; 0 seconds for the pod of a script."""
 
     name: str
     image: str
@@ -148,7 +148,8 @@ def object_name(job: str) -> str:
 
 
 def literal(text: str) -> str:
-    """As a container's arguments and variables have it: `$(NAME)` is replaced there, and `$$` is a `$`."""
+    """Returns the text as a container's arguments and variables have it: `$(NAME)` is replaced there, and `$$` is a
+    `$`."""
     return text.replace("$", "$$")
 
 

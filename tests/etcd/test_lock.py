@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Lock, Session, holder, put_op, value_is
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Lock, Session, put_op, value_is
 from graphft.runtime.etcd.messages import etcdrpc
 from tests.support.waiting import until
 
@@ -49,7 +49,7 @@ def test_contenders_exclude_each_other(etcd: Etcd, etcd_server: EmbeddedEtcd, pr
     kv = etcd.get(prefix + "sum")
     assert kv is not None
     assert kv.value == b"%d" % (rounds * workers)
-    assert holder(etcd, prefix + "lock") is None
+    assert etcd.count(prefix + "lock/") == 0
 
 
 def test_the_queue_is_first_come_first_served(etcd: Etcd, prefix: str) -> None:
@@ -147,8 +147,7 @@ def test_a_killed_holder_is_replaced(etcd: Etcd, prefix: str, other: subprocess.
     began = time.monotonic()
     with Session(etcd, 120).run_thread() as session:
         lock = Lock(session, prefix + "lock")
-        held = holder(etcd, lock.name)
-        assert held is not None
+        (held,) = etcd.range(f"{lock.name}/").kvs
         request = etcdrpc.LeaseTimeToLiveRequest(ID=held.lease)
 
         def renewed() -> bool:

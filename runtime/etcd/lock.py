@@ -1,4 +1,4 @@
-"""Lock and election, after etcd's `clientv3/concurrency`.
+"""A lock, after etcd's `clientv3/concurrency`.
 
 A contender puts a key of its own under its lease; the oldest key (least create_revision) holds. The others wait for the
 deletion of the key just before their own, so a release wakes one of them and not all.
@@ -25,22 +25,17 @@ from collections.abc import Callable, Mapping
 
 from graphft.runtime.etcd.errors import EtcdError, LeaseLost
 from graphft.runtime.etcd.lease import Session
-from graphft.runtime.etcd.model import KV, Compare, Store, absent, create_is, put_op
+from graphft.runtime.etcd.model import KV, Compare, absent, create_is, put_op
 from graphft.runtime.etcd.watch import Watch
 
 CHECK = 0.2  # seconds between looks at one's own lease while waiting
 
 
-def holder(store: Store, name: str) -> KV | None:
-    """The key that holds the lock or election `name` at this moment, if any."""
-    kvs = store.range(f"{name}/").kvs
-    return min(kvs, key=lambda kv: kv.create_revision, default=None)
+class Lock:
+    """Mutual exclusion: `with Lock(session, "/job/lock") as lock: store.txn([lock.fence(), ...], ...)`.
 
-
-class _Contender:
-    """A key in the queue for `name`, under `session`'s lease. Not thread-safe; one object per contending thread.
-
-    The session must be renewed elsewhere (`run_thread`, or a daemon block) while this waits.
+    Not thread-safe; one object per contending thread. The session must be renewed elsewhere (`run_thread`, or a daemon
+    block) while this waits.
     """
 
     def __init__(self, session: Session, name: str) -> None:
@@ -51,7 +46,7 @@ class _Contender:
 
     @property
     def held(self) -> bool:
-        """Whether this was acquired and its lease is certain to live. Writes need the fence all the same."""
+        """True if this was acquired and its lease is certain to live. Writes need the fence all the same."""
         return self.revision > 0 and self.session.alive()
 
     def fence(self) -> Compare:
@@ -62,7 +57,18 @@ class _Contender:
             )
         return create_is(self.key, self.revision)
 
-    def _acquire(self, value: bytes, timeout: float | None, while_waiting: Callable[[], object] = bool) -> bool:
+    def __enter__(self) -> Lock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def acquire(self, timeout: float | None = None, while_waiting: Callable[[], object] = bool) -> bool:
+        """Waits until this holds. False after `timeout` seconds (0: just try), having withdrawn. `LeaseLost`.
+
+        `while_waiting` is called some times a second meanwhile; what it raises ends the wait, and withdraws.
+        """
         if self.revision:
             raise EtcdError(
                 f"{self.name} is held already", rule="etcd-lock", help="release it before acquiring it again"
@@ -71,20 +77,21 @@ class _Contender:
         end = None if timeout is None else time.monotonic() + timeout
         self.key = f"{self.name}/{self.session.lease:016x}-{secrets.token_hex(8)}"
         try:
-            put = put_op(self.key, value, self.session.lease)
+            put = put_op(self.key, b"", self.session.lease)
             own = self._store.txn([absent(self.key)], [put], token=self.key).revision
             while (before := self._predecessor(own)) is not None:
                 if not self._await_deleted(before, end, while_waiting):
-                    self._release()
+                    self.release()
                     return False
         except BaseException:
             with contextlib.suppress(EtcdError):  # the key goes with the lease; what led here matters more
-                self._release()
+                self.release()
             raise
         self.revision = own
         return True
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Gives the lock up. Does nothing if it is not held."""
         if self.key:
             self._store.delete(self.key)
             self.key, self.revision = "", 0
@@ -115,48 +122,3 @@ class _Contender:
                     return True
                 if left <= 0:
                     return False
-
-
-class Lock(_Contender):
-    """Mutual exclusion: `with Lock(session, "/job/lock") as lock: store.txn([lock.fence(), ...], ...)`."""
-
-    def acquire(self, timeout: float | None = None, while_waiting: Callable[[], object] = bool) -> bool:
-        """Wait until this holds. False after `timeout` seconds (0: just try), having withdrawn. `LeaseLost`.
-
-        `while_waiting` is called some times a second meanwhile; what it raises ends the wait, and withdraws.
-        """
-        return self._acquire(b"", timeout, while_waiting)
-
-    def release(self) -> None:
-        """Give the lock up. Does nothing if it is not held."""
-        self._release()
-
-    def __enter__(self) -> Lock:
-        self.acquire()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
-
-
-class Election(_Contender):
-    """One leader at a time, who publishes a value. Others read it with `holder(store, name)`, or watch the prefix."""
-
-    def campaign(self, value: bytes, timeout: float | None = None) -> bool:
-        """Wait until this leads. False after `timeout` seconds, having withdrawn. `LeaseLost`."""
-        return self._acquire(value, timeout)
-
-    def proclaim(self, value: bytes) -> int:
-        """Change the leader's value; returns the revision. `LeaseLost` when this leads no more."""
-        put = put_op(self.key, value, self.session.lease)
-        # Applying it twice does no harm, so it is repeated until it is answered.
-        result = self._store.txn([self.fence()], [put], verify=lambda failed: None)
-        if not result.ok:
-            raise LeaseLost(
-                f"this leads {self.name} no more", rule="etcd-lease", help="campaign again in a new session"
-            )
-        return result.revision
-
-    def resign(self) -> None:
-        """Step down. Does nothing if this does not lead."""
-        self._release()
