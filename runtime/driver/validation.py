@@ -14,7 +14,7 @@ from graphft.reducers import columns_of
 from graphft.runtime.data import IN_ORDER, open_reader
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.executor import Executor
-from graphft.runtime.protocol.validation_ranges import RangeRecord, sums_as_text, totals
+from graphft.runtime.protocol.decisions import RangeResult, sums_as_text, totals
 from graphft.runtime.validation.results import RangeResults, named
 from graphft.transpiler.validation import ValidationConfig
 from graphft.weights import load_weights, saved_variables
@@ -41,7 +41,7 @@ def validate_here(
                     check_dims(program, {name: columns[name] for name in inputs})
                 found = executor.run(program, {name: columns[name] for name in inputs}, names)
                 done[-1].add(config.samples(chunk, batch), [found[name] for name in names])
-    records = {n: RangeRecord(samples=one.samples, sums=sums_as_text(one.sums)) for n, one in enumerate(done)}
+    records = {n: RangeResult(one.samples, sums_as_text(one.sums)) for n, one in enumerate(done)}
     total = totals(records, len(done))
     assert total is not None
     entries = {name: torch.cat([t for one in done for t in one.entries[name]]) for name in done[0].entries}

@@ -6,6 +6,8 @@ Per pass, under a prefix of its own (`keys.queue(pass)`):
     pending/<chunk>  the claim, under its trainer's lease: it goes when the trainer does, and nothing else need be done
     done/<chunk>
 
+The records of a validation's ranges (`decisions.py`) are of the same kind, with their result in `done`.
+
 So a pass is over when no `todo` record is left: pending chunks cannot be overlooked. A batch that fails too often is
 left out, and its chunk goes on without it (`left_out.py`; a record beside the passes' own). The functions take
 records as they were read, and return a `Change` as plain data; a driver makes an etcd transaction of it:
@@ -181,10 +183,14 @@ def chunk_of(key: str) -> int:
     return int(key.rsplit("/", 1)[1])
 
 
+def decode_todo(record: Record | None) -> Todo:
+    return msgspec.json.decode(record.value, type=Todo) if record is not None else Todo()
+
+
 def claim(
     prefix: str,
     chunk: int,
-    todo: Record,
+    todo: Record | None,
     *,
     trainer: str,
     slot: int = -1,
@@ -196,15 +202,16 @@ def claim(
     max_discarded: int = 0,
     lost: tuple[int, Known] | None = None,
 ) -> Change:
-    """Claims a chunk whose `todo` record was read; or, when its holders vanished too often, leaves out what is left.
+    """Claims a chunk whose `todo` record was read (None: it has none so far); or, when its holders vanished too often,
+    leaves out what is left.
 
     `progress`: batches of it that are applied, as far as known. `now` and the deadline: wall-clock seconds.
     `lost`: how many holders in a row may vanish, and what is left out so far; None: they are not held against it.
     """
-    old = msgspec.json.decode(todo.value, type=Todo)
+    old = decode_todo(todo)
     new = old.claimed(progress, lost is not None)
     compares = (
-        Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
+        Compare(todo_key(prefix, chunk), "mod", todo.mod_revision if todo is not None else 0),
         Compare(pending_key(prefix, chunk), "create", 0),
     )
     if lost is not None and (found := vanished(chunk, old, progress, *lost)) is not None:
@@ -221,13 +228,14 @@ def claim(
     )
 
 
-def complete(prefix: str, chunk: int, fence: int) -> Change:
-    """Completes a chunk under the claim whose create_revision is `fence`. All of its batches are applied."""
+def complete(prefix: str, chunk: int, fence: int, value: bytes = b"{}") -> Change:
+    """Completes a chunk under the claim whose create_revision is `fence`. All of its batches are applied; `value`: what
+    else is recorded of that."""
     return Change(
         "completed",
         f"chunk {chunk} is done",
         (Compare(pending_key(prefix, chunk), "create", fence),),
-        (Put(done_key(prefix, chunk), b"{}"),),
+        (Put(done_key(prefix, chunk), value),),
         (todo_key(prefix, chunk), pending_key(prefix, chunk)),
     )
 
@@ -251,14 +259,13 @@ def renew(
 
 def release(prefix: str, chunk: int, fence: int, todo: Record, *, progress: int) -> Change:
     """Gives one's own claim back on purpose (a slot is handed over): no failure."""
-    new = msgspec.json.decode(todo.value, type=Todo).released(progress)
-    return Change(
-        "released",
-        f"chunk {chunk} is handed over after {progress} batches",
-        _own(prefix, chunk, fence, todo),
-        (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
-        (pending_key(prefix, chunk),),
-    )
+    reason = f"chunk {chunk} is handed over after {progress} batches"
+    return put_back(prefix, chunk, fence, todo, decode_todo(todo).released(progress), reason)
+
+
+def put_back(prefix: str, chunk: int, fence: int, todo: Record, new: Todo, reason: str) -> Change:
+    """Gives one's own claim back: the chunk is todo, with this record."""
+    return _with_todo(prefix, chunk, _own(prefix, chunk, fence, todo), new, Change("released", reason, ()))
 
 
 def _own(prefix: str, chunk: int, fence: int, todo: Record) -> tuple[Compare, ...]:
@@ -357,7 +364,7 @@ def _leave_out(chunk: int, todo: Todo, omission: Omission, known: Known) -> tupl
     return todo.left_out(omission.batch), change
 
 
-def requeue(prefix: str, chunk: int, done: Record | None, progress: int) -> Change:
+def requeue(prefix: str, chunk: int, done: Record | None, progress: int, failures: int = 0) -> Change:
     """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more."""
     compares = (
         Compare(todo_key(prefix, chunk), "mod", 0),
@@ -367,7 +374,7 @@ def requeue(prefix: str, chunk: int, done: Record | None, progress: int) -> Chan
         "rewound",
         f"chunk {chunk} is to be done again: a shard has {progress} batches of it",
         compares,
-        (Put(todo_key(prefix, chunk), msgspec.json.encode(Todo(progress=progress))),),
+        (Put(todo_key(prefix, chunk), msgspec.json.encode(Todo(failures=failures, progress=progress))),),
         (done_key(prefix, chunk),),
     )
 

@@ -1,5 +1,9 @@
-"""What follows from a job's validations: the best model so far, a lower learning rate, the end. Decided once, in the
-order of the steps, by whoever ends a validation; a function of what was decided before and of what it came to.
+"""What a job's validations come to, range by range, and what follows: the best model so far, a lower learning rate, the
+end. Decided once, in the order of the steps, by whoever ends a validation; a function of what was decided before and of
+what it came to.
+
+Ranges of the held-out data are handed out as chunks are (`chunk_queue.py`). A range is computed from a checkpoint, and
+does not change it: whoever computes it comes to the same.
 
 The rules are those of torch's ReduceLROnPlateau, which bears `patience` validations without anything better and acts on
 the next one, and of Keras' and Lightning's EarlyStopping, which act on that number.
@@ -8,7 +12,7 @@ the next one, and of Keras' and Lightning's EarlyStopping, which act on that num
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -110,3 +114,40 @@ def in_words(before: Decided, now: Decided) -> str:
     if now.stopped:
         found.append(f"the job STOPS here: {now.stopped}")
     return "; ".join(found)
+
+
+class RangeResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a range came to. `sums`: of each result, over its records, in the order of the program's results, as text
+    that gives the same float64 (JSON has no NaN). `failures`: so many tried in vain before."""
+
+    samples: int
+    sums: tuple[str, ...]
+    failures: int = 0
+
+
+def sums_as_text(sums: Iterable[float]) -> tuple[str, ...]:
+    return tuple(repr(float(value)) for value in sums)
+
+
+def totals(records: Mapping[int, RangeResult], count: int) -> tuple[int, tuple[float, ...]] | None:
+    """(samples, the mean of each result) over all ranges, added up in their order: the same bits whoever computed them,
+    and when. None if some are not computed."""
+    if any(number not in records for number in range(count)):
+        return None
+    done = [records[number] for number in range(count)]
+    samples = sum(record.samples for record in done)
+    columns = zip(*(map(float, record.sums) for record in done), strict=True)
+    return samples, tuple(_sum(column) / samples for column in columns)
+
+
+def _sum(values: Iterable[float]) -> float:
+    """From left to right: rounding is that of this order."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def as_number(value: float) -> float | str:
+    """For JSON, which has no number for what is not finite."""
+    return value if math.isfinite(value) else str(value)

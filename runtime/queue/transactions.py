@@ -41,40 +41,52 @@ def claims_chunks(program: Program) -> bool:
     return any(program.find_op(name) is not None for name in ("etcd_get_chunk", "get_task"))
 
 
-def give_back(store: Store, prefix: str, fences: Mapping[int, int], make: Callable[[int, KV], Change]) -> list[Change]:
-    """Carries out, as one transaction, what `make` makes of the todo records of claimed chunks.
+def give_back(
+    store: Store,
+    prefix: str,
+    fences: Mapping[int, int],
+    make: Callable[[int, KV], Change],
+    also: Sequence[Compare] = (),
+) -> list[Change]:
+    """Carries out, as one transaction, what `make` makes of the todo records of claimed chunks, while `also` holds.
 
     `fences`: chunks, and the revisions of their claims. Claims that are somebody else's by now are left out.
     """
     chunks = list(fences)
     while True:
         read = store.txn(
-            [], [get_op(key(prefix, c)) for c in chunks for key in (chunk_queue.todo_key, chunk_queue.pending_key)]
+            also, [get_op(key(prefix, c)) for c in chunks for key in (chunk_queue.todo_key, chunk_queue.pending_key)]
         )
-        changes = []
+        changes = list[Change]()
+        if not read.ok:
+            return changes
         for i, chunk in enumerate(chunks):
             todo, pending = read.kv(2 * i), read.kv(2 * i + 1)
             if todo is not None and pending is not None and pending.create_revision == fences[chunk]:
                 changes.append(make(chunk, todo))
-        if not changes or commit(store, changes).ok:
+        if not changes or commit(store, changes, also=also).ok:
             return changes
 
 
-def renew(store: Store, prefix: str, chunk: int, fence: int, *, progress: int, timeout: float, lease: int) -> None:
-    """Tells that the holder of a claim is at work, and how far it is; does nothing if it holds it no more."""
+def renew(
+    store: Store,
+    prefix: str,
+    chunk: int,
+    fence: int,
+    *,
+    progress: int = 0,
+    timeout: float,
+    lease: int,
+    also: Sequence[Compare] = (),
+) -> bool:
+    """Tells that the holder of a claim is at work, and how far it is. False: it holds it no more."""
     read = store.txn([], [get_op(chunk_queue.todo_key(prefix, chunk)), get_op(chunk_queue.pending_key(prefix, chunk))])
     todo, pending = read.kv(0), read.kv(1)
-    if todo is not None and pending is not None and pending.create_revision == fence:
-        record = msgspec.json.decode(pending.value, type=chunk_queue.Pending)
-        commit(
-            store,
-            [
-                chunk_queue.renew(
-                    prefix, chunk, fence, record, todo, progress=progress, now=time.time(), timeout=timeout
-                )
-            ],
-            lease,
-        )
+    if todo is None or pending is None or pending.create_revision != fence:
+        return False
+    record = msgspec.json.decode(pending.value, type=Pending)
+    change = chunk_queue.renew(prefix, chunk, fence, record, todo, progress=progress, now=time.time(), timeout=timeout)
+    return commit(store, [change], lease, also).ok
 
 
 def tell_left_out(events: Events, pass_index: int, chunk: int, change: Change) -> None:
@@ -85,16 +97,27 @@ def tell_left_out(events: Events, pass_index: int, chunk: int, change: Change) -
         events.emit("failed", change.reason, chunk=chunk, pass_index=pass_index)
 
 
+class Ages:
+    """Since when records are as they are: on this process's own clock, since it saw them change. No two clocks are
+    compared."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def look(self, kvs: Iterable[KV], now: float) -> dict[str, float]:
+        """Returns the age of each record, by key."""
+        seen = {kv.key: (kv.mod_revision, self._seen.get(kv.key, (0, now))) for kv in kvs}
+        self._seen = {key: old if old[0] == revision else (revision, now) for key, (revision, old) in seen.items()}
+        return {key: now - since for key, (_, since) in self._seen.items()}
+
+
 class StaleClaims:
     """The second net below leases: takes away a claim whose holder lives, but makes no progress. The holder is barred
-    in the same transaction: it does not take it back at once (`roles/bar.py`).
-
-    Age is measured on this process's own clock, since it saw the record change: no two clocks are compared.
-    """
+    in the same transaction: it does not take it back at once (`roles/bar.py`)."""
 
     def __init__(self, etcd: Store, keys: Keys, events: Events) -> None:
         self.etcd, self.keys, self.events = etcd, keys, events
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._ages = Ages()
         self._next = 0.0
 
     def look(self, pass_index: int, timeout: float, held: Collection[int] = ()) -> None:
@@ -107,13 +130,10 @@ class StaleClaims:
             return
         self._next = now + timeout / LOOKS
         pending = self.etcd.range(f"{prefix}pending/").kvs
-        seen = {kv.key: self._seen.get(kv.key, (0, now)) for kv in pending}
-        self._seen = {
-            kv.key: seen[kv.key] if seen[kv.key][0] == kv.mod_revision else (kv.mod_revision, now) for kv in pending
-        }
+        ages = self._ages.look(pending, now)
         for kv in pending:
             if kv.create_revision not in held:
-                self._check(prefix, kv, now - self._seen[kv.key][1], timeout)
+                self._check(prefix, kv, ages[kv.key], timeout)
 
     def _check(self, prefix: str, kv: KV, age: float, timeout: float) -> None:
         pending, chunk = msgspec.json.decode(kv.value, type=Pending), chunk_queue.chunk_of(kv.key)

@@ -17,8 +17,7 @@ from graphft.ops.context import ChunkWork
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.records import Validated, Validating
 from graphft.runtime.etcd import KV
-from graphft.runtime.protocol.decisions import Decided, decide, in_words
-from graphft.runtime.protocol.validation_ranges import RangeClaim, as_number
+from graphft.runtime.protocol.decisions import Decided, RangeResult, as_number, decide, in_words, sums_as_text
 from graphft.runtime.validation.best_model import BestModels, Kept
 from graphft.runtime.validation.entries import Entries, LostEntries
 from graphft.runtime.validation.ranges import Ranges
@@ -48,7 +47,7 @@ class _Held:
 
     number: int
     fence: int
-    claim: RangeClaim
+    failures: int
     renewed: float
     results: RangeResults
     written: bool = False
@@ -80,17 +79,16 @@ class OpenValidation:
             if claimed is None or isinstance(claimed, str):
                 return claimed
             self._held = _Held(*claimed, time.monotonic(), RangeResults(self.program))
-        elif time.monotonic() > self._held.renewed + RENEW_SECONDS and not self._renew(self._held):
+        elif time.monotonic() > self._held.renewed + RENEW_SECONDS and not self._renew(self._held, timeout):
             self._held = None  # it took too long, and is another's
             return self.work(timeout, max_failures)
         chunk, first, _ = self.config.ranges[self._held.number]
         batch = first + self._held.results.batches
-        return ChunkWork(0, chunk, batch, self.config.samples(chunk, batch), 0, self._held.claim.attempt)
+        return ChunkWork(0, chunk, batch, self.config.samples(chunk, batch), 0)
 
-    def _renew(self, held: _Held) -> bool:
-        held.claim = RangeClaim(held.claim.trainer, held.claim.attempt, held.results.batches)
+    def _renew(self, held: _Held, timeout: float) -> bool:
         held.renewed = time.monotonic()
-        return self.ranges.renew(held.number, held.fence, held.claim)
+        return self.ranges.renew(held.number, held.fence, timeout)
 
     def add(self, samples: int, results: Sequence[Tensor]) -> None:
         """The results of the batch at hand, in the program's order."""
@@ -106,14 +104,14 @@ class OpenValidation:
         if held.results.entries and not held.written:
             self._entries.write(held.number, held.results.entries)
             held.written = True
-        self.ranges.complete(held.number, held.results.samples, held.results.sums)
+        result = RangeResult(held.results.samples, sums_as_text(held.results.sums), held.failures)
+        self.ranges.complete(held.number, held.fence, result)
         self._held = None
 
-    def give_back(self, why: str = "") -> None:
-        """The range could not be computed, and why, or this process goes."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            self.ranges.release(held.number, held.fence, why)
+    def give_back(self, why: str = "") -> int:
+        """The range could not be computed, and why, or this process goes. Returns how often it has failed."""
+        held, self._held = self._held, None
+        return self.ranges.release(held.number, held.fence, why) if held is not None else 0
 
     # -- the model ------------------------------------------------------------------------------------------------
 

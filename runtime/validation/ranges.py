@@ -1,25 +1,26 @@
-"""The ranges of one open validation in etcd: claimed, renewed, completed; and at last what it all came to."""
+"""The ranges of one open validation in etcd, handed out as chunks are; and at last what it all came to."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from graphft.errors import plain_text
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.etcd import KV, create_is, delete_op, delete_prefix_op, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Store
-from graphft.runtime.protocol import validation_ranges as protocol
-from graphft.runtime.protocol.chunk_queue import Change
-from graphft.runtime.protocol.decisions import Decided
-from graphft.runtime.protocol.validation_ranges import RangeClaim, RangeRecord
-from graphft.runtime.queue.transactions import commit
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import Change, chunk_of, decode_todo
+from graphft.runtime.protocol.decisions import Decided, RangeResult, totals
+from graphft.runtime.queue.transactions import Ages, commit, give_back, renew
 
 LOOK_SECONDS = 0.5
 """Between two looks at ranges that are all held by others."""
+MOST_CLAIMS = 1000
+"""Of a range that nobody computes to its end: more, and it is what ends its processes."""
 
 
 class Ranges:
@@ -35,28 +36,35 @@ class Ranges:
         self._free: list[int] = []
         self._random = random.Random(trainer)
         self._next_look = 0.0
-        self._known: dict[int, KV] = {}
-        self._claims: dict[int, KV] = {}
-        self._seen: dict[int, tuple[int, float]] = {}
-        """By range, the revision of its claim, and since when it is that one: on this process's own clock."""
+        self._known: dict[str, dict[int, KV]] = {"todo": {}, "pending": {}, "done": {}}
+        self._ages = Ages()
 
-    def claim(self, timeout: float, max_failures: int) -> tuple[int, int, RangeClaim] | str | None:
-        """A range that nobody holds, the revision of the claim, and the claim. A text: why none can be computed ever.
-        None: there is none now."""
+    def claim(self, timeout: float, max_failures: int) -> tuple[int, int, int] | str | None:
+        """A range that nobody holds, the revision of the claim, and how many have failed at it. A text: why none can be
+        computed ever. None: there is none now."""
         if not self._free:
             self._look(timeout)
         while self._free:
             number = self._free.pop()
-            held = self._claims.get(number)
-            if held is not None and not commit(self.etcd, [protocol.expire(self._prefix, number, held)]).ok:
+            held, record = self._known["pending"].get(number), self._known["todo"].get(number)
+            if held is not None and not commit(self.etcd, [chunk_queue.displace(self._prefix, number, held)]).ok:
                 continue
-            change = protocol.claim(self._prefix, number, self._known.get(number), self._trainer, max_failures)
-            if isinstance(change, str):
-                return f"range {number} of {self.count} cannot be computed: {change}"
+            todo = decode_todo(record)
+            if todo.failures >= max_failures or todo.attempt >= MOST_CLAIMS:
+                tried = f"{todo.failures} of {todo.attempt} that tried have failed"
+                return f"range {number} of {self.count} cannot be computed: {tried}"
+            change = chunk_queue.claim(
+                self._prefix,
+                number,
+                record,
+                trainer=self._trainer,
+                now=time.time(),
+                timeout=timeout,
+                max_failures=max_failures,
+            )
             found = commit(self.etcd, [change], self._lease, [self._open])
             if found.ok:
-                mine = msgspec.json.decode(change.puts[1].value, type=RangeClaim)
-                return number, found.revision, mine
+                return number, found.revision, todo.failures
         return None
 
     def _look(self, timeout: float) -> None:
@@ -66,72 +74,56 @@ class Ranges:
         if now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
-        self._read()
-        seen = {number: self._seen.get(number, (0, now)) for number in self._claims}
-        self._seen = {
-            number: seen[number] if seen[number][0] == kv.mod_revision else (kv.mod_revision, now)
-            for number, kv in self._claims.items()
-        }
-        self._free = [
-            number
-            for number in range(self.count)
-            if not protocol.decode_range(self._known.get(number)).done
-            and (number not in self._claims or now - self._seen[number][1] > timeout)
-        ]
+        self._known = {"todo": {}, "pending": {}, "done": {}}
+        for kv in self.etcd.range(self._prefix).kvs:
+            self._known[kv.key.removeprefix(self._prefix).partition("/")[0]][chunk_of(kv.key)] = kv
+        ages = self._ages.look(self._known["pending"].values(), now)
+        stale = {chunk_of(key) for key, age in ages.items() if age > timeout}
+        held = self._known["pending"].keys() - stale
+        self._free = [n for n in range(self.count) if n not in self._known["done"] and n not in held]
         self._random.shuffle(self._free)  # trainers that look at the same time do not all try the same
 
-    def _read(self) -> None:
-        kvs = self.etcd.range(self._prefix).kvs
-        by_kind: dict[str, dict[int, KV]] = {"range": {}, "claim": {}}
-        for kv in kvs:
-            kind, number = kv.key.removeprefix(self._prefix).split("/")
-            by_kind[kind][int(number)] = kv
-        self._known, self._claims = by_kind["range"], by_kind["claim"]
-
-    def renew(self, number: int, fence: int, mine: RangeClaim) -> bool:
+    def renew(self, number: int, fence: int, timeout: float) -> bool:
         """Says that this process gets on with its range. False: it holds it no more."""
-        change = protocol.renew(self._prefix, number, fence, mine)
-        return commit(self.etcd, [change], self._lease, [self._open]).ok
+        also = [self._open]
+        return renew(self.etcd, self._prefix, number, fence, timeout=timeout, lease=self._lease, also=also)
 
-    def complete(self, number: int, samples: int, sums: Sequence[float]) -> None:
-        """Records what a range came to, unless somebody has."""
-        self._settle(number, lambda known, _: protocol.complete(self._prefix, number, known, samples, sums))
+    def complete(self, number: int, fence: int, result: RangeResult) -> None:
+        """Records what a range came to, unless it is another's by now, who comes to the same."""
+        change = chunk_queue.complete(self._prefix, number, fence, msgspec.json.encode(result))
+        commit(self.etcd, [change], also=[self._open])
         if not self._free:
             self._next_look = 0.0
 
-    def release(self, number: int, fence: int, why: str = "") -> None:
-        """Gives a range back, if it is this process's. `why`: it has failed."""
+    def release(self, number: int, fence: int, why: str = "") -> int:
+        """Gives a range back, if it is this process's. `why`: it has failed. Returns how often it has."""
+        failures = 0
 
-        def make(known: KV | None, held: KV | None) -> Change | None:
-            mine = held is not None and held.create_revision == fence
-            return protocol.release(self._prefix, number, known, fence, why) if mine else None
+        def make(_: int, record: KV) -> Change:
+            nonlocal failures
+            todo = decode_todo(record)
+            new = todo.failed(todo.progress, ()) if why else todo.released(todo.progress)
+            failures = new.failures
+            return chunk_queue.put_back(self._prefix, number, fence, record, new, plain_text(why))
 
-        self._settle(number, make)
-
-    def _settle(self, number: int, make: Callable[[KV | None, KV | None], Change | None]) -> bool:
-        """Carries out what `make` makes of a range's record and claim. False: it makes nothing of them, or the
-        validation is over."""
-        keys = [protocol.range_key(self._prefix, number), protocol.claim_key(self._prefix, number)]
-        while True:
-            read = self.etcd.txn([self._open], [get_op(key) for key in keys])
-            change = make(read.kv(0), read.kv(1)) if read.ok else None
-            if change is None or commit(self.etcd, [change], also=[self._open]).ok:
-                return change is not None
+        return failures if give_back(self.etcd, self._prefix, {number: fence}, make, [self._open]) else 0
 
     def undo(self, number: int) -> bool:
-        """Has a range computed again; False if it is not computed, or the validation is over."""
-
-        def make(known: KV | None, _: KV | None) -> Change | None:
-            done = known is not None and protocol.decode_range(known).done
-            return protocol.undo(self._prefix, number, known) if known is not None and done else None
-
+        """Has a range computed again, which counts as a failure of it; False if it is not computed, or the validation
+        is over."""
         self._next_look = 0.0
-        return self._settle(number, make)
+        read = self.etcd.txn([self._open], [get_op(chunk_queue.done_key(self._prefix, number))])
+        done = read.kv(0) if read.ok else None
+        if done is None:
+            return False
+        failures = msgspec.json.decode(done.value, type=RangeResult).failures
+        change = chunk_queue.requeue(self._prefix, number, done, 0, failures + 1)
+        return commit(self.etcd, [change], also=[self._open]).ok
 
     def totals(self) -> tuple[int, tuple[float, ...]] | None:
         """(samples, the mean of each result), if all ranges were computed at the last look."""
-        records: Mapping[int, RangeRecord] = {n: protocol.decode_range(kv) for n, kv in self._known.items()}
-        return protocol.totals(records, self.count)
+        records = {n: msgspec.json.decode(kv.value, type=RangeResult) for n, kv in self._known["done"].items()}
+        return totals(records, self.count)
 
     def decided(self) -> KV | None:
         """What followed from the validations before."""

@@ -14,7 +14,7 @@ from hypothesis import given
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.decisions import Decided, decide, in_words
+from graphft.runtime.protocol.decisions import Decided, RangeResult, decide, in_words, sums_as_text, totals
 from graphft.transpiler.validation import ValidationConfig
 
 DATA = graphft.arrays(x=torch.zeros(4, 1), chunk_size=4)
@@ -136,3 +136,23 @@ def test_an_option_of_another_name_is_told(kind: type, name: str, help: str) -> 
     with pytest.raises(GraphftError, match=f"{kind.__name__} has no option {name}") as caught:
         kind(**{name: 1})
     assert re.search(help, caught.value.help)
+
+
+def test_totals_are_means_over_all_samples_in_the_order_of_the_ranges() -> None:
+    records = {1: RangeResult(1, ("0.3",)), 0: RangeResult(3, ("0.1",))}
+    assert totals(records, 2) == (4, ((0.0 + 0.1 + 0.3) / 4,))
+    assert totals(records, 3) is None
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=5), st.integers(1, 9))
+def test_sums_are_kept_to_the_bit(values: list[float], samples: int) -> None:
+    record = RangeResult(samples=samples, sums=sums_as_text(values))
+    read = msgspec.json.decode(msgspec.json.encode(record), type=RangeResult)
+    assert [math.copysign(1, float(s)) for s in read.sums] == [math.copysign(1, v) for v in map(float, record.sums)]
+    assert [repr(float(s)) for s in read.sums] == [repr(v) for v in values]
+
+
+@given(st.permutations(range(4)), st.lists(st.floats(-1e9, 1e9), min_size=4, max_size=4))
+def test_the_order_in_which_ranges_are_computed_does_not_matter(order: list[int], sums: list[float]) -> None:
+    done = {number: RangeResult(samples=2, sums=sums_as_text([sums[number]])) for number in order}
+    assert totals(done, 4) == totals(dict(sorted(done.items())), 4)

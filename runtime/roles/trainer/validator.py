@@ -70,6 +70,7 @@ class Validator(ValidationPort, DataPort):
         self._patience: Patience | None = None
         """With a read that fails as storage is away."""
         self._damaged = self._inconclusive = 0
+        self._max_failures = 1
         """How often the checkpoint at hand was found damaged, and what it all comes to could not be computed."""
         self.progress = Progress()
         self._closing = threading.Event()
@@ -182,9 +183,15 @@ class Validator(ValidationPort, DataPort):
         self._give_back(why)
 
     def _give_back(self, why: str = "") -> None:
+        """Gives the range back. `why`: it has failed; the one after which it has too often says so."""
+        opened = self._open
+        if opened is None:
+            return
         try:
-            if self._open is not None:
-                self._open.give_back(why)
+            failures = opened.give_back(why)
+            if why and failures >= self._max_failures:
+                tried = f"{failures} that tried have failed; the last failure: {why}"
+                self._fail_job(opened.step, f"a range cannot be computed: {tried}")
         except LeaseLost as error:
             self.end.lease_lost(error)
         except TransientEtcdError as error:  # then it is a stale claim
@@ -225,6 +232,7 @@ class Validator(ValidationPort, DataPort):
         opened = self._current()
         if opened is None:
             raise NoData
+        self._max_failures = max_failures
         work = opened.work(timeout, max_failures)
         if isinstance(work, str):
             self._fail_job(opened.step, work)
