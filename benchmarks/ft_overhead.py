@@ -124,7 +124,9 @@ def cost(seconds: float) -> None:
         with tempfile.TemporaryDirectory() as folder:
             cpu = Run(workloads.flights(pservers=pservers), Path(folder) / "job").measure(seconds).cpu
         by_role = ", ".join(f"{role} {1e3 * value:.2f}" for role, value in cpu.items())
-        print(f"CPU ms per step, 2 trainers, pservers {pservers}: {1e3 * sum(cpu.values()):.2f} ({by_role})", flush=True)
+        print(
+            f"CPU ms per step, 2 trainers, pservers {pservers}: {1e3 * sum(cpu.values()):.2f} ({by_role})", flush=True
+        )
 
 
 def main() -> None:

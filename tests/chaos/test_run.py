@@ -127,18 +127,6 @@ def test_a_job_survives_its_coordinators(workplace: Path, script: Path) -> None:
     assert report.faults.keys() == set(kinds)
 
 
-@pytest.mark.usefixtures("suffers")
-def test_a_job_that_stops_early_survives(workplace: Path, script: Path) -> None:
-    """Faults come while it trains, and the chunks of the pass that it leaves in the middle are not missed."""
-    save_job(script, "stops", workplace / "stopping")
-    prepared = prepare(workplace / "stopping", workplace / "s", patience=120)
-    assert prepared.steps == 120
-    report = run_chaos(prepared, ChaosOptions(faults=3, seed=5, kinds=("kill-trainer", "kill-job")), lambda line: None)
-    assert report.ok, report.problem
-    assert report.total_steps == 120
-    assert report.recoveries
-
-
 def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     tell, log = Host.tell_stories, prepared.folder / "logs" / "trainer-0.log"
 

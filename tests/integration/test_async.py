@@ -56,15 +56,6 @@ def skipped(status: JobStatus) -> int:
     return sum(t.get("skipped", 0) for t in status.trainers.values())
 
 
-def test_without_fault_tolerance_each_trainer_has_its_share(program: ir.Program, folder: Path) -> None:
-    played = play(async_job(program, ft=False), folder)
-    assert_exact(played)
-    assert trained(played)
-    assert sum(played.statuses[-1].queue.values()) == 0, "nothing is recorded in etcd"
-    steps = [(step, slot) for step, slot, _ in played.result.losses]
-    assert steps == [(k, 0) for k in range(played.job.config.total_steps)]
-
-
 def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace) -> None:
     played = play(
         async_job(program, pace=pace.file, lease_ttl=60),
@@ -110,23 +101,6 @@ def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pac
     assert versions == sorted(versions), "the other shard never goes back"
 
 
-def test_every_shard_dies_and_goes_on_from_its_own_checkpoint(program: ir.Program, folder: Path, pace: Pace) -> None:
-    played = play(
-        async_job(program, pace=pace.file, lease_ttl=60),
-        folder,
-        [
-            Act(lambda s: at(30)(s) and (s.checkpoint or 0) >= 20, kill("pserver", 0, 1)),
-            Act(lambda s: s.generation == 2 and at(40)(s) and (s.checkpoint or 0) >= 40, kill("pserver", 0)),
-            Act(lambda s: s.generation == 3, lambda _: pace.set(0)),
-        ],
-    )
-    assert_exact(played)
-    restarts = [e for e in played.statuses[-1].events if e.kind == "restarted"]
-    assert [e.fields["step"] % 10 for e in restarts] == [0, 0, 0]
-    assert min(e.fields["step"] for e in restarts) >= 20
-    assert restarts[-1].fields["step"] >= 40, "checkpoints go on after a recovery"
-
-
 def test_a_shard_that_does_not_answer_is_skipped_and_made_good(program: ir.Program, folder: Path, pace: Pace) -> None:
     played = play(
         async_job(program, pace=pace.file, push_timeout=0.5, lease_ttl=60),
@@ -140,15 +114,3 @@ def test_a_shard_that_does_not_answer_is_skipped_and_made_good(program: ir.Progr
     assert_exact(played)
     assert max(skipped(s) for s in played.statuses) >= 2
     assert played.result.preemptions == {}
-
-
-def test_a_record_that_cannot_be_read_is_left_out(program: ir.Program, folder: Path) -> None:
-    """Only that one: every batch is applied, one of each pass without it."""
-    played = play(async_job(program, blobs={"broken": 100}, max_failures=2, passes=2), folder)
-    (discarded,) = played.result.discarded
-    assert "record 100 is damaged" in discarded.reason
-    assert (discarded.pass_index, discarded.chunk, discarded.records) == (0, 2, (100,))
-    assert sum(e.kind == "step-failed" for e in played.statuses[-1].events) == 2
-    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}
-    for ledger in ledgers(played):
-        assert ledger["0"]["whole"] == ledger["1"]["whole"] == [[0, 12]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -39,21 +38,6 @@ def test_no_job_in_the_folder(folder: Path) -> None:
     assert "error[job-directory]" in text
     assert "is no job's folder" in text
     assert "give the folder that Job.save or graphft launch wrote" in text
-
-
-def test_etcd_that_does_not_answer(folder: Path, job: Job) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        job.save(folder / "job")
-        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
-        where = ("--job", folder / "job", "--etcd", nowhere)
-        roles = [Program(folder, *START, role, *where) for role in ("trainer", "pserver")]
-        for command in ("launch", "status"):
-            assert nowhere in fails(folder, "-m", "graphft", command, *where)
-        for role in roles:  # they wait for it, for a minute, and say so
-            role.says(f"etcd did not answer at {nowhere}")
-            assert "waiting for it" in role.output
-            role.kill()
 
 
 def test_no_etcd_to_start(folder: Path, job: Job) -> None:

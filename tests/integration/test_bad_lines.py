@@ -16,8 +16,7 @@ FILES, LINES = 2, 600
 BAD = {(0, 5): "red,1\n", (0, 6): "1\n", (0, 370): "1,2,3\n", (1, 5): "1,two\n", (1, 450): "x,1\n"}
 
 
-@pytest.mark.parametrize("sync", [True, False])
-def test_many_lines_cost_no_process(folder: Path, tmp_path: Path, sync: bool) -> None:
+def test_many_lines_cost_no_process(folder: Path, tmp_path: Path) -> None:
     """46 bad lines of 21,000 cost 114 deaths of trainers, and more than --max-restarts allows in a row."""
     for number in range(FILES):
         lines = [BAD.get((number, i), f"{i / LINES},{i * 2 / LINES}\n") for i in range(LINES)]
@@ -30,7 +29,7 @@ def test_many_lines_cost_no_process(folder: Path, tmp_path: Path, sync: bool) ->
     program = graphft.build(model, lambda m, x, y: nn.functional.mse_loss(m(x), y), {"x": (None, 1), "y": (None, 1)})
     graphft.minimize(program, graphft.SGD(lr=0.1))
     job = graphft.transpile(
-        program, chunks=data, batch_size=20, ft=True, sync=sync, trainers=2, pservers=1, passes=2, max_discarded=0.1
+        program, chunks=data, batch_size=20, ft=True, trainers=2, pservers=1, passes=2, max_discarded=0.1
     )
     result = play(job, folder).result
     assert not sum(result.failures.values()), result.failures

@@ -9,10 +9,10 @@ import pytest
 
 from graphft import ir
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.etcd import EmbeddedEtcd, EtcdError
+from graphft.runtime.etcd import EtcdError
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration import training
-from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, kill, play
+from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, kill, play
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -50,18 +50,3 @@ def test_one_serves_the_other_takes_over_and_the_bits_are_those_of_any_dispatch(
     assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}
     told = [e.text.split()[-3:] for e in played.statuses[-1].events if e.kind == "coordinator"]
     assert told[:2] == [["gives", "out", "tasks"]] * 2, "on a busy machine others may follow"
-
-
-def test_a_launcher_that_starts_none_says_that_it_waits_for_one(
-    program: ir.Program, folder: Path, pace: Pace, etcd_server: EmbeddedEtcd
-) -> None:
-    pace.set(0)
-    job = training.job(program, pace=pace.file, dispatch="coordinator", passes=1, name="elsewhere")
-    job.save(folder / "job")
-    where = ["--job", folder / "job", "--etcd", etcd_server.endpoints[0]]
-    launcher = Program(folder, "-m", "graphft", "launch", *where, "--coordinators", "0")
-    launcher.says("waiting for a coordinator, which this launcher does not start")
-    launcher.says("WAITING for a coordinator")
-    coordinator = Program(folder, "-m", "graphft", "start", "coordinator", *where)
-    assert [launcher.wait(), coordinator.wait()] == [0, 0], (launcher.output, coordinator.output)
-    assert (folder / "job" / "model.safetensors").exists()

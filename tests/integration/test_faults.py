@@ -155,19 +155,3 @@ def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(folder: Path, pace:
     assert "complete: 80 steps" in again.output
     assert "etcd died" in again.output
     assert_same_bits(whole_state(undisturbed.job, job_dir), undisturbed.state)
-
-
-def test_with_the_policy_wait_a_dead_trainer_is_waited_for(
-    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
-) -> None:
-    played = play(
-        training.job(program, pace=pace.file, on_trainer_loss="wait", lease_ttl=60),
-        folder,
-        [
-            Act(lambda s: at(10)(s) and holders(s) == {0, 1, 2}, kill("trainer", 1)),
-            Act(lambda s: at(20)(s) and holders(s) == {0, 1, 2}, lambda _: pace.set(0)),
-        ],
-    )
-    assert_same_bits(played.state, undisturbed.state)
-    assert played.result.preemptions == {"trainer 1": 1}
-    assert all(len(set(s.slots.values())) == len(s.slots) for s in played.statuses), "one slot each, at most"

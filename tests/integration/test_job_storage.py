@@ -14,7 +14,6 @@ from torch import Tensor
 
 from graphft import ir, read_weights
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.cli import main
 from graphft.runtime.coordination.job_storage import fetch, fetch_result, publish
 from graphft.runtime.etcd import EmbeddedEtcd
@@ -106,23 +105,6 @@ def test_a_machine_and_its_etcd_are_lost_and_the_storage_is_s3(
     assert int(begun.split()[4]) >= 10
     model = (two.folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").read_bytes()
     assert model == undisturbed.result.model.read_bytes()
-
-
-def test_async_batches_are_applied_once(program: ir.Program, folder: Path, url: str, pace: Pace) -> None:
-    """Also when another machine was started meanwhile: the newer launcher has the storage, and the older one ends."""
-    one, two = Machine(folder / "one"), Machine(folder / "two")
-    options = {"sync": False, "name": "stored-async", "storage": url}
-    first = one.script(pace, **options)
-    first.until(one.folder / "jobs" / "stored-async" / "runs" / "1", lambda s: at(40)(s) and (s.checkpoint or 0) >= 10)
-    pace.set(1.0)
-    again = two.script(pace, **options)
-    assert first.wait() == 1
-    assert "of two launchers the newer one does" in first.output
-    pace.set(0)
-    assert again.wait() == 0, again.output
-    job = two.folder / "jobs" / "stored-async" / "runs" / "1"
-    assert "resuming jobs/stored-async/runs/1 at step " in again.output
-    assert not not_once(Job.load(job), job)
 
 
 # -- which run a storage is of ----------------------------------------------------------------------------------------

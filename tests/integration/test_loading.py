@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from graphft import ir
@@ -19,12 +17,9 @@ from graphft.runtime.launcher.display import format_line
 from graphft.runtime.launcher.process_rows import Processes
 from graphft.runtime.process.role_process import EXIT_OK
 from tests.integration import training
-from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, await_gone, play
-from tests.support.files import put
-from tests.support.processes import command_line
+from tests.integration.plays import Act, Played, Program, assert_same_bits, await_gone, play
 from tests.support.waiting import until
 
-LOADED_BYTES = 30 << 20
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -81,43 +76,3 @@ def test_a_trainer_that_loads_ends_with_its_job_or_when_it_is_told_to(
         for prefix in keys.everything:
             etcd.delete_prefix(prefix)
     assert not await_gone(folder)
-
-
-def keepers_are_ready(status: JobStatus) -> bool:
-    """Whether each trainer's keeper has loaded its client, so that it is as some seconds after the start."""
-    ready = 0
-    for trainer in status.trainers.values():
-        with contextlib.suppress(psutil.Error):  # one that has ended: the next status tells of another
-            for child in psutil.Process(trainer["pid"]).children():
-                ready += (
-                    "lease_keeper.py" in " ".join(command_line(child))
-                    and child.memory_info().rss > LOADED_BYTES
-                    and child.num_threads() > 1
-                )  # those of gRPC: its channel is open
-    return ready == 3
-
-
-def test_a_record_that_holds_the_interpreters_lock_for_longer_than_the_lease_lasts(
-    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
-) -> None:
-    """The process beside the trainer renews its lease meanwhile."""
-    holding = folder.with_suffix(".holding")
-    job = training.job(program, pace=pace.file, blobs={"holding": str(holding)}, lease_ttl=15)
-
-    def hold(_: object) -> None:
-        put(holding, "16")
-        pace.set(0)
-
-    played = play(
-        job,
-        folder,
-        [
-            Act(at(4), lambda _: pace.set(Pace.SLOW)),
-            Act(lambda status: status.step >= 5 and keepers_are_ready(status), hold),
-        ],
-    )
-    assert_same_bits(played.state, undisturbed.state)
-    logs = [log.read_text() for log in sorted((folder / "logs").glob("trainer-*.log"))]
-    assert (played.result.preemptions, played.result.failures) == ({}, {}), logs
-    assert not holding.exists()
-    assert any("its keeper did" in log for log in logs), logs  # on a busy machine others say so, too

@@ -60,13 +60,12 @@ def test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work(
     assert not played.result.discarded, "once is no reason to leave a batch out"
 
 
-@pytest.mark.parametrize("sync", [True, False])
-def test_a_batch_that_always_hangs_is_left_out(program: ir.Program, folder: Path, hangs: Path, sync: bool) -> None:
+def test_a_batch_that_always_hangs_is_left_out(program: ir.Program, folder: Path, hangs: Path) -> None:
     """It failed as one that raises an exception does."""
     for n in range(20):
         (hangs / str(n)).touch()
     options = {"chunk_timeout": 6.0, "max_failures": 2, "max_discarded": 1.0}
-    job = training.job(program, blobs={"hangs": str(hangs)}, sync=sync, passes=1, **options)
+    job = training.job(program, blobs={"hangs": str(hangs)}, passes=1, **options)
     played = play(job, folder, trainers=2)
     assert sum(played.result.failures.values()) >= 2
     (discarded,) = played.result.discarded
@@ -75,12 +74,10 @@ def test_a_batch_that_always_hangs_is_left_out(program: ir.Program, folder: Path
     assert f"batch {discarded.batch} of chunk 2 in pass 0 was being read" in discarded.reason
 
 
-@pytest.mark.parametrize("sync", [True, False])
 def test_a_trainer_that_does_not_reach_a_shard_gets_no_work(
-    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, cleanup: ExitStack, sync: bool
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, cleanup: ExitStack
 ) -> None:
     """It held its slot (or its chunk), and everybody waited."""
-    options: dict[str, Any] = {} if sync else {"sync": False, "push_timeout": 1.0, "max_skipped": 1}
     relays: list[Relay] = []
     programs: list[Program] = []
 
@@ -116,11 +113,11 @@ def test_a_trainer_that_does_not_reach_a_shard_gets_no_work(
         return f"shard 0 at {addresses[0]}"
 
     def works(status: JobStatus) -> bool:
-        holds = any(name.startswith("7-") for name in status.slots.values()) or not sync
+        holds = any(name.startswith("7-") for name in status.slots.values())
         return holds and cut_off(status).get("samples", 0) > 0
 
     played = play(
-        training.job(program, pace=pace.file, **options),
+        training.job(program, pace=pace.file),
         folder,
         [
             Act(begun, join),
@@ -130,7 +127,6 @@ def test_a_trainer_that_does_not_reach_a_shard_gets_no_work(
         trainers=2,
     )
     assert any(f"it cannot reach {unreached()}" in text for text in texts(played, "barred"))
-    if sync:
-        assert_same_bits(played.state, undisturbed.state)
+    assert_same_bits(played.state, undisturbed.state)
     assert (played.result.failures, played.result.preemptions) == ({}, {})
     assert programs[0].wait() == 0, programs[0].output

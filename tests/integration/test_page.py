@@ -19,8 +19,7 @@ from graphft.runtime.launcher.page_looks import FolderLooks
 from graphft.runtime.page.job_page import JobPage
 from graphft.runtime.page.time_keeper import read_time
 from graphft.transpiler import read_record
-from tests.integration.plays import SCRIPT, Pace, Program, kill_first
-from tests.support.browser import MISSING, Browser
+from tests.integration.plays import SCRIPT, Pace, Program
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -124,23 +123,3 @@ def test_a_job_that_is_killed_in_parts_and_as_a_whole(folder: Path, pace: Pace) 
     assert [e["text"] for e in at_rest["events"]].count("the job was launched") == 2
     assert any("cost" in e for e in at_rest["events"])
     check_time(at_rest)
-
-
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-def test_a_trainer_dies_while_somebody_looks(folder: Path, pace: Pace, tmp_path: Path) -> None:
-    """In a real browser, without loading the page again."""
-    pace.set(0.2)
-    job = launch(folder, pace)
-    page = Page(job)
-    with Browser(tmp_path / "profile") as browser:
-        browser.open(page.url)
-        browser.until(lambda: re.search(r"Training, step \d", browser.text("#head")), 300)
-        browser.until(lambda: browser.evaluate("document.querySelectorAll('.held').length") == 2, 300)
-        until(lambda: kill_first({t["pid"]: t for t in page.told().get("trainers", ())}))
-        browser.until(lambda: "died (killed by SIGKILL" in browser.text("#events"), 300)
-        browser.until(lambda: "cost" in browser.text("#events"), 300)
-        assert browser.evaluate("document.querySelectorAll('svg .mark').length") >= 1
-        pace.set(0)
-        browser.until(lambda: "Complete" in browser.text("#head"), 300)
-        assert job.wait() == 0, job.output
-        assert not [error for error in browser.errors if "ERR_CONNECTION" not in error]

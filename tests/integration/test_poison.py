@@ -71,11 +71,8 @@ AT_FIRST = 'on_bad_data="fail" ends the job at the first bad batch: batch'
 
 @pytest.mark.parametrize(
     ("options", "message", "remedy"),
-    [
-        ({"max_discarded": 0.002}, TOO_MUCH, "transpile(max_discarded=...)"),
-        ({"on_bad_data": "fail"}, AT_FIRST, 'transpile(on_bad_data="discard")'),
-    ],
-    ids=["too-much", "any"],
+    [({"max_discarded": 0.002}, TOO_MUCH, "transpile(max_discarded=...)")],
+    ids=["too-much"],
 )
 def test_a_job_that_would_lose_too_much_data_fails(
     folder: Path, pace: Pace, options: dict[str, Any], message: str, remedy: str

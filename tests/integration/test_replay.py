@@ -109,25 +109,3 @@ def test_what_cannot_be_replayed(program: ir.Program, folder: Path) -> None:
         command = Program(folder, "-m", "graphft", "replay", *arguments)
         assert command.wait() == UsageError.exit_status
         assert text in command.output
-
-
-def test_a_machine_that_has_the_storages_url_alone(program: ir.Program, folder: Path) -> None:
-    """It fetches the job and the checkpoint into ./jobs/<name>, and computes what the job's own machine computes."""
-    url, there, here = f"file://{folder}/storage/blobs", folder / "there", folder / "here"
-    here.mkdir(parents=True)
-    play(training.job(program, passes=1, checkpoint_every=4, keep_checkpoints=9, storage=url), there)
-    step = str(training.STEPS // training.PASSES - 2)
-
-    def replayed(where: Path, source: Path | str) -> list[str]:
-        command = Program(where, "-m", "graphft", "replay", "--job", source, "--step", step)
-        assert command.wait() == 0, command.output
-        return command.output.splitlines()
-
-    own = replayed(folder, there)
-    for _ in range(2):  # the second time with what the first one fetched
-        found = replayed(here, url)
-        assert found[0] == own[0]
-        assert re.match(rf"parameters   {url}/checkpoints/step-0\S+, and steps ", found[0])
-        assert found[2:] == own[2:], "but for the losses, which are recorded where they were computed"
-        assert "loss  " in found[3]
-    assert (here / "jobs" / "blobs" / "job.json").exists()

@@ -20,17 +20,14 @@ def waiting(status: JobStatus) -> bool:
     return any("waiting for storage: FileNotFoundError" in t.get("waiting", "") for t in status.trainers.values())
 
 
-@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
-def test_an_outage_discards_nothing(
-    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, sync: bool
-) -> None:
+def test_an_outage_discards_nothing(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
     """The folder of the data is moved away while the job runs, and back when the trainers say so."""
     data, away = folder.with_suffix(".data"), folder.with_suffix(".away")
     training.StoredBlobs(str(data)).store()
     described = graphft.dataset(
         f"{training.__file__}:StoredBlobs", {"folder": str(data), "pace": str(pace.file)}, chunk_size=training.CHUNK
     )
-    usual = training.job(program, sync=sync, max_failures=1)
+    usual = training.job(program, max_failures=1)
     played = play(
         Job.make(usual.source, usual.config.replace(data=described)),
         folder,
@@ -46,5 +43,4 @@ def test_an_outage_discards_nothing(
     assert "storage-waited" in kinds
     assert not {"step-failed", "left-out"} & set(kinds)
     assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}
-    if sync:
-        assert_same_bits(played.state, undisturbed.state)
+    assert_same_bits(played.state, undisturbed.state)
