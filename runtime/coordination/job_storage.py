@@ -19,6 +19,7 @@ import logging
 import os
 import posixpath
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,6 +41,8 @@ RUNS = "runs"
 """Folder of a job's runs, by their numbers (see `runs`)."""
 MODEL = "model.safetensors"
 """The trained model, in the folder (and the storage) of a job that is complete."""
+ENTRIES = "entries"
+"""Folder of what validations keep for each record."""
 _PUBLISHED = "published"
 """In the folder: the id of the run, once its storage has held it. If that holds nothing later, it is away."""
 _LISTING, _RESULT = "files.json", "result.json"
@@ -394,3 +397,13 @@ def _gone(url: str, run: str) -> GraphftError:
 
 def _unavailable(url: str, error: OSError) -> GraphftError:
     return GraphftError(f"the storage {url} cannot be used: {error}", rule="storage", help=_HEALTH)
+
+
+def delete_entries(job_dir: Path, folder: str = ENTRIES) -> None:
+    """Deletes the entries of one validation, or of all (see `validation.entries`), as far as they can be deleted: a
+    process that is killed when it has concluded one leaves them."""
+    shutil.rmtree(job_dir / folder, ignore_errors=True)
+    if url := storage_of(job_dir):
+        fs, path = file_system(url)
+        with contextlib.suppress(OSError):
+            fs.delete(posixpath.join(path, folder))

@@ -16,7 +16,6 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.etcd.channel import FULL_HELP
 from graphft.runtime.etcd.model import KV, Store, Transactions
@@ -24,6 +23,7 @@ from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.means import mean_of
 from graphft.runtime.protocol.chunk_queue import chunk_of
 from graphft.runtime.protocol.left_out import LeftOut
+from graphft.runtime.protocol.task_groups import TaskCounts
 
 UNKNOWN_JOB = "unknown-job"
 """The rule of the error that etcd knows nothing of a job."""
@@ -336,3 +336,26 @@ def _members(
             name = key.removeprefix(prefix)
             members[name] = json.loads(kv.value) | reports.get(reported + name, {})
     return members
+
+
+def count_queue(
+    store: Store, keys: Keys, dispatch: str, pass_index: int, chunks: int, deadline: float | None = None
+) -> TaskCounts | None:
+    """Of a pass of `chunks` chunks: as the records tell that trainers claim their chunks with, or as the coordinator
+    does (`dispatch`). None: no coordinator has said anything so far. `deadline`: in seconds, for each read.
+
+    Raises EtcdError.
+    """
+    if dispatch == "coordinator":
+        return _as_told(store, keys, pass_index, chunks, deadline)
+    prefix = keys.queue(pass_index)
+    todo, pending, done = (store.count(f"{prefix}{name}/", deadline=deadline) for name in ("todo", "pending", "done"))
+    return TaskCounts(max(0, todo - pending), pending, done)  # the todo record stays until its chunk is done
+
+
+def _as_told(store: Store, keys: Keys, pass_index: int, chunks: int, deadline: float | None) -> TaskCounts | None:
+    """By the coordinator, which drops the passes that are over: all of their chunks are done."""
+    kv = store.get(keys.task_counts, deadline=deadline)
+    if kv is None:
+        return None
+    return msgspec.json.decode(kv.value, type=dict[int, TaskCounts]).get(pass_index, TaskCounts(0, 0, chunks))

@@ -9,7 +9,7 @@ from graphft.loss_results import reported
 from graphft.runtime.callbacks.epoch_sums import EpochSums
 from graphft.runtime.coordination.records import PassMetrics
 from graphft.runtime.driver.running_job import RunningJob
-from graphft.runtime.launcher.past_epoch import past_epoch
+from graphft.runtime.launcher.process_ends import past_epoch
 from graphft.runtime.launcher.tell import tell
 from graphft.transpiler import Job
 from graphft.transpiler.rates import rates_at

@@ -49,11 +49,17 @@ from graphft.transpiler import Job
 from graphft.transpiler.evaluation import check_fits, evaluation_of
 from graphft.transpiler.validation import EPOCH, Validation
 
-LOOK_SECONDS = 0.02
+LOOK_SECONDS, MOST_SECONDS = 0.02, 0.5
 SETTLE_SECONDS = 30.0
 """For which `shutdown` waits for a checkpoint."""
 FOREVER = 1 << 30
 """Failures of one role in a row that the supervisor bears: `max_retries` counts them here."""
+
+
+def _pause(begun: float) -> float:
+    """Returns for how long to wait before the next look at an epoch that is waited for since then: each asks etcd, and
+    an epoch that takes long is not looked at all the time."""
+    return min(max((time.monotonic() - begun) / 20, LOOK_SECONDS), MOST_SECONDS)
 
 
 class Trainer:
@@ -418,12 +424,13 @@ class Trainer:
         running = self._running
         if running is None:
             raise shut_down()
+        begun = time.monotonic()
         while not running.reached(self._end_of(epoch), saved):
             with self._explained():
                 running.check()
             self._retries.check()
             self._look_at(running)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(_pause(begun))
         self._look_at(running)
         self._teller.hear(running.events())
         return running
@@ -456,14 +463,14 @@ class Trainer:
 
     def _settle(self, seconds: float = math.inf) -> None:
         """Waits for the checkpoint of the last epoch that `train` returned: with checkpoint=None it is on its way."""
-        running, end = self._running, time.monotonic() + seconds
+        running, begun = self._running, time.monotonic()
         if running is None or not self._trained:
             return
         while running.alive and not running.reached(self._end_of(self._trained), True):
-            if time.monotonic() > end:
+            if time.monotonic() > begun + seconds:
                 tell(f"epoch {self._trained} has no checkpoint so far: the run goes on from the newest one")
                 return
-            time.sleep(LOOK_SECONDS)
+            time.sleep(_pause(begun))
 
     def _stop(self) -> None:
         with contextlib.suppress(GraphftError):

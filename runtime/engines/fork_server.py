@@ -145,7 +145,9 @@ class ForkServer:
         """True if an order has waited for too long: the fork server is stopped, or hangs. To be asked all the time."""
         now = time.monotonic()
         with self._lock:
-            asked_at = next(iter(self._asked.values())).asked_at if self._asked else now
+            if not self._asked:
+                return False
+            asked_at = next(iter(self._asked.values())).asked_at
         used, since = self._busy
         if (uses := _core_seconds(self.process.pid)) != used:
             self._busy = uses, (since := now)

@@ -19,7 +19,7 @@ from graphft.runtime.coordination.job_storage import is_complete
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.ending import WORDS_SECONDS, Reached
-from graphft.runtime.launcher.past_epoch import past_epoch
+from graphft.runtime.launcher.process_ends import past_epoch
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.bounded import within
 from graphft.runtime.process.validations import read_validations

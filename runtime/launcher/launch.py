@@ -20,8 +20,7 @@ from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import NOTE, WAIT_SECONDS, check_note, connect, read_note, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.embedded_etcd import start_etcd
-from graphft.runtime.coordination.entries_folder import delete_entries
-from graphft.runtime.coordination.job_storage import MODEL, fetch_result, is_complete, publish
+from graphft.runtime.coordination.job_storage import MODEL, delete_entries, fetch_result, is_complete, publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.lost_rows import read_lost_rows
 from graphft.runtime.coordination.run_record import fenced, put_job
@@ -29,6 +28,7 @@ from graphft.runtime.coordination.runs import link_newest
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_fence import StorageFence, forget_launcher, take_storage
+from graphft.runtime.coordination.taken_validations import TakenValidations
 from graphft.runtime.coordination.wanted_passes import WantedPasses, check_asked_for
 from graphft.runtime.engines.base import Engine, Run, engine_options
 from graphft.runtime.engines.local import Local
@@ -37,15 +37,13 @@ from graphft.runtime.launcher.act_as_role import act_as_role
 from graphft.runtime.launcher.callback_observer import CallbackObserver
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.launch_page import page_of
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
 from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
 from graphft.runtime.launcher.result import Result, steps_of
 from graphft.runtime.launcher.run_folder import RunFolder, open_run, saved_run
-from graphft.runtime.launcher.supervise import supervise, why_failed
+from graphft.runtime.launcher.supervise import STATUS_EVERY_SECONDS, supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.launcher.taken_validations import TakenValidations
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.runtime.process.folder_lock import locked
@@ -58,6 +56,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("graphft")
 
+UNWATCHED_SECONDS = 1.0
+"""Between two looks at a job's status where no callback waits for it."""
 OnStatus = Callable[[Supervisor, JobStatus], None]
 
 
@@ -224,7 +224,12 @@ def launch_run(
     with interruptible(reached.describe), ExitStack() as stack:
         if folder.complete:
             return complete(folder.describe(config))
-        page = stack.enter_context(page_of(path, options.page))  # its end comes last, and is shown
+        page = None
+        if options.page not in (None, False):
+            from graphft.runtime.launcher.page_looks import LaunchPage  # most launches need none of it
+
+            page = LaunchPage(path, int(options.page or 0) if options.page is not True else 0)
+            stack.callback(page.close)  # its end comes last, and is shown
         publish(path)
         if not (options.endpoints(config) and config.ft):  # files that only one launcher at a time may touch
             stack.enter_context(locked(path, wait if options.wait else None, look=driver))
@@ -317,7 +322,8 @@ class _Launch:
                 observe(status)
 
         brief = display is None and self.on_status is None
-        status = supervise(self.supervisor, etcd, self.keys, look, self.embedded, brief, self.begins)
+        every = STATUS_EVERY_SECONDS if self.on_status is not None else UNWATCHED_SECONDS
+        status = supervise(self.supervisor, etcd, self.keys, look, self.embedded, brief, self.begins, every)
         if display is not None:
             display.close(status)
         if self.supervisor.failed and not config.ft:

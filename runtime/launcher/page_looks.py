@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, list_job
 from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, is_copy, list_folders, look_at, note_of
 from graphft.runtime.launcher.process_ends import ends_as_events
+from graphft.runtime.launcher.tell import tell
 from graphft.runtime.page import document as documents
 from graphft.runtime.page.job_page import JobPage, Look
-from graphft.runtime.page.time_keeper import read_time, seen_of, time_in_etcd
+from graphft.runtime.page.server import OneJob, PageServer
+from graphft.runtime.page.time_keeper import TimeKeeper, read_time, seen_of, time_in_etcd
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.transpiler.record import JobRecord, read_record
+
+log = logging.getLogger("graphft")
 
 Kept = Callable[[], Mapping[str, Any] | None]
 """The ledger of the launch that this process is."""
@@ -150,3 +155,27 @@ class JobsOfEtcd:
         if link not in self._pages and link in list_jobs(self._etcd):
             self._pages.setdefault(link, JobPage(EtcdLooks(self._etcd, link)))
         return self._pages.get(link)
+
+
+class LaunchPage:
+    """The page of a launch: served as long as that lasts, and no harm to it. Raises UsageError if it cannot be served:
+    before anything of the job is started."""
+
+    def __init__(self, job_dir: Path, port: int) -> None:
+        self._looks = FolderLooks(job_dir)
+        self._page = JobPage(self._looks)
+        self._server = PageServer(OneJob(self._page), port)
+        tell(f"page: {self._server.url}")
+
+    def follow(self, keeper: TimeKeeper) -> None:
+        """From now on it shows the account of this launch."""
+        self._looks.kept, self._looks.at_work = keeper.export, True
+
+    def close(self) -> None:
+        self._looks.at_work = False
+        self._page.look_again()
+        try:
+            self._server.show_end()
+            self._server.close()
+        except Exception:
+            log.debug("the page could not be closed", exc_info=True)

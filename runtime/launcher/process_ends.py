@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from graphft.errors import GraphftError, plain_text
 from graphft.fileio import read_regular
@@ -21,6 +21,10 @@ from graphft.runtime.coordination.job_storage import put_mark, read_mark, storag
 from graphft.runtime.coordination.records import Event
 from graphft.sealed_json import parse_json
 from graphft.transpiler.record import read_record
+
+if TYPE_CHECKING:
+    from graphft.runtime.callbacks.epoch_sums import EpochSums
+    from graphft.transpiler import JobConfig
 
 log = logging.getLogger("graphft")
 
@@ -130,6 +134,15 @@ def count_ends(job_dir: Path, since: float, until: float) -> tuple[int, int]:
         except (ValueError, KeyError, TypeError):  # as above
             continue
     return counts["failure"], counts["preemption"]
+
+
+def past_epoch(config: JobConfig, job_dir: Path, sums: EpochSums) -> dict[str, float]:
+    """Returns what `on_epoch` is told of an epoch of which nobody waits for the end, as `train()` does. `left_out`:
+    records without a row; `seconds`: from its first row to its last one, in which `failures` and `preemptions` were."""
+    metrics: dict[str, float] = {"epoch": sums.epoch, **sums.means, "samples": sums.samples}
+    metrics |= {"left_out": config.plan.samples - sums.samples, "steps": sums.steps, "seconds": sums.seconds}
+    failures, preemptions = count_ends(job_dir, sums.first_at, sums.last_at)
+    return metrics | {"failures": failures, "preemptions": preemptions}
 
 
 def ends_as_events(job_dir: Path) -> list[Event]:

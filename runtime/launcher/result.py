@@ -14,7 +14,6 @@ from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.discarded import Discarded, describe_discarded, read_discarded
 from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.launcher.process_ends import read_ends
-from graphft.runtime.launcher.taken_validations import missing_validations
 from graphft.runtime.process.metric_files import losses_of, metrics_of, read_table
 from graphft.runtime.process.metric_table import Table
 from graphft.runtime.process.validations import read_validations
@@ -26,6 +25,10 @@ if TYPE_CHECKING:
     from graphft.runtime.validation.best_model import BestModels
     from graphft.transpiler import JobConfig
     from graphft.transpiler.criteria import Criterion
+
+
+_LISTED = 5
+"""Validations that are missing, as a line names them."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Result:
 
     def warnings(self, config: JobConfig) -> list[str]:
         """A line for each thing that the job did without."""
-        lost = self.lost(config.data.records) + missing_validations(self.job_dir, config, self.steps)
+        lost = self.lost(config.data.records) + _missing_validations(self.job_dir, config, self.steps)
         return [line for line in (*lost, self.missing_best()) if line]
 
     def _never_best(self) -> list[str]:
@@ -209,3 +212,12 @@ def _not_finite(table: Table) -> list[str]:
     means = {name: table.means(name, table.step)[1] for name in table.values if name != "loss"}
     wild = {name: np.count_nonzero(~np.isfinite(of)) for name, of in means.items()}
     return [f"{n} was NOT FINITE at {count} of {len(means[n])} steps" for n, count in wild.items() if count]
+
+
+def _missing_validations(job_dir: Path, config: JobConfig, steps: int) -> list[str]:
+    """A line that says which validations a job lacks that was complete after so many steps, if it lacks some."""
+    lacking = sorted({step for step in config.validated if step <= steps} - read_validations(job_dir).keys())
+    if not lacking:
+        return []
+    more = f" and {len(lacking) - _LISTED} more" * (len(lacking) > _LISTED)
+    return [f"the validations of steps {', '.join(map(str, lacking[:_LISTED]))}{more} are MISSING"]

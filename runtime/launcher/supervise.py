@@ -38,9 +38,10 @@ def supervise(
     embedded: EmbeddedEtcd | None,
     brief: bool,
     begins: int,
+    every: float = STATUS_EVERY_SECONDS,
 ) -> JobStatus | None:
     """Looks after the processes until the job is over. Returns its last status; None if etcd never told one. `begins`:
-    the step at which the job goes on."""
+    the step at which the job goes on; `every`: seconds from one look at its status to the next."""
     status, next_status, complete_at = None, 0.0, None
     look = _Look(etcd, keys, begins)
     keeper = EtcdKeeper(embedded, supervisor.etcd_restarted) if embedded is not None else None
@@ -51,7 +52,7 @@ def supervise(
             keeper.step()
         if time.monotonic() < next_status:
             continue
-        next_status = time.monotonic() + STATUS_EVERY_SECONDS
+        next_status = time.monotonic() + every
         seen = look(status, brief)
         if keeper is not None:
             keeper.heard(seen is not status)

@@ -19,17 +19,17 @@ from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import has_model
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.places import Places
+from graphft.runtime.coordination.process_locations import ProcessLocations
 from graphft.runtime.coordination.records import Ordered
 from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
 from graphft.runtime.coordination.wanted_passes import WantedPasses
 from graphft.runtime.engines.base import Engine, EngineError, Process
 from graphft.runtime.etcd import EtcdError, Store
+from graphft.runtime.launcher.capacity import Capacity
 from graphft.runtime.launcher.child import Child
-from graphft.runtime.launcher.inquest import Inquest
-from graphft.runtime.launcher.offspring import Offspring
+from graphft.runtime.launcher.child_processes import ChildProcesses
+from graphft.runtime.launcher.death_analysis import DeathAnalysis
 from graphft.runtime.launcher.process_ends import note_end
-from graphft.runtime.launcher.room import Room
 from graphft.runtime.process.identity import UNKNOWN, Identity
 from graphft.runtime.process.log_tail import ERROR_LINES, error_in
 from graphft.runtime.process.memory_use import peak_bytes
@@ -89,10 +89,10 @@ class Supervisor:
         """Why the job failed, as far as this machine's processes tell."""
         self._progress = self._applied = 0
         self._revoker = Revoker(etcd, keys)
-        self._places = Places(etcd, keys)
-        self._inquest = Inquest(job_dir, keys, etcd, self.events)
-        self._offspring = Offspring()
-        self._room = Room(engine)
+        self._locations = ProcessLocations(etcd, keys)
+        self._deaths = DeathAnalysis(job_dir, keys, etcd, self.events)
+        self._child_processes = ChildProcesses()
+        self._capacity = Capacity(engine)
         self._measured_at = 0.0
         self._folder_there = False
         self._alone_since: float | None = None
@@ -129,7 +129,7 @@ class Supervisor:
         if child is None or child.process is None or not child.alive:
             return False
         if child.identity.visible:
-            self._offspring.look([child.identity])
+            self._child_processes.look([child.identity])
         child.process.send_signal(signum)
         return True
 
@@ -148,8 +148,8 @@ class Supervisor:
                 self._start(child)
         self._revoker.step()
         self.events.again()
-        self._places.tell(self._ordered())
-        self._room.step(self.children.values())
+        self._locations.publish(self._ordered())
+        self._capacity.step(self.children.values())
         self._measure()
         try:
             self.engine.step()
@@ -219,7 +219,7 @@ class Supervisor:
         running = [c.process for c in children if c.process is not None]
         for child in self.children.values():
             child.restart_at = None
-        self._offspring.look(self._visible)
+        self._child_processes.look(self._visible)
         self.engine.cancel_orders()
         for process in running:
             self._look_at(process)
@@ -235,10 +235,10 @@ class Supervisor:
                 with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can keep it
                     process.wait(KILLED_SECONDS)
         end = time.monotonic() + COLLECT_SECONDS
-        self._offspring.look([])
-        while self._offspring.left and time.monotonic() < end:
+        self._child_processes.look([])
+        while self._child_processes.left and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
-            self._offspring.look([])
+            self._child_processes.look([])
         end = time.monotonic() + REVOKE_SECONDS
         for child in children:
             while not (done := self._revoker.try_once(child.identity)) and time.monotonic() < end:
@@ -254,12 +254,12 @@ class Supervisor:
     def _look_at(self, process: Process) -> None:
         """Notes what a process of this machine, which is about to be ended, has started so far."""
         if process.identity.visible:
-            self._offspring.look([process.identity])
+            self._child_processes.look([process.identity])
 
     # -- one child ----------------------------------------------------------------------------------------------
 
     def _start(self, child: Child) -> None:
-        if child.role == "trainer" and self._room.kept:
+        if child.role == "trainer" and self._capacity.reserved:
             child.restart_at = time.monotonic() + KEPT_SECONDS
             return
         child.restart_at = None
@@ -309,7 +309,7 @@ class Supervisor:
         for child in self.children.values():
             if child.identity.visible:
                 child.peak = max(child.peak, peak_bytes(child.identity.pid))
-        self._offspring.look(self._visible)
+        self._child_processes.look(self._visible)
 
     def _ended(self, child: Child, process: Process, status: int) -> None:
         if child.done:
@@ -330,12 +330,12 @@ class Supervisor:
     def _died(self, child: Child, status: int) -> None:
         """It ended before its job did."""
         index = child.index if child.role == "trainer" else None
-        where, blamed, counts = self._inquest.died(child.name, index, child.identity, status, child.peak)
+        where, blamed, counts = self._deaths.died(child.name, index, child.identity, status, child.peak)
         self._revoker.revoke(child.identity)
         what = describe_death(status) + where
         asked = status == EXIT_OK and child.role == "coordinator"  # by SIGTERM: none of the user's code runs in it
         preempted = (was_preempted(status) or asked) and blamed is None and not counts
-        of_batch = blamed is not None or (index is not None and self._inquest.reported(index, child.identity))
+        of_batch = blamed is not None or (index is not None and self._deaths.reported(index, child.identity))
         if preempted:
             child.preempt()
         else:
@@ -397,7 +397,7 @@ class Supervisor:
 
     def _may_end(self, child: Child) -> bool:
         """Whether a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""
-        if has_model(self.job_dir) or (child.role == "trainer" and self._inquest.left(child.index, child.identity)):
+        if has_model(self.job_dir) or (child.role == "trainer" and self._deaths.left(child.index, child.identity)):
             return True
         try:
             return self.view.over

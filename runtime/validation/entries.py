@@ -18,8 +18,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, describe
 from graphft.runtime.checkpoint.store import StorageUnavailable, storage
-from graphft.runtime.coordination.entries_folder import FOLDER, delete_entries
-from graphft.runtime.coordination.job_storage import storage_of
+from graphft.runtime.coordination.job_storage import ENTRIES, delete_entries, storage_of
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.fs import file_system
 from graphft.tensor_file import read_tensors, write_tensors
@@ -37,7 +36,7 @@ class Entries:
     """Of one validation. Raises StorageUnavailable where files cannot be read or written."""
 
     def __init__(self, job_dir: Path, step: int, of: Validating) -> None:
-        name = f"{FOLDER}/{step:08d}.g{of.generation}"
+        name = f"{ENTRIES}/{step:08d}.g{of.generation}"
         self._job_dir, self._name = job_dir, name
         self._folder, url = job_dir / name, storage_of(job_dir)
         fs, path = file_system(url) if url else (None, "")

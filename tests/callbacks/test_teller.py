@@ -14,7 +14,7 @@ from graphft.runtime.callbacks import teller as teller_module
 from graphft.runtime.callbacks.callbacks import Callbacks, Run
 from graphft.runtime.callbacks.epoch_sums import EpochSums
 from graphft.runtime.callbacks.teller import Teller
-from graphft.runtime.launcher.past_epoch import past_epoch
+from graphft.runtime.launcher.process_ends import past_epoch
 from graphft.runtime.process.metric_table import Row
 from tests.callbacks.rows import PER_EPOCH, append, config, job, loss_of, row
 

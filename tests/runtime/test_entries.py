@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphft.runtime.coordination.entries_folder import FOLDER, delete_entries
-from graphft.runtime.coordination.job_storage import MARKER
+from graphft.runtime.coordination.job_storage import ENTRIES, MARKER, delete_entries
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.validation.entries import Entries
 
@@ -24,8 +23,8 @@ def test_a_complete_job_has_none(tmp_path: Path, stored: bool) -> None:
         entries = Entries(job_dir, step, Validating(2, f"step-{step}"))
         entries.write(0, {"scores": [torch.ones(3)]})
         assert entries.read(1)["scores"].tolist() == [1.0] * 3
-    assert (storage / FOLDER).exists() == stored
+    assert (storage / ENTRIES).exists() == stored
     delete_entries(job_dir)
     delete_entries(job_dir)
-    assert not (job_dir / FOLDER).exists()
-    assert not (storage / FOLDER).exists()
+    assert not (job_dir / ENTRIES).exists()
+    assert not (storage / ENTRIES).exists()

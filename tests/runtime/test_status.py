@@ -15,12 +15,11 @@ from rich.console import Console
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination import event_log as events_module
-from graphft.runtime.coordination import places as places_module
+from graphft.runtime.coordination import process_locations as places_module
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.places import Places
-from graphft.runtime.coordination.queue_counts import count_queue
+from graphft.runtime.coordination.process_locations import ProcessLocations
 from graphft.runtime.coordination.records import (
     Committed,
     CoordinatorStatus,
@@ -31,7 +30,7 @@ from graphft.runtime.coordination.records import (
     TrainerStatus,
 )
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.coordination.status import JobStatus, list_jobs, read_status
+from graphft.runtime.coordination.status import JobStatus, count_queue, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.launcher.display import format_line, render
 from graphft.runtime.protocol.task_groups import TaskCounts
@@ -349,8 +348,8 @@ def test_where_processes_are_and_what_they_wait_for(etcd: Etcd, keys: Keys, job:
     fill(etcd, keys, job)
     etcd.put(keys.trainer("2-cc"), msgspec.json.encode(Registration("2-cc", "", 22, "host")))
     lacks = "waiting for {GPU: 1}: no node of this Ray has GPU: 1, the largest has GPU: 0"
-    places = Places(etcd, keys)
-    places.tell(
+    places = ProcessLocations(etcd, keys)
+    places.publish(
         [
             Ordered("pserver", 1, "node 3f2a", 11),
             Ordered("trainer", 2, "node 77ab", 22),
@@ -376,19 +375,19 @@ def test_what_a_launcher_tells_of_places_ends_with_it_and_comes_back_with_anothe
 ) -> None:
     monkeypatch.setattr(places_module, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(places_module, "RENEW_SECONDS", 0.0)
-    places, found = Places(etcd, keys), [Ordered("trainer", 0, "waiting for {CPU: 1}", 0)]
-    places.tell([])
+    places, found = ProcessLocations(etcd, keys), [Ordered("trainer", 0, "waiting for {CPU: 1}", 0)]
+    places.publish([])
     assert etcd.count(keys.places) == 0
-    places.tell(found)
+    places.publish(found)
     (kv,) = etcd.range(keys.places).kvs
     assert kv.lease
     etcd.lease_revoke(kv.lease)
     assert etcd.count(keys.places) == 0
-    places.tell(found)  # finds that it is lost
-    places.tell(found)
+    places.publish(found)  # finds that it is lost
+    places.publish(found)
     (kv,) = etcd.range(keys.places).kvs
     assert msgspec.json.decode(kv.value, type=list[Ordered]) == found
-    places.tell([])
+    places.publish([])
     assert [msgspec.json.decode(kv.value) for kv in etcd.range(keys.places).kvs] == [[]]
 
 

@@ -13,8 +13,8 @@ from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.coordination.status import count_queue
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_OK

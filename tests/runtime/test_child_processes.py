@@ -16,7 +16,7 @@ import pytest
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.offspring import Offspring
+from graphft.runtime.launcher.child_processes import ChildProcesses
 from graphft.runtime.process.identity import identify
 from tests.support.waiting import ended, until
 
@@ -50,36 +50,36 @@ def gone(pid: int, look: Callable[[], None]) -> bool:
 def test_what_a_killed_role_leaves_is_ended_and_collected(child: str) -> None:
     """With each death the launcher kept one process more, dead or alive."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, as a launcher does
-    offspring = Offspring()
+    child_processes = ChildProcesses()
     with subprocess.Popen(
         [sys.executable, "-S", "-c", ROLE, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as role:
         assert role.stdout is not None
         left = int(role.stdout.readline())
-        offspring.look([identify(role.pid)])
-        offspring.look([])
+        child_processes.look([identify(role.pid)])
+        child_processes.look([])
         assert psutil.pid_exists(left), "its parent lives"
         role.kill()
     assert psutil.pid_exists(left), "as a zombie, or alive"
-    assert gone(left, lambda: offspring.look([]))
+    assert gone(left, lambda: child_processes.look([]))
 
 
 def test_children_of_its_own_are_left_alone() -> None:
     """A user's script is the launcher, and may have children of its own, of whose end it wants to hear."""
-    offspring = Offspring()
+    child_processes = ChildProcesses()
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
     assert thread.native_id is not None
     with subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"]) as other:
         # A dead role's process id may have become a thread's of this process.
-        offspring.look([identify(thread.native_id), identify(other.pid)])
-        offspring.look([])
+        child_processes.look([identify(thread.native_id), identify(other.pid)])
+        child_processes.look([])
         ended.set()
         thread.join()
         assert psutil.Process(other.pid).is_running()
         other.terminate()
-        offspring.look([identify(other.pid)])
+        child_processes.look([identify(other.pid)])
         assert other.wait(120) == -signal.SIGTERM
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from graphft.runtime.process.identity import STARTED, Identity, identify, stat_of
 
 
-class Offspring:
+class ChildProcesses:
     """Knows the children of the roles as of the last look, by any thread; one that was started after it is not seen.
     Linux only."""
 

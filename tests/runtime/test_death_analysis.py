@@ -13,7 +13,7 @@ import pytest
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.inquest import REPORT_SECONDS, Finding, Inquest
+from graphft.runtime.launcher.death_analysis import REPORT_SECONDS, DeathAnalysis, Finding
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
@@ -26,9 +26,9 @@ WHERE = " while proving itself with batch 0 of chunk 2 in pass 0"
 
 
 @pytest.fixture
-def inquest(etcd: Etcd, keys: Keys, tmp_path: Path) -> Inquest:
+def deaths(etcd: Etcd, keys: Keys, tmp_path: Path) -> DeathAnalysis:
     etcd.put(keys.run, b"this-run")
-    return Inquest(tmp_path, keys, etcd, Events(etcd, keys, "launcher"))
+    return DeathAnalysis(tmp_path, keys, etcd, Events(etcd, keys, "launcher"))
 
 
 def record_proof(etcd: Etcd, keys: Keys, run: str = "this-run") -> None:
@@ -36,46 +36,46 @@ def record_proof(etcd: Etcd, keys: Keys, run: str = "this-run") -> None:
     etcd.put(keys.proof("trainer"), msgspec.json.encode(proof))
 
 
-def dies(inquest: Inquest, how: signal.Signals) -> Finding:
+def dies(deaths: DeathAnalysis, how: signal.Signals) -> Finding:
     """Trainer 0, in its proof."""
-    record = WorkRecord(record_path(inquest.job_dir, 0))
+    record = WorkRecord(record_path(deaths.job_dir, 0))
     record.begin(Phase.PROVING, Place(0, 2, 0))
-    return inquest.died("trainer 0", 0, identify(), -how, 0)
+    return deaths.died("trainer 0", 0, identify(), -how, 0)
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["none", "of another run"])
 def test_a_death_in_a_proof_that_nobody_has_made_is_not_counted(
-    inquest: Inquest, etcd: Etcd, keys: Keys, other: bool
+    deaths: DeathAnalysis, etcd: Etcd, keys: Keys, other: bool
 ) -> None:
     if other:
         record_proof(etcd, keys, "another-run")
-    assert dies(inquest, signal.SIGSEGV) == (WHERE, None, False)
-    assert dies(inquest, signal.SIGKILL) == (WHERE + ", the 2nd time in a row", None, False)
+    assert dies(deaths, signal.SIGSEGV) == (WHERE, None, False)
+    assert dies(deaths, signal.SIGKILL) == (WHERE + ", the 2nd time in a row", None, False)
 
 
-def test_a_death_in_a_proof_that_others_have_made_counts(inquest: Inquest, etcd: Etcd, keys: Keys) -> None:
+def test_a_death_in_a_proof_that_others_have_made_counts(deaths: DeathAnalysis, etcd: Etcd, keys: Keys) -> None:
     """Nobody gives up what is recorded, so the restarts had no end."""
     record_proof(etcd, keys)
-    assert dies(inquest, signal.SIGSEGV) == (WHERE, None, True)
+    assert dies(deaths, signal.SIGSEGV) == (WHERE, None, True)
 
 
-def test_being_killed_again_and_again_in_it_counts_too(inquest: Inquest, etcd: Etcd, keys: Keys) -> None:
+def test_being_killed_again_and_again_in_it_counts_too(deaths: DeathAnalysis, etcd: Etcd, keys: Keys) -> None:
     """As the kernel does when memory is short; once or twice it may have been preempted."""
     record_proof(etcd, keys)
-    assert [dies(inquest, signal.SIGKILL).counts for _ in range(4)] == [None, None, True, True]
+    assert [dies(deaths, signal.SIGKILL).counts for _ in range(4)] == [None, None, True, True]
 
 
 @pytest.mark.parametrize(
     ("phase", "fatal"), [(Phase.COMPUTING, True), (Phase.READING, True), (Phase.IDLE, False), (Phase.PROVING, False)]
 )
 def test_user_code_that_ends_with_the_status_of_a_lost_lease(
-    inquest: Inquest, monkeypatch: pytest.MonkeyPatch, phase: Phase, fatal: bool
+    deaths: DeathAnalysis, monkeypatch: pytest.MonkeyPatch, phase: Phase, fatal: bool
 ) -> None:
     """The process was started again without end. One that has lost its lease is not at work any more."""
     charged: list[str] = []
-    monkeypatch.setattr(inquest, "_charge", lambda what, *_: charged.append(what))
-    WorkRecord(record_path(inquest.job_dir, 0)).begin(phase, Place(0, 2, 0), claim=7)
-    inquest.died("trainer 0", 0, identify(), EXIT_LEASE_LOST, 0)
+    monkeypatch.setattr(deaths, "_charge", lambda what, *_: charged.append(what))
+    WorkRecord(record_path(deaths.job_dir, 0)).begin(phase, Place(0, 2, 0), claim=7)
+    deaths.died("trainer 0", 0, identify(), EXIT_LEASE_LOST, 0)
     assert bool(charged) == fatal
 
 
@@ -98,17 +98,17 @@ class Coordinator:
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
-    inquest: Inquest, etcd: Etcd, keys: Keys, coordinated: Job, monkeypatch: pytest.MonkeyPatch, counted: bool
+    deaths: DeathAnalysis, etcd: Etcd, keys: Keys, coordinated: Job, monkeypatch: pytest.MonkeyPatch, counted: bool
 ) -> None:
     named = Job.make(coordinated.source, coordinated.config.replace(name=keys.job))
-    named.save(inquest.job_dir / "job")
-    inquest.job_dir /= "job"
+    named.save(deaths.job_dir / "job")
+    deaths.job_dir /= "job"
     etcd.put(keys.secret, b"the secret")
     change = Change("released", "it failed once", (), ()) if counted else None
     coordinator = Coordinator(change, named.run_id)
     monkeypatch.setitem(sys.modules, "graphft.runtime.queue.task_client", coordinator)  # type: ignore[arg-type]
-    WorkRecord(record_path(inquest.job_dir, 0)).begin(Phase.COMPUTING, Place(1, 2, 3), claim=7)
-    found = inquest.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0)
+    WorkRecord(record_path(deaths.job_dir, 0)).begin(Phase.COMPUTING, Place(1, 2, 3), claim=7)
+    found = deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0)
     reason = "trainer 0 died (killed by SIGSEGV) while computing batch 3 of chunk 2 in pass 1"
     assert coordinator.told == [(Place(1, 2, 3), 7, reason)]
     assert found.blamed is change
@@ -116,8 +116,8 @@ def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     assert kinds == ["step-failed"] * counted
 
 
-def test_a_note_that_makes_no_sense_tells_nothing(inquest: Inquest) -> None:
-    dies(inquest, signal.SIGSEGV)
-    path = record_path(inquest.job_dir, 0)
+def test_a_note_that_makes_no_sense_tells_nothing(deaths: DeathAnalysis) -> None:
+    dies(deaths, signal.SIGSEGV)
+    path = record_path(deaths.job_dir, 0)
     path.write_bytes(bytes(b | 0x70 if i == 24 else b for i, b in enumerate(path.read_bytes())))
-    assert inquest.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0) == ("", None, None)
+    assert deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0) == ("", None, None)

@@ -1,4 +1,4 @@
-"""Where the processes of a launcher are, and what they wait for: it tells that to displays in other processes.
+"""Where the processes of a launcher are, and what they wait for, for displays in other processes.
 
 One that waits for room has nothing in etcd of its own.
 """
@@ -23,7 +23,7 @@ ETCD_SECONDS = 1.0
 """For how long etcd may keep the launcher from its processes."""
 
 
-class Places:
+class ProcessLocations:
     """The launcher's end. What etcd does not take is told later: no error hurts the job."""
 
     def __init__(self, etcd: Store, keys: Keys) -> None:
@@ -31,7 +31,7 @@ class Places:
         self._told: list[Ordered] = []
         self._lease, self._renew_at, self._next = 0, 0.0, 0.0
 
-    def tell(self, found: list[Ordered]) -> None:
+    def publish(self, found: list[Ordered]) -> None:
         """To be called all the time."""
         now = time.monotonic()
         if now < self._next or (found == self._told and not (self._lease and now > self._renew_at)):

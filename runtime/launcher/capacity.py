@@ -19,13 +19,13 @@ LOOK_SECONDS, NEXT_SECONDS = 1.0, 5.0
 """Between two looks; and after a trainer has given its room up: the engine has to give it to the shard."""
 
 
-class Room:
+class Capacity:
     """Gives shards the room of trainers, one by one, the youngest first."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.kept = False
-        """Whether what room there is is kept for shards: no trainer is to be ordered."""
+        self.reserved = False
+        """Whether what room there is is reserved for shards: no trainer is to be ordered."""
         self._next = 0.0
 
     def step(self, children: Iterable[Child]) -> None:
@@ -34,7 +34,7 @@ class Room:
         alive = [(child, process) for child, process in there if process.poll() is None]
         shards = [(child, process) for child, process in alive if child.role == "pserver" and not process.pid]
         if not shards:
-            self.kept = False
+            self.reserved = False
             return
         if time.monotonic() < self._next:
             return
@@ -42,12 +42,12 @@ class Room:
         trainers = [(child, process) for child, process in alive if child.role == "trainer"]
         running = [(child, process) for child, process in trainers if process.pid]
         if not running:  # the orders that wait say how much room is wanted
-            self.kept = False
+            self.reserved = False
             return
         short = [child.name for child, process in shards if self.engine.lacks_room(process)]
         if not short:
             return
-        self.kept = True
+        self.reserved = True
         if len(running) < len(trainers):
             for process in [process for _, process in trainers if not process.pid]:
                 process.send_signal(signal.SIGTERM)  # takes the order back: it would get the room

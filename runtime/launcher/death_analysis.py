@@ -47,7 +47,7 @@ class _Proof(msgspec.Struct):
     run: str
 
 
-class Inquest:
+class DeathAnalysis:
     """Of a launcher's processes, in the order of their deaths. To be asked before a dead one's lease is revoked."""
 
     def __init__(self, job_dir: Path, keys: Keys, etcd: Store, events: Events) -> None:
