@@ -44,7 +44,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt | $(PY)
 	@echo "[setup 2/4] PyTorch (the largest part, some minutes)"
 	@$(PIP) torch
 	@echo "[setup 3/4] graphft and its other dependencies"
-	@$(PIP) --editable '.[dev,examples,files,models]'
+	@$(PIP) --editable '.[dev,examples,models]'
 	@touch $@
 
 $(ETCD): | $(INSTALLED)

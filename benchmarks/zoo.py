@@ -50,7 +50,7 @@ from torch import Tensor, nn
 from zoo_cases import FAMILIES, Batch, Case, Spec, Subject, spec
 
 import graphft
-from graphft.data_seeding import seeded_by_torch
+from graphft.data import seeded_by_torch
 
 LIMITS = {"bits": 0.0, "1e-6": 1e-6, "sqrt(eps)": torch.finfo(torch.float32).eps ** 0.5}
 LEAST, LEAST_MEAN = 1e-6, 1e-3

@@ -10,8 +10,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "graphft.backward": ("append_backward",),
     "graphft.capture": ("build",),
-    "graphft.data": ("DataSpec", "arrays", "dataset"),
-    "graphft.data_files": ("files",),
+    "graphft.data": ("DataSpec", "arrays", "dataset", "files"),
     "graphft.inputs": ("Input",),
     "graphft.parser": ("parse",),
     "graphft.ir": ("Block", "Kind", "Operator", "Program", "Ref", "Sym", "Type", "Variable", "grad_name"),

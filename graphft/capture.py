@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from graphft.data_seeding import python_states
+from graphft.data import python_states
 from graphft.eager_program import emit_eager
 from graphft.errors import GraphftError, UsageError
 from graphft.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from graphft.data_seeding import python_states
+from graphft.data import python_states
 from graphft.errors import GraphftError, describe
 from graphft.inputs import LossFn
 from graphft.ir import Dim, Kind, Operator, Program, Ref, Type, grad_name

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphft.data_seeding import seeded_by_torch
+from graphft.data import seeded_by_torch
 from graphft.errors import GraphftError
 from graphft.ir import grad_name
 from graphft.loss_results import loss_and_extras

@@ -90,7 +90,7 @@ ENDS = {
     "graphft/__main__.py": "a command",
     "graphft/opdocs.py": "a command",
     "runtime/option_docs.py": "a command",
-    "runtime/data/forks.py": "a fork of user code that leaves it",
+    "runtime/data/dataset_reader.py": "a fork of user code that leaves it",
     "runtime/launcher/act_as_role.py": "a script that is one role",
     "runtime/launcher/launch.py": "a script that is only to save its job",
     "runtime/process/role_process.py": "its parent is dead",

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft.data_fingerprint import HELD_OUT, is_record, same_entries
 from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.storage import load_program
@@ -23,7 +22,7 @@ LISTED = 3
 """Differences of one kind that are named; of more, their number is told."""
 _DATA = {"arrays": "data column", "files": "data file", "dataset": "the dataset's"}
 """What the parts of a description's fingerprint are, by its kind."""
-_OF_FILES = ("urls", "sizes", "lines")
+_OF_FILES = ("urls",)
 """Of a description of files: what follows from these."""
 _UNSEEDED = " (the script draws them without a seed: torch.manual_seed makes them the same each time)"
 
@@ -65,20 +64,9 @@ def _trained(program: Program) -> dict[str, str]:
 
 
 def data_differences(saved: JobRecord, job: Job) -> list[str]:
-    """How the data differs; of a dataset's records those are compared of which both jobs have digests. They are named
-    where nothing else of the dataset differs: other code or arguments mean other records."""
-    old, new = same_entries(saved.fingerprint.data, job.fingerprint.data)
-    names = _differing(old, new)
-    if names and all(map(is_record, names)):
-        held_out = [name for name in names if name.startswith(HELD_OUT)]
-        trained = [name for name in names if name not in held_out]
-        return _records(trained, "the dataset") + _records(held_out, "the dataset that it is validated with")
-    return _named(_DATA.get(job.config.data.kind, "data"), [name for name in names if not is_record(name)])
-
-
-def _records(names: Sequence[str], of: str) -> list[str]:
-    numbers = sorted(int(name.rpartition(" ")[2]) for name in names)
-    return _named(f"record{'s' * (len(names) > 1)}", list(map(str, numbers)), f" of {of}")
+    """Returns how the data differs; of a dataset some items are compared."""
+    names = _differing(saved.fingerprint.data, job.fingerprint.data)
+    return _named(_DATA.get(job.config.data.kind, "data"), names)
 
 
 def _source(folder: Path) -> Program | None:

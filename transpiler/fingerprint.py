@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graphft.data_fingerprint import HELD_OUT
-
 CODE = "module@CODE"
+HELD_OUT = "validation: "
+"""Before the names of digests that are of the data which is validated with."""
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,27 +1,14 @@
-"""Reading ahead: one thread makes batches while the step before is computed."""
+"""Reads ahead: one thread makes batches while the step before is computed."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
-import torch
-
-from graphft.runtime.data.randomness import NeedsCallingThread
-from graphft.runtime.data.reader import Reader
+from graphft.runtime.data.draws import NeedsCallingThread
+from graphft.runtime.data.reader import Batch, BatchKey, Reader
 from graphft.runtime.process.progress import READS_AHEAD
-
-
-class BatchKey(NamedTuple):
-    """What identifies a batch: the arguments of `Reader.batch`."""
-
-    pass_index: int
-    chunk: int
-    batch_index: int
-    batch_size: int
-    without: frozenset[int] = frozenset()
 
 
 class Prefetcher:
@@ -32,10 +19,9 @@ class Prefetcher:
     """
 
     def __init__(self, reader: Reader, depth: int = 8, note: Callable[[BatchKey | None], object] = id) -> None:
-        """`note` is told, on the background thread, what is being made, and that nothing is any more."""
-        self._note = note
-        self._reader, self._depth = reader, depth
-        self._batches: OrderedDict[BatchKey, Future[dict[str, torch.Tensor]]] = OrderedDict()
+        """`note` is called on the background thread with the key of what is made, and with None when it is made."""
+        self._reader, self._depth, self._note = reader, depth, note
+        self._batches: OrderedDict[BatchKey, Future[Batch]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=READS_AHEAD)
 
     def schedule(self, key: BatchKey) -> None:
@@ -46,8 +32,8 @@ class Prefetcher:
         while len(self._batches) > self._depth:
             self._batches.popitem(last=False)[1].cancel()
 
-    def get(self, key: BatchKey) -> dict[str, torch.Tensor]:
-        """The batch, made now if it was not scheduled. Raises what `Reader.batch` raised."""
+    def get(self, key: BatchKey) -> Batch:
+        """Returns the batch, made now if it was not scheduled. Raises what `Reader.batch` raised."""
         scheduled = self._batches.pop(key, None)
         if scheduled is None or scheduled.cancel():  # not begun: the thread is busy with others
             return self._reader.batch(*key)
@@ -57,14 +43,14 @@ class Prefetcher:
             return self._reader.batch(*key)
 
     def numbers(self, key: BatchKey) -> list[int]:
-        """Which records of the data a batch has, in its order."""
-        return self._reader.numbers(*key)
+        """Returns which records of the data a batch has, in its order."""
+        return self._reader.numbers(key)
 
     def names(self, records: Sequence[int]) -> list[str]:
-        """What a person finds these records of the data by."""
+        """Returns what a person finds these records of the data by."""
         return self._reader.names(records)
 
-    def _make(self, key: BatchKey) -> dict[str, torch.Tensor]:
+    def _make(self, key: BatchKey) -> Batch:
         self._note(key)
         try:
             return self._reader.batch(*key, ahead=True)
@@ -73,9 +59,8 @@ class Prefetcher:
 
     @property
     def reading(self) -> BatchKey | None:
-        """What is being read now, by whichever thread: all others wait for it. From any thread."""
-        now = self._reader.reading
-        return BatchKey(*now) if now is not None else None
+        """The batch that is being read now, by whichever thread: all others wait for it. From any thread."""
+        return self._reader.reading
 
     def close(self) -> None:
         """Drops what is queued, and waits for the batch that is being made."""

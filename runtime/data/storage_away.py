@@ -1,4 +1,4 @@
-"""Storage that is away for a while: which errors may pass by waiting, for how long to wait, and when a chunk is bad.
+"""Storage that is away: which errors may pass by waiting, for how long to wait, and when a chunk is bad.
 
 A read that failed is made again, with growing pauses. In between a record of another chunk of the same source is read,
 its neighbour. An outage fails both; a chunk that fails while its neighbours can be read is bad.
@@ -7,7 +7,7 @@ its neighbour. An outage fails both; a chunk that fails while its neighbours can
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -26,7 +26,7 @@ _STORAGE = frozenset(
 
 
 def is_of_storage(error: BaseException | None) -> bool:
-    """Whether the error, or one that caused it, is of storage or the network: it may be another one later."""
+    """True if the error, or one that caused it, is of storage or the network: it may be another one later."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -39,7 +39,7 @@ def is_of_storage(error: BaseException | None) -> bool:
 
 
 class Verdict(Enum):
-    """What is to be done about a read that failed."""
+    """Says what is to be done about a read that failed."""
 
     WAIT = "wait, and try again"
     BAD = "the chunk is bad: this is a failure of it"
@@ -58,7 +58,7 @@ class Patience:
     good: int = field(default=0, init=False)
 
     def failed(self, now: float, neighbour: bool | None) -> Verdict:
-        """After another failure. `neighbour`: whether a record of another chunk could be read; None: there is none."""
+        """Judges a failure. `neighbour`: True if a record of another chunk could be read, None if there is none."""
         self.tries += 1
         self.good += neighbour is True
         if self.good >= GOOD_NEIGHBOURS:
@@ -71,15 +71,3 @@ class Patience:
     def pause(self) -> float:
         """Seconds until the next try."""
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.tries, 20)) * (1 - self.jitter() / 2)
-
-
-def neighbours_of(chunk: int, sources: list[str]) -> Iterator[int]:
-    """Chunks of the same source as `chunk`, which is none of them: from the next one on, around. `sources`: of each
-    chunk, a folder's URL for one; where no other chunk is in that folder, those on the same host or device count."""
-    others = [*range(chunk + 1, len(sources)), *range(chunk)]
-    near = [c for c in others if sources[c] == sources[chunk]]
-    yield from near or [c for c in others if _host(sources[c]) == _host(sources[chunk])]
-
-
-def _host(url: str) -> str:
-    return "/".join(url.split("/")[:3])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft.data_reference import Reference
+from graphft.data import Reference
 from graphft.errors import UsageError
 from graphft.runtime.coordination.job_storage import is_complete, is_complete_at, is_url
 

@@ -17,8 +17,8 @@ class HDFSClient(RenamingFS):
         user: Whom to be there; by default the user of this process.
         options: Further ones of `pyarrow.fs.HadoopFileSystem` (`replication`, `kerb_ticket`, `extra_conf`, ...).
 
-    Needs pyarrow (`pip install 'graphft[files]'`), and Hadoop's client and Java on this machine (`HADOOP_HOME`,
-    `CLASSPATH`, as pyarrow's documentation says). Raises GraphftError[storage-url] without them.
+    Needs Hadoop's client and Java on this machine (`HADOOP_HOME`, `CLASSPATH`, as pyarrow's documentation says). Raises
+    GraphftError[storage-url] without them.
     """
 
     def __init__(self, host: str = "default", port: int = 0, user: str | None = None, **options: Any) -> None:
@@ -31,6 +31,6 @@ class HDFSClient(RenamingFS):
             raise GraphftError(
                 f"HDFS at {host}:{port} cannot be used: {error}",
                 rule="storage-url",
-                help="install graphft[files], Java and Hadoop's client, and set HADOOP_HOME and CLASSPATH",
+                help="install Java and Hadoop's client, and set HADOOP_HOME and CLASSPATH",
             ) from error
         super().__init__(wrapped)

@@ -164,7 +164,7 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
 
 def _check_not_imported() -> None:
     """Raises UsageError when a script runs its job while it is imported for a Dataset that it defines."""
-    from graphft.data_reference import being_imported
+    from graphft.data import being_imported
 
     file = being_imported()
     if file:

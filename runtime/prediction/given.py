@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphft.data import DataSpec, arrays
-from graphft.data_files import files
+from graphft.data import DataSpec, arrays, files
 from graphft.errors import UsageError, describe
 from graphft.ir import Kind, Program, Variable
 from graphft.literals import names_in

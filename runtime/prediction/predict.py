@@ -21,8 +21,7 @@ from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.option_names import checked_keywords, is_whole
 from graphft.runtime.coordination.runs import find_run
-from graphft.runtime.data import open_reader
-from graphft.runtime.data.reader import IN_ORDER, Reader
+from graphft.runtime.data import IN_ORDER, Reader, open_reader
 from graphft.runtime.execute.finite import nonfinite_rows
 from graphft.runtime.execute.whole_numbers import whole_numbers
 from graphft.runtime.executor import Executor

@@ -13,7 +13,7 @@ from graphft.ops.context import ChunkWork, Context, Slices
 from graphft.plan import Located, batch_seed
 from graphft.printer import format_operator
 from graphft.registry import writes_of
-from graphft.runtime.data import Reader
+from graphft.runtime.data import BatchKey, Reader
 from graphft.runtime.execute.finite import is_finite, nonfinite_of
 from graphft.runtime.execute.lowering import Observe, lower
 from graphft.runtime.replay.shards import LocalShards
@@ -83,7 +83,7 @@ class LocalTrainer:
         found = self.config.plan.locate(step, slot)
         if found is None:
             return None
-        key = (found.pass_index, found.chunk, found.batch, self.config.batch_size)
+        key = BatchKey(found.pass_index, found.chunk, found.batch, self.config.batch_size)
         columns = self.reader.batch(*key)
         seed = batch_seed(self.config.seed, step, slot)
         batch = TrialBatch(ChunkWork(found.pass_index, found.chunk, found.batch, found.samples, seed), columns)
@@ -93,7 +93,7 @@ class LocalTrainer:
         run = self._quiet if observer is None else self._observed(observer.look)
         with undisturbed():
             (loss,) = run(ctx, ctx.scope)
-        computed = Computed(found, columns, float(loss), comm.pushed, comm.finite, self.reader.numbers(*key))
+        computed = Computed(found, columns, float(loss), comm.pushed, comm.finite, self.reader.numbers(key))
         if observer is not None:
             computed.gradients, computed.origins = observer.gradients, observer.origins
             computed.parameters = nonfinite_of({v.name: ctx.scope[v.name] for v in self.program.of_kind(Kind.PARAM)})

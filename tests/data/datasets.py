@@ -44,7 +44,7 @@ class Noisy(Squares):
 
 
 class Rare(Squares):
-    """Record 5, which is not looked at when it is described, draws from the generator called `source`."""
+    """Record 7, which is not looked at when it is described, draws from the generator called `source`."""
 
     def __init__(self, source: str = "torch", n: int = 20) -> None:
         super().__init__(n)
@@ -59,7 +59,7 @@ class Rare(Squares):
         }
         if self.source == "lazy":
             return Lazy(i)  # type: ignore[return-value]
-        return torch.tensor([i + draws[self.source]() if i == 5 else float(i)]), i
+        return torch.tensor([i + draws[self.source]() if i == 7 else float(i)]), i
 
 
 class Lazy(Mapping[str, Any]):
@@ -69,7 +69,7 @@ class Lazy(Mapping[str, Any]):
         self.i = i
 
     def __getitem__(self, name: str) -> Any:
-        return torch.tensor([self.i + (torch.rand(1).item() if self.i == 5 else 0.0)]) if name == "x" else self.i
+        return torch.tensor([self.i + (torch.rand(1).item() if self.i == 7 else 0.0)]) if name == "x" else self.i
 
     def __iter__(self) -> Iterator[str]:
         return iter(("x", "y"))
@@ -110,7 +110,7 @@ class Wrapped:
 
 
 class Keeping(Squares):
-    """Record i is i and a draw from a generator that is kept; `rare`: record 5 only, which is not looked at."""
+    """Record i is i and a draw from a generator that is kept; `rare`: record 7 only, which is not looked at."""
 
     def __init__(self, source: str, rare: bool) -> None:
         super().__init__(20)
@@ -128,7 +128,7 @@ class Keeping(Squares):
         self.draw = draws[source]
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        noise = self.draw() if i == 5 or not self.rare else 0.0
+        noise = self.draw() if i == 7 or not self.rare else 0.0
         return torch.tensor([i + noise], dtype=torch.float64), i
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from graphft.data import DataSpec, arrays, dataset
-from graphft.data_files import files
+from graphft.data import DataSpec, arrays, dataset, files
+from graphft.data.urls import DescribedFiles
 from graphft.errors import GraphftError
 from graphft.runtime.data import CHANGED, open_reader
-from graphft.runtime.data.changes import DescribedFiles
 
 Y = list(range(10, 30))
 """Values of two digits each, so that other ones give files of the same size."""
@@ -74,10 +72,10 @@ def test_other_values_in_a_file_of_the_same_size_are_refused(format: str, tmp_pa
     write(file, WRITERS[format](Y[::-1]))
     assert file.stat().st_size == len(WRITERS[format](Y))
     for read in (lambda: reader.batch(0, 1, 0, 5), lambda: open_reader(spec, ".", 0)):
-        with pytest.raises(GraphftError, match=f"{file} was changed: it has the (checksum|modification time)") as error:
+        with pytest.raises(GraphftError, match=f"{file} was changed: it has (checksum|mtime)") as error:
             read()
         assert error.value.rule == "data-changed"
-        assert "describe the data and the job again" in error.value.help
+        assert "describe data and job again" in error.value.help
 
 
 @pytest.mark.parametrize("format", WRITERS)
@@ -100,33 +98,15 @@ def test_the_same_contents_are_accepted(format: str, tmp_path: Path) -> None:
             open_reader(spec, ".", 0)
 
 
-@pytest.mark.parametrize(
-    ("data", "found"),
-    [
-        (npy(list(range(640))), "2688 bytes"),
-        (npy(Y, "float64"), "288 bytes"),
-        (npy([[v, v] for v in Y], "float16"), r"float16\[20, 2\], float32\[20\]"),
-        (npy(Y, "int32"), r"int32\[20\], float32\[20\]"),
-    ],
-)
-def test_npy_files_of_other_shape_or_dtype(data: bytes, found: str, tmp_path: Path) -> None:
-    """Also those of the same size, with the modification time of the file that was described."""
+@pytest.mark.parametrize("values", [list(range(640)), Y[:-1]])
+def test_npy_files_of_another_size(values: list[int], tmp_path: Path) -> None:
+    """With the modification time of the file that was described."""
     write(tmp_path / "f", npy(Y))
-    spec = describe("npy", tmp_path / "f")
-    reader = open_reader(spec, ".", 0)
-    write(tmp_path / "f", data, like=tmp_path / "f")
-    with pytest.raises(GraphftError, match=found) as error:
+    reader = open_reader(describe("npy", tmp_path / "f"), ".", 0)
+    write(tmp_path / "f", npy(values), like=tmp_path / "f")
+    with pytest.raises(GraphftError, match="was changed: it has size") as error:
         reader.batch(0, 0, 0, 5)
     assert error.value.rule == "data-changed"
-
-
-def test_parquet_with_another_footer(tmp_path: Path) -> None:
-    """Of the same size and modification time: the footer has each column's smallest and largest value."""
-    write(tmp_path / "f", parquet(Y))
-    spec = describe("parquet", tmp_path / "f")
-    write(tmp_path / "f", parquet([v + 1 for v in Y]), like=tmp_path / "f")
-    with pytest.raises(GraphftError, match="has another footer than when the job was described"):
-        open_reader(spec, ".", 0)
 
 
 def test_files_that_are_not_local(tmp_path: Path) -> None:
@@ -173,41 +153,9 @@ def test_a_file_that_is_changed_between_the_check_and_the_read(tmp_path: Path, m
     """The changed rows were trained on, and stayed in the cache; the next chunk was refused."""
     np.save(tmp_path / "x.npy", np.ones((64, 2)))
     reader = open_reader(files({"x": f"{tmp_path}/x.npy"}, "npy", chunk_size=16), ".", 0)
-    check = DescribedFiles.check
-    monkeypatch.setattr(DescribedFiles, "check", lambda *a: (check(*a), rewrite(tmp_path / "x.npy")))
+    check = DescribedFiles._check
+    monkeypatch.setattr(DescribedFiles, "_check", lambda *a: (check(*a), rewrite(tmp_path / "x.npy")))
     with pytest.raises(GraphftError) as caught:
         reader.batch(0, 0, 0, 16)
     assert caught.value.rule == "data-changed"
     assert "was changed while it was read" in caught.value.message
-
-
-def mapped(path: Path) -> np.ndarray:
-    """A file's array in memory that is shared with it; its pages are dirty."""
-    np.save(path, np.ones((64, 2)))
-    array: np.ndarray = np.load(path, mmap_mode="r+")
-    array[:] = 2.0
-    return array
-
-
-def notes_mapped_writes(path: Path) -> bool:
-    """Whether the file system does, once it has written the pages to its disk."""
-    array = mapped(path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    before = path.stat().st_mtime_ns
-    time.sleep(0.05)  # the clock of file systems has ticks
-    array[0] = 3.0
-    return path.stat().st_mtime_ns != before
-
-
-def test_a_file_that_another_process_has_in_its_memory(tmp_path: Path) -> None:
-    """Pages that were dirty when the file was described were changed again without a new time."""
-    if not notes_mapped_writes(tmp_path / "tried.npy"):
-        pytest.skip("this file system (tmpfs?) never notes what is written into mapped memory")
-    path = tmp_path / "x.npy"
-    array = mapped(path)
-    spec = files({"x": str(path)}, "npy", chunk_size=16)
-    time.sleep(0.05)
-    array[0] = 3.0
-    with pytest.raises(GraphftError, match="was changed: it has the modification time"):
-        open_reader(spec, ".", 0)

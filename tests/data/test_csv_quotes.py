@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.data import DataSpec
-from graphft.data_files import files
-from graphft.data_records import RECORD_BYTES
-from graphft.errors import GraphftError
+from graphft.data import DataSpec, files
+from graphft.data.formats import QUOTED_BYTES
 from graphft.runtime.data import BadRecords, open_reader
 
 CHUNK = 7
@@ -48,34 +46,23 @@ def with_line(number: int, line: str, quoted: bool = False) -> str:
 
 
 @pytest.mark.parametrize("quoted", [False, True])
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('1000,"5 inch pipe\n', "quote"),
-        ('1000,"5" pipe"\n', "text stands behind the quote that closes a field: a quote inside of quotes is doubled"),
-        ('1000,"pipe" \n', "text stands behind the quote"),
-        ('"1000,pipe\n', "quote"),
-    ],
-)
+@pytest.mark.parametrize("line", ['1000,"5 inch pipe\n', '1000,"5" pipe"\n', '1000,"pipe" \n', '"1000,pipe\n'])
 def test_a_stray_quote_costs_its_own_line(
-    line: str, words: str, quoted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    line: str, quoted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = described(tmp_path / "f.csv", with_line(1000, line, quoted), chunk_size=100)
     (told,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert "f.csv, line 1,002: " in told
-    assert words in told
-    assert "(1 of 3,000 records looked at are bad): reading it will fail" in told
+    assert told.startswith("1 of 3,000 records cannot be read: line 1,002 of f.csv: ")
     found, bad = read(spec)
     assert found == [i for i in range(3000) if i != 1000]
     assert list(bad) == [1000]
-    assert words in bad[1000]
 
 
 @pytest.mark.parametrize("last", ['2999,"5 inch\n', '2999,"5 inch'])
 def test_a_stray_quote_in_the_last_line(last: str, tmp_path: Path) -> None:
     found, bad = read(described(tmp_path / "f.csv", with_line(2999, last), chunk_size=100))
     assert found == list(range(2999))
-    assert "a quote opens a field, and no quote closes it" in bad[2999]
+    assert list(bad) == [2999]
 
 
 def test_a_quote_inside_an_unquoted_field_is_a_character(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -87,7 +74,7 @@ def test_a_quote_inside_an_unquoted_field_is_a_character(tmp_path: Path, caplog:
 def test_a_quote_without_its_partner_is_looked_for_in_a_part_of_the_file_only(tmp_path: Path) -> None:
     """Also where every field is short, so that none is longer than the csv module takes."""
     line = f"{'1,x' + ',x' * 9}\n"
-    rows = [line] * (3 * RECORD_BYTES // len(line))
+    rows = [line] * (3 * QUOTED_BYTES // len(line))
     rows[5] = "2," + '"",' * 8 + '"x\n'
     spec = described(tmp_path / "f.csv", "id" + ",n" * 10 + "\n" + "".join(rows), chunk_size=100_000)
     found, bad = read(spec)
@@ -102,7 +89,6 @@ def test_a_quoted_field_of_several_lines_that_ends_with_another_number_of_fields
     found, bad = read(described(tmp_path / "f.csv", "id,text\n" + "".join(rows), chunk_size=100))
     assert found == [i for i in range(3000) if i not in (1000, 1004)]
     assert sorted(bad) == [1000, 1004]
-    assert "a quoted field goes on for 5 lines, and then it has 3 fields, the header 2" in bad[1000]
 
 
 @pytest.mark.parametrize("line", ["\u00a0\n", '" "\n', "\x1c\n", "1000,a\rb\n", '"1000",a\rb\n'])
@@ -126,19 +112,13 @@ def test_long_fields(tmp_path: Path) -> None:
     assert (found, bad) == (list(range(3000)), {})
     found, bad = read(described(tmp_path / "f.csv", with_line(1000, f'1000,"{"x" * 140_000}"\n'), chunk_size=100))
     assert found == [i for i in range(3000) if i != 1000]
-    assert "no quote closes it within 131,072 characters" in bad[1000]
+    assert list(bad) == [1000]
 
 
 def test_carriage_returns_at_the_ends_of_lines(tmp_path: Path) -> None:
     for end in ("\r\n", "\r\r\n"):
         text = with_line(7, '7,"a ""quote"" and, as it were, a\nline end"\n').replace("\n", end)
         assert read(described(tmp_path / "f.csv", text, chunk_size=100)) == (list(range(3000)), {})
-
-
-def test_lines_that_end_with_carriage_returns_alone_are_named(tmp_path: Path) -> None:
-    with pytest.raises(GraphftError, match=r"f\.csv: lines end with \\r alone") as caught:
-        described(tmp_path / "f.csv", b"id,text\r1,a\r2,b\r")
-    assert r"tr '\r' '\n'" in caught.value.help
 
 
 TEXTS = st.text(st.sampled_from('ab,"\n \r7é'), max_size=8)

@@ -20,8 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphft.data import DataSpec
-from graphft.data_files import files
+from graphft.data import DataSpec, files
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.data import open_reader
 
@@ -170,7 +169,7 @@ def test_missing_values_are_nan(format: str, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(WRITERS[format](table))
     read = read_all(files(str(tmp_path / "f"), format, {"a": "a", "y": "y"}))
     assert torch.equal(read["a"].nan_to_num(-1), torch.tensor([1.5, -1, 2.5]))
-    with pytest.raises(GraphftError, match=r"field a is .*, expected int64"):
+    with pytest.raises(GraphftError, match=r"field a is .*, no int64"):
         files(str(tmp_path / "f"), format, {"a": "a", "y": "y"}, {"a": "int64"})
 
 
@@ -194,10 +193,10 @@ def test_changed_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"y\n1\n2\n")
     spec = files(str(tmp_path / "f"), "csv", {"y": "y"})
     (tmp_path / "f").write_bytes(b"y\n1\n2\n3\n")
-    with pytest.raises(GraphftError, match="bytes, 6 when the job was described"):
+    with pytest.raises(GraphftError, match="it has size 8, 6 when the job was described"):
         open_reader(spec, ".", 0)
     (tmp_path / "f").unlink()
-    with pytest.raises(GraphftError, match="cannot open"):
+    with pytest.raises(GraphftError, match="cannot read"):
         open_reader(spec, ".", 0)
 
 
@@ -215,7 +214,7 @@ def test_changed_file_is_refused(tmp_path: Path) -> None:
         (lambda p: files(f"{p}/f", "csv", {"x": "y"}, {"x": "nonsense"}), "columns"),
         (lambda p: files(f"{p}/f", "csv", {"x": "y"}, chunk_size=0), "chunk-size"),
         (lambda p: files(f"{p}/f", "parquet", COLUMNS), "format"),
-        (lambda p: files(f"{p}/f", "jsonl", COLUMNS), "format"),
+        (lambda p: files(f"{p}/f", "jsonl", COLUMNS), "columns"),
         (lambda p: files({"x": f"{p}/f"}, "npy"), "format"),
         (lambda p: files(f"{p}/f", "npy"), "columns"),
         (lambda p: files({"x": [f"{p}/3.npy"], "y": [f"{p}/4.npy"]}, "npy"), "column-lengths"),
@@ -223,11 +222,13 @@ def test_changed_file_is_refused(tmp_path: Path) -> None:
         (lambda p: files({"x": [f"{p}/3.npy", f"{p}/i.npy"]}, "npy"), "columns"),
         (lambda p: files({"x": f"{p}/s.npy"}, "npy"), "format"),
         (lambda p: files(f"{p}/empty", "csv", {"x": "y"}), "short-data"),
+        (lambda p: files(f"{p}/none.csv", "csv", {"x": "y"}), "columns"),
     ],
 )
 def test_errors_when_described(call: Callable[[Path], DataSpec], rule: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"y\n1\n")
     (tmp_path / "empty").write_bytes(b"y\n")
+    (tmp_path / "none.csv").write_bytes(b"")
     np.save(tmp_path / "3.npy", np.zeros((3, 2)))
     np.save(tmp_path / "4.npy", np.zeros((4, 2)))
     np.save(tmp_path / "t.npy", np.zeros((2, 3)).T)
@@ -268,16 +269,15 @@ def test_a_page_of_parquet_that_was_damaged_is_found_where_the_file_has_checksum
     whole = path.read_bytes()
     at = whole.index(np.float32(700).tobytes())
     path.write_bytes(whole[:at] + b"\xff\xff\xff\x7f" + whole[at + 4 :])
-    reader = open_reader(files(str(path), "parquet", {"x": "x"}, {"x": "float32"}), ".", 0)
-    with pytest.raises(GraphftError, match=r"f\.parquet\) failed: .*CRC"):
-        reader.batch(0, 0, 0, 1000)
+    with pytest.raises(GraphftError, match=r"f\.parquet: .*CRC"):
+        files(str(path), "parquet", {"x": "x"}, {"x": "float32"})
 
 
 @pytest.mark.parametrize("cut", [20, 1])
 def test_a_compressed_file_that_was_cut_cannot_be_opened(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "f.csv.gz"
     path.write_bytes(gzip.compress(b"x\n" + b"1\n" * 1000)[:-cut])
-    with pytest.raises(UsageError, match=r"cannot open .*f\.csv\.gz"):
+    with pytest.raises(UsageError, match=r"cannot read .*f\.csv\.gz"):
         files(str(path), "csv", {"x": "x"}, {"x": "float32"}, storage_options={"compression": "gzip"})
 
 
@@ -294,17 +294,6 @@ def test_a_header_of_npy_is_not_believed_without_the_file(tmp_path: Path, change
         UsageError, match=rf"x\.npy.* has {16_128 + change:,} bytes, its header, float32\[1000, 4\], tells of 16,128"
     ) as caught:
         files({"x": str(tmp_path / "x.npy")}, "npy", storage_options=options)
-    assert caught.value.rule == "format"
-    assert ("was cut off" in caught.value.message) == (change < 0)
-
-
-def test_a_footer_of_parquet_is_not_believed_without_the_file(tmp_path: Path) -> None:
-    data = parquet({"x": [i / 7 for i in range(1000)], "y": list(range(1000))}, 300)
-    (tmp_path / "x.parquet").write_bytes(data[:5000] + data[5080:])
-    with pytest.raises(
-        UsageError, match=f"has {len(data) - 80:,} bytes, its footer tells of {len(data):,} at least"
-    ) as caught:
-        files(str(tmp_path / "x.parquet"), "parquet", {"x": "x"})
     assert caught.value.rule == "format"
 
 

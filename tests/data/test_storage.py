@@ -9,10 +9,10 @@ from pathlib import Path
 import fsspec.exceptions
 import pytest
 
-from graphft.data import dataset
-from graphft.data_files import files
+from graphft.data import dataset, files
 from graphft.errors import GraphftError
 from graphft.runtime.data import open_reader
+from graphft.runtime.data.reader import _neighbours
 from graphft.runtime.data.storage_away import (
     GOOD_NEIGHBOURS,
     LONGEST_PAUSE,
@@ -20,7 +20,6 @@ from graphft.runtime.data.storage_away import (
     Patience,
     Verdict,
     is_of_storage,
-    neighbours_of,
 )
 from graphft.runtime.roles.trainer import storage_wait
 from graphft.runtime.roles.trainer.storage_wait import AWAY, open_when_there
@@ -86,10 +85,10 @@ def test_pauses_grow_up_to_a_limit() -> None:
 
 def test_neighbours_are_of_the_same_source() -> None:
     near, far = ["s3://b/x", "s3://b/x", "s3://b/y", "s3://c/x"], ["s3://b/x", "s3://b/y", "s3://c/x"]
-    assert list(neighbours_of(1, near)) == [0]
-    assert list(neighbours_of(0, far)) == [1], "another folder of the same bucket, but no other bucket"
-    assert list(neighbours_of(2, far)) == []
-    assert list(neighbours_of(1, ["", "", ""])) == [2, 0]
+    assert list(_neighbours(1, near)) == [0]
+    assert list(_neighbours(0, far)) == [1], "another folder of the same bucket, but no other bucket"
+    assert list(_neighbours(2, far)) == []
+    assert list(_neighbours(1, ["", "", ""])) == [2, 0]
 
 
 def test_probes_of_files(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
 
     def leave() -> None:
         try:
-            until(lambda: "waiting for storage: cannot open" in trainer.status().waiting)
+            until(lambda: "waiting for storage: cannot read" in trainer.status().waiting)
             seen.append((trainer.state.alive_since(time.monotonic() - 10), trainer.member.progress.limit))
         finally:
             trainer.state.leaving = True

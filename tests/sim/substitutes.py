@@ -29,7 +29,7 @@ from graphft import block_deltas
 from graphft.fileio import open_regular
 from graphft.runtime import roles
 from graphft.runtime.checkpoint.store import Ages
-from graphft.runtime.data.forks import forks_are_told_to_end
+from graphft.runtime.data import reset_signals_in_forks
 from graphft.runtime.etcd.lease import Session
 from graphft.runtime.etcd.lease_keeper import LeasePage
 from graphft.runtime.execute.determinism import settings
@@ -181,7 +181,7 @@ def substituted(
         id(advertise_host): lambda *hosts: "127.0.0.1",
         id(make_client): network.make_client,
         id(make_server): network.make_server,
-        id(forks_are_told_to_end): lambda: None,
+        id(reset_signals_in_forks): lambda: None,
         id(prepare_structs): lambda: None,
         id(open_regular): lambda path, buffering=-1: path.open("rb"),
         id(settings): dict,

@@ -27,8 +27,7 @@ from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.lost_rows import tell_lost_rows
 from graphft.runtime.coordination.records import Failure, TrainerStatus
 from graphft.runtime.coordination.stale_run import tell_failed
-from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader
-from graphft.runtime.data.forks import forks_are_told_to_end
+from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader, reset_signals_in_forks
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
 from graphft.runtime.execute.whole_numbers import whole_numbers
 from graphft.runtime.process.progress import DATASETS
@@ -153,7 +152,7 @@ class Trainer(Role):
         construction does: without a lease so far. It seeds the global generators: later it would disturb a step."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self._leave())
-        forks_are_told_to_end()
+        reset_signals_in_forks()
         self.work_record.mark(Phase.LOADING)
         validate, held_out = self.config.validate, None
         with Loading(self.member, self.job_dir, "data", self._leaves_now):

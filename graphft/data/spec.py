@@ -1,17 +1,17 @@
-"""What a job trains on: a description that is plain data, with the records divided into chunks.
+"""Descriptions of data: plain data that travels with the job as JSON, with the records divided into chunks.
 
-A description (`DataSpec`) says where the records are, which columns a batch has, and how the records are divided
-into *chunks*, the unit that the queue hands out. It travels with the job as JSON; `graphft.runtime.data` reads it.
-Three kinds: `arrays` (stored with the job), `dataset` (any map-style torch Dataset, made again where it is read,
-from a reference to the function that makes it), `files` (in `graphft.data_files`).
+A `DataSpec` says where the records are, which columns a batch has, and how the records are divided into *chunks*, the
+unit that the queue hands out. Three functions make one: `arrays` (stored with the job), `dataset` (any map-style torch
+Dataset, made again where it is read), `files`. `graphft.runtime.data` reads them.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphft.data_fingerprint import array_digest, dataset_fingerprint, record_fingerprint
-from graphft.data_numbers import warn_of_nonfinite
-from graphft.data_reference import DEFAULT_COLUMNS, Reference
+from graphft.data.fingerprint import array_digest
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Type
 from graphft.plan import Plan
@@ -29,9 +27,11 @@ from graphft.plan import Plan
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger("graphft")
+
 FOLDER = "data"
 """Where `DataSpec.store` puts arrays, inside the job's folder."""
-AS_FOUND = ("fingerprint", "stamps", "lines")
+AS_FOUND = ("fingerprint", "stamps")
 """Entries of `DataSpec.source` that say what the data was when it was described: no part of `DataSpec.options`."""
 
 
@@ -39,7 +39,7 @@ AS_FOUND = ("fingerprint", "stamps", "lines")
 class ChunkInfo:
     """A range of records: `records` of them from record `start` of its source (file number `file`, if it has files).
 
-    `offset` and `size` are its byte range, for formats that are read so (CSV, JSON lines).
+    `offset` and `size` are its byte range, and `line` is its first line (from 1), of CSV and JSON lines.
     """
 
     id: int
@@ -48,6 +48,7 @@ class ChunkInfo:
     file: int = 0
     offset: int = 0
     size: int = 0
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,15 @@ class DataSpec:
 
     @property
     def records(self) -> int:
-        """Records of one pass."""
+        """Number of records of one epoch."""
         return sum(c.records for c in self.chunks)
 
     def first_records(self) -> list[int]:
-        """By chunk, the number of its first record in the data; `ChunkInfo.start` is counted in its file."""
+        """Returns by chunk the number of its first record in the data; `ChunkInfo.start` is counted in its file."""
         return [0, *itertools.accumulate(c.records for c in self.chunks[:-1])]
 
     def record_shape(self, column: str) -> tuple[int, ...]:
-        """The shape of one record's entry in a column."""
+        """Returns the shape of one record's entry in a column."""
         return tuple(map(int, (self.types[column].shape or ())[1:]))
 
     def steps(
@@ -97,7 +98,7 @@ class DataSpec:
         ).total_steps
 
     def batches(self, batch_size: int, drop_last: bool = False) -> tuple[int, ...]:
-        """Number of batches of every chunk. The last batch of a chunk is shorter, or left out with `drop_last`.
+        """Returns the number of batches of every chunk. Its last batch is shorter, or left out with `drop_last`.
 
         Raises GraphftError when the data, or every chunk, is shorter than a batch.
         """
@@ -132,29 +133,28 @@ class DataSpec:
             part.replace(target / f"{column}.npy")
 
     def fingerprint(self) -> dict[str, str]:
-        """Short digests that tell this data from other data of the same description, by what they are of.
+        """Returns short digests that tell this data from other data of the same description, by what they are of.
 
         arrays: dtype, shape and contents of each column. dataset: the source of its function (`code`), its `args`, the
-        number of `records`, and the contents of some (`record 4798`). files: each URL's size with its checksum, ETag or
-        modification time. Empty for a job that was saved by a graphft that did not know of fingerprints.
+        number of `records`, and some `items`. files: each URL's size with its checksum, ETag or modification time.
         """
         return dict(self.source.get("fingerprint", {}))
 
     def options(self) -> dict[str, Any]:
-        """The JSON without what the data was when it was described."""
+        """Returns the JSON without what the data was when it was described."""
         return self.to_json() | {"source": {k: v for k, v in self.source.items() if k not in AS_FOUND}}
 
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "types": {c: [t.dtype, *self.record_shape(c)] for c, t in self.types.items()},
-            "chunks": [(c.records, c.start, c.file, c.offset, c.size) for c in self.chunks],
+            "chunks": [(c.records, c.start, c.file, c.offset, c.size, c.line) for c in self.chunks],
             "source": self.source,
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> DataSpec:
-        """The inverse of `to_json`. Raises GraphftError when `data` is no description."""
+        """Returns the inverse of `to_json`. Raises GraphftError when `data` is no description."""
         try:
             types = {c: Type(dtype, ("batch", *shape)) for c, (dtype, *shape) in data["types"].items()}
             chunks = tuple(ChunkInfo(i, *map(int, c)) for i, c in enumerate(data["chunks"]))
@@ -168,7 +168,7 @@ class DataSpec:
 
 
 def split(records: int, chunk_size: int) -> list[tuple[int, int]]:
-    """`records` divided into ranges (start, length) of `chunk_size`; the last may be shorter."""
+    """Divides `records` into ranges (start, length) of `chunk_size`; the last may be shorter."""
     check_chunk_size(chunk_size)
     return [(start, min(chunk_size, records - start)) for start in range(0, records, chunk_size)]
 
@@ -183,7 +183,7 @@ def check_chunk_size(chunk_size: int) -> None:
 
 
 def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
-    """Column names are those of the program's inputs, hence Python identifiers, each once."""
+    """Returns the names. Raises GraphftError[columns] unless they are Python identifiers, as inputs are, each once."""
     names = tuple(columns)
     bad = [n for n in names if not n.isidentifier()]
     if not names or bad or len(set(names)) < len(names):
@@ -196,7 +196,7 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def torch_dtype(name: str, dtype: np.dtype[Any]) -> str:
-    """The name of the torch dtype that holds `dtype`. Raises GraphftError when there is none."""
+    """Returns the name of the torch dtype that holds `dtype`. Raises GraphftError when there is none."""
     import torch
 
     try:
@@ -224,15 +224,14 @@ def arrays(*unnamed: object, chunk_size: int = 4096, **columns: torch.Tensor | n
     lengths = {name: len(a) for name, a in values.items()}
     if len(set(lengths.values())) > 1:
         raise GraphftError(
-            f"columns have different lengths: {_listed(lengths)}",
+            f"columns have different lengths: {', '.join(f'{k}: {v}' for k, v in lengths.items())}",
             rule="column-lengths",
             help="give every column one entry per record",
         )
     records = lengths[names[0]]
     if records == 0:
         raise GraphftError("the columns have no records", rule="short-data", help="give at least one batch")
-    for name, array in values.items():
-        warn_of_nonfinite(f"column {name}", array)
+    _warn_of_nonfinite(values)
     types = {n: Type(torch_dtype(n, a.dtype), ("batch", *a.shape[1:])) for n, a in values.items()}
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
     fingerprint = {n: array_digest(a) for n, a in values.items()}
@@ -259,45 +258,12 @@ def _as_array(name: str, value: Any) -> np.ndarray:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
-def _listed(items: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k}: {v}" for k, v in items.items())
-
-
-def dataset(
-    make: str | Callable[..., Any],
-    args: Mapping[str, Any] | None = None,
-    columns: Sequence[str] = DEFAULT_COLUMNS,
-    chunk_size: int = 4096,
-    random: bool | None = None,
-) -> DataSpec:
-    """Describes a map-style torch Dataset: what `make(**args)` returns, with `__len__` and `__getitem__`.
-
-    `make` is `"module:function"`, `"path/to/file.py:function"`, or a function or class at the top level of a module
-    or script; it is called again wherever the data is read (a script is then loaded as a module, so what must run
-    only once belongs under `if __name__ == "__main__":`). `args` must be JSON-serialisable. Items are tuples, whose
-    parts are named by `columns`, or dicts with the `columns` among their keys; `default_collate` makes them batches.
-
-    A dataset that draws random numbers (augmentation) is `random`: its batches are then not made ahead of use, and
-    seeded, so that every trainer that reads a batch gets the same one. By default this is found out by
-    reading some items; one whose other items draw is found out when they are read. `random=False` saves the watching
-    (see docs/data.md), for a dataset that is known to use no torch generator. Raises GraphftError for a dataset whose
-    items differ when they are read again.
-    """
-    from graphft.data_inspection import inspect_dataset
-
-    reference = Reference.of(make, {} if args is None else args)
-    names = check_columns(columns)
-    records, types, draws, digests = inspect_dataset(reference, names, bool(random))
-    chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
-    made_of = dataset_fingerprint(reference.file, reference.module, reference.args, records)
-    return DataSpec(
-        "dataset",
-        types,
-        chunks,
-        {
-            **reference.to_json(),
-            "random": draws if random is None else random,
-            **({"trusted": True} if random is False else {}),
-            "fingerprint": made_of | record_fingerprint(digests),
-        },
-    )
+def _warn_of_nonfinite(columns: Mapping[str, np.ndarray]) -> None:
+    found = []
+    for name, array in columns.items():
+        if array.dtype.kind in "fc":
+            bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
+            if len(bad):
+                found.append(f"{name} in {len(bad):,} of {len(array):,} records (the first is {bad[0]:,})")
+    if found:
+        log.warning("NaN or infinite values: %s; the model has to handle them", ", ".join(found))

@@ -1,4 +1,4 @@
-"""Noticing that a dataset draws random numbers, and giving it the same ones whenever a batch is read.
+"""Notices that a dataset draws random numbers, so that it is given the same ones whenever a batch is read.
 
 Reads ahead of use share torch's generator with the thread that trains, so they must not touch it. A `DrawWatch` stops a
 read at its first draw, before the generator moves: torch's by looking at each operator that is called on this thread,
@@ -8,7 +8,6 @@ calling thread, seeded per batch.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphft.data_seeding import python_states
+from graphft.data import python_states
 
 T = TypeVar("T")
 
@@ -31,21 +30,19 @@ class _Drawn(BaseException):
 
 
 class DrawWatch(TorchDispatchMode):
-    """`read(call)` returns what `call` returns. `drew`: whether it drew from a global generator, so that the result is
-    worth nothing (None, if it was stopped). Draws from torch's on threads that `call` starts are not seen.
+    """`read(call)` returns what `call` returns. `drew`: it drew from a global generator, so that the result is worth
+    nothing (None, if it was stopped). Draws from torch's on threads that `call` starts are not seen.
 
-    `operators`: whether torch's operators are looked at, which costs some microseconds each.
+    Looking costs some microseconds for each of torch's operators.
     """
 
-    def __init__(self, operators: bool = True) -> None:
-        super().__init__()
-        self.drew, self._operators = False, operators
+    drew = False
 
     def read(self, call: Callable[[], T]) -> T | None:
         before = python_states()
         watching = _watch.set(self)
         try:
-            with self if self._operators else contextlib.nullcontext():
+            with self:
                 made = call()
         except _Drawn:
             return None
@@ -64,10 +61,13 @@ class DrawWatch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _is_random(func) and not _has_own_generator((*args, *kwargs.values())):
-            self.drew = True
-            raise _Drawn
+        if _is_random(func) and not any(map(_is_own_generator, (*args, *kwargs.values()))):
+            self.stop()
         return func(*args, **kwargs)
+
+    def stop(self) -> None:
+        self.drew = True
+        raise _Drawn
 
 
 _watch: contextvars.ContextVar[DrawWatch | None] = contextvars.ContextVar("watch", default=None)
@@ -83,8 +83,7 @@ def _guard(name: str) -> None:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         watch = _watch.get()
         if watch is not None:
-            watch.drew = True
-            raise _Drawn
+            watch.stop()
         return original(*args, **kwargs)
 
     setattr(torch, name, guarded)
@@ -103,11 +102,6 @@ def _is_random(func: Any) -> bool:
     )
 
 
-def _has_own_generator(values: tuple[Any, ...]) -> bool:
-    mine = _identity(torch.default_generator)
-    return any(isinstance(v, torch.Generator) and _identity(v) != mine for v in values)
-
-
-def _identity(generator: Any) -> Any:
-    """Of one generator there may be several Python objects."""
-    return generator._cdata
+def _is_own_generator(value: Any) -> bool:
+    """True for a generator but the global one, for which there may be several Python objects."""
+    return isinstance(value, torch.Generator) and value._cdata != torch.default_generator._cdata  # type: ignore[attr-defined]

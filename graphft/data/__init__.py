@@ -1,0 +1,22 @@
+"""What a job trains on: descriptions that a script makes, and what reads them again the same in every process."""
+
+from __future__ import annotations
+
+from graphft.data.describe import files
+from graphft.data.inspection import dataset
+from graphft.data.randomness import python_states, seeded, seeded_by_torch
+from graphft.data.reference import Reference, being_imported
+from graphft.data.spec import ChunkInfo, DataSpec, arrays
+
+__all__ = [
+    "ChunkInfo",
+    "DataSpec",
+    "Reference",
+    "arrays",
+    "being_imported",
+    "dataset",
+    "files",
+    "python_states",
+    "seeded",
+    "seeded_by_torch",
+]

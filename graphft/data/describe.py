@@ -1,0 +1,343 @@
+"""Describes data in files of any URL that fsspec opens: Parquet, CSV, JSON lines, NumPy.
+
+Files are divided into chunks that can be read without the rest of their file: ranges of Parquet row groups, byte ranges
+of CSV and JSON lines, row ranges of NumPy arrays. CSV and JSON lines are read whole for this, so that all of their
+records that are bad are known at once; of Parquet and NumPy files only headers, footers and a few lists are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import IO, Any
+
+import numpy as np
+
+from graphft.data.fingerprint import DIGITS
+from graphft.data.formats import (
+    Decoded,
+    Record,
+    check_text,
+    csv_header,
+    csv_records,
+    decode_parquet,
+    decode_text,
+    is_list,
+    json_records,
+    json_row,
+    lines_before,
+    open_parquet,
+)
+from graphft.data.spec import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
+from graphft.data.urls import Stamp, Urls, expand_urls, open_url
+from graphft.errors import GraphftError, UsageError
+from graphft.ir import Type
+
+log = logging.getLogger("graphft")
+
+FORMATS = ("parquet", "csv", "jsonl", "npy")
+BAD_SHARE = 0.01
+"""More bad records than this share are an error, fewer a warning: a job discards what it cannot read."""
+LISTED = 5
+"""Fields that a message names."""
+_REMEDY = (
+    "convert these fields to numbers (one for each category; a missing value is an empty field), drop such records, "
+    "give the column another dtype, or leave the field out of columns"
+)
+Fields = str | Sequence[str]
+Range = tuple[int, ...]
+"""Of a chunk in its file: (records, start), and of text (offset, size, line)."""
+
+
+def files(
+    urls: Urls | Mapping[str, Urls],
+    format: str,
+    columns: Mapping[str, Fields] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    chunk_size: int = 4096,
+    storage_options: Mapping[str, Any] | None = None,
+) -> DataSpec:
+    """Describes records in files. `urls` are paths or what fsspec understands (`s3://...`, `zip://a.csv::file://...`);
+    a pattern (`part-*.csv`) stands for the files that match it now, in the order of their names.
+
+    parquet, csv, jsonl: `columns` maps a column to the field it holds (`"y": "label"`, batch shape [batch]) or to
+    several (`"x": ("f1", "f2")`, [batch, 2]). In Parquet files a field may hold lists of one length, which lie beside
+    the other fields of their column (`"e": "embedding"`, [batch, 768]). `dtypes` gives a column's dtype (default
+    float32). An empty or null field is NaN where the dtype is floating, and an error elsewhere. CSV files have a header
+    line. More than 1 % of records that cannot be read are an error here; fewer are a warning, and so are empty fields.
+    npy: `urls` maps each column to its files; the i-th files of all columns have the same number of rows; `columns`
+    and `dtypes` are not given: a column has the shape and dtype of its files.
+
+    A chunk holds at most `chunk_size` records; small Parquet row groups are joined, large ones divided (each part
+    then costs reading the group: better choose row groups of about that size). `storage_options` go to fsspec, and
+    are stored with the job: no secrets in them. Raises GraphftError when a file is missing, lacks a field, is empty, of
+    another format or encoding, or holds what is no number.
+    """
+    check_chunk_size(chunk_size)
+    if format not in FORMATS:
+        raise GraphftError(f"unknown format {format!r}", rule="format", help=f"formats are {', '.join(FORMATS)}")
+    options = dict(storage_options or {})
+    by_column = isinstance(urls, Mapping)
+    if by_column != (format == "npy") or bool(columns or dtypes) != (format != "npy"):
+        raise GraphftError(
+            f"format {format} needs {'urls by column' if format == 'npy' else 'a list of urls, and columns'}",
+            rule="columns",
+            help='for example files(["a.csv"], "csv", columns={"x": ("f1", "f2"), "y": "label"}), or '
+            'files({"x": ["x0.npy"], "y": ["y0.npy"]}, "npy")',
+        )
+    if isinstance(urls, Mapping):
+        return _describe_npy({c: expand_urls(urls[c], options) for c in check_columns(urls)}, chunk_size, options)
+    names = check_columns(columns or {})
+    dtype_of = _dtypes(names, dtypes or {})
+    fields = {c: [of] if isinstance(of := (columns or {})[c], str) else list(of) for c in names}
+    wanted = {f: dtype_of[c] for c, fs in fields.items() for f in fs}
+    paths, ranges, stamps = expand_urls(urls, options), list[tuple[int, Range]](), dict[str, Stamp]()
+    quality, lists = Quality(), dict[str, int]()
+    for number, url in enumerate(paths):
+        with open_url(url, options) as (f, stamp):
+            if format == "parquet":
+                found, checksum = _describe_parquet(f, url, wanted, chunk_size, quality, lists), ""
+            else:
+                found, checksum = _describe_text(f, url, format, wanted, chunk_size, quality)
+        stamps[url] = replace(stamp, checksum=checksum)
+        ranges += [(number, one) for one in found]
+    quality.report()
+    lists = {name: width for name, width in lists.items() if width}
+    types = {}
+    for c, fs in fields.items():
+        alone = isinstance((columns or {})[c], str) and fs[0] not in lists
+        types[c] = Type(dtype_of[c], ("batch",) if alone else ("batch", sum(lists.get(f, 1) for f in fs)))
+    return _spec(types, ranges, {"format": format, "urls": paths, "fields": fields, "lists": lists}, options, stamps)
+
+
+def _spec(
+    types: dict[str, Type],
+    ranges: Sequence[tuple[int, Range]],
+    source: dict[str, Any],
+    options: dict[str, Any],
+    stamps: Mapping[str, Stamp],
+) -> DataSpec:
+    if not ranges:
+        raise GraphftError(f"no records in {', '.join(stamps)}", rule="short-data", help="give at least one batch")
+    chunks = tuple(ChunkInfo(i, count, start, file, *at) for i, (file, (count, start, *at)) in enumerate(ranges))
+    as_found = {
+        "storage_options": options,
+        "stamps": {url: astuple(stamp) for url, stamp in stamps.items()},
+        "fingerprint": {url: stamp.fingerprint for url, stamp in stamps.items()},
+    }
+    return DataSpec("files", types, chunks, source | as_found)
+
+
+@dataclass
+class Quality:
+    """Counts what cannot be read of some files, and by field the records in which it is NaN or infinite."""
+
+    records: int = 0
+    bad: int = 0
+    examples: dict[str, str] = field(default_factory=dict)
+    nonfinite: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """In how many records, and the first place."""
+
+    def add(self, decoded: Decoded, place: Callable[[int], str]) -> None:
+        """Takes decoded records in; `place` names one by its position."""
+        bad = decoded.bad
+        self.records += decoded.records
+        self.bad += len(bad)
+        for name, texts in {"": decoded.malformed, **decoded.wrong}.items():
+            if texts and name not in self.examples:
+                self.examples[name] = f"{place(min(texts))}: {texts[min(texts)]}"
+        for name, values in decoded.fields.items():
+            if values.dtype.kind == "f" and not (finite := np.isfinite(values).all(axis=1)).all():
+                found = [int(i) for i in np.flatnonzero(~finite) if i not in bad]
+                if found:
+                    count, first = self.nonfinite.get(name) or (0, place(found[0]))
+                    self.nonfinite[name] = count + len(found), first
+
+    def report(self) -> None:
+        """Warns of what was found. Raises UsageError[data] if too many records are bad."""
+        if self.nonfinite:
+            found = [f"{name} in {n:,} records (first: {place})" for name, (n, place) in self.nonfinite.items()]
+            log.warning("NaN (empty fields) or infinite values: %s", _few(found, ", "))
+        text = f"{self.bad:,} of {self.records:,} records cannot be read: {_few([*self.examples.values()], '; ')}"
+        if self.bad > BAD_SHARE * self.records:
+            raise UsageError(text, rule="data", help=_REMEDY)
+        if self.bad:
+            log.warning("%s; they will be discarded", text)
+
+
+def _few(texts: Sequence[str], separator: str) -> str:
+    return separator.join(texts[:LISTED]) + f" and {len(texts) - LISTED} more" * (len(texts) > LISTED)
+
+
+def _dtypes(columns: Sequence[str], dtypes: Mapping[str, str]) -> dict[str, str]:
+    """Returns the dtype of each column."""
+    if unknown := [name for name in dtypes if name not in columns]:
+        help = "dtypes are given by column, and not by field: name the columns as in columns={...}"
+        text = f"dtypes has {', '.join(map(repr, unknown))}, but the columns are {', '.join(columns)}"
+        raise UsageError(text, rule="columns", help=help)
+    found = {}
+    for column in columns:
+        dtype = dtypes.get(column, "float32")
+        try:
+            found[column] = torch_dtype(column, np.dtype(dtype))
+        except TypeError:
+            help = "give a NumPy dtype such as float32 or int64"
+            raise GraphftError(f"column {column}: unknown dtype {dtype!r}", rule="columns", help=help) from None
+    return found
+
+
+def _need(fields: Iterable[str], there: Sequence[str], url: str) -> None:
+    """Raises UsageError[columns] unless each of the fields is there once."""
+    if wrong := [f"{'no' if f not in there else 'more than one'} field {f}" for f in fields if there.count(f) != 1]:
+        help = f"its fields are {', '.join(there) or 'none: it is empty'} (fields of CSV are separated by commas)"
+        raise UsageError(f"{url} has {', '.join(wrong)}", rule="columns", help=help)
+
+
+def _describe_text(
+    f: IO[bytes], url: str, format: str, fields: Mapping[str, str], chunk_size: int, quality: Quality
+) -> tuple[list[Range], str]:
+    """Returns byte ranges of up to `chunk_size` records, and the file's checksum."""
+    ranges, start, first, name = list[Range](), 0, f.readline(), url.rpartition("/")[2]
+    made, records, offset, line = hashlib.sha256(), json_records(itertools.chain([first], f)), 0, 1
+    header = csv_header(first, url) if format == "csv" else None
+    if header is not None:
+        made.update(first)
+        records, offset, line = csv_records(f, len(header)), len(first), 2
+    if header is not None or first.strip():
+        _need(fields, list(json_row(check_text(first, url))[0]) if header is None else header, url)
+    for group in _groups(records, chunk_size):
+        data = b"".join([raw for raw, _ in group])
+        made.update(data)
+        if not data.isspace():
+            decoded = decode_text(group, header, fields)
+            quality.add(decoded, lambda i, g=group, at=line: f"line {at + lines_before(g)[i]:,} of {name}")  # type: ignore[misc]
+            ranges.append((decoded.records, start, offset, len(data), line))
+            start += decoded.records
+        offset, line = offset + len(data), line + data.count(b"\n")
+    return ranges, made.hexdigest()[:DIGITS]
+
+
+def _groups(records: Iterable[Record], chunk_size: int) -> Iterator[list[Record]]:
+    """Yields groups of records, of which up to `chunk_size` are not blank."""
+    group: list[Record] = []
+    count = 0
+    for record in records:
+        if count == chunk_size:
+            yield group
+            group, count = [], 0
+        group.append(record)
+        count += not record[0].isspace()
+    if group:
+        yield group
+
+
+def _describe_parquet(
+    f: IO[bytes], url: str, fields: Mapping[str, str], chunk_size: int, quality: Quality, lists: dict[str, int]
+) -> list[Range]:
+    """Returns ranges of rows. `lists` gets the lengths of the fields' lists, 0 for numbers; it has those of the files
+    before."""
+    import pyarrow.types as kinds
+
+    opened, name = open_parquet(f, url), url.rpartition("/")[2]
+    _need(fields, opened.schema_arrow.names, url)
+    ranges, wrong = list(_row_groups(opened.metadata, chunk_size)), []
+    for one, dtype in fields.items():
+        declared = opened.schema_arrow.field(one).type
+        kind = declared.value_type if is_list(declared) or kinds.is_dictionary(declared) else declared
+        is_number = kinds.is_primitive(kind) and not kinds.is_temporal(kind)
+        if not (is_number or kinds.is_decimal(kind) or kinds.is_null(kind)):
+            wrong.append(f"field {one} is {declared}, no {dtype}")
+            continue
+        width = _width(opened, one, url) if is_list(declared) else None if kinds.is_null(declared) else 0
+        if width is not None and lists.setdefault(one, width) != width:
+            text = f"field {one} has {width} values in each record of {url}, and {lists[one]} before (0: no list)"
+            raise UsageError(text, rule="columns", help="write it alike in all files")
+    if wrong:
+        raise UsageError(f"{name}: {_few(wrong, '; ')}", rule="data", help=_REMEDY)
+    for records, start in ranges[: not quality.records]:  # of the first file
+        widths = {one: width for one, width in lists.items() if width and one in fields}
+        quality.add(decode_parquet(opened, start, records, fields, widths), lambda i: f"record {i} of {name}")
+    return ranges
+
+
+def _width(opened: Any, name: str, url: str) -> int | None:
+    """Returns the length of the field's lists, all those of the first row group that has any; None if all are null. A
+    list of another length in a later one is a bad record."""
+    import pyarrow.compute
+
+    for group in range(opened.num_row_groups):
+        column = opened.read_row_group(group, columns=[name], use_threads=False).column(0)
+        found = pyarrow.compute.list_value_length(column).drop_null().unique().to_pylist()
+        if len(found) > 1 or found == [0]:
+            text = f"{url}: field {name} has lists of {_few(list(map(str, found)), ', ')} values"
+            raise UsageError(text, rule="data", help="pad all lists of a field to one length, of 1 or more")
+        if found:
+            return int(found[0])
+    return None
+
+
+def _row_groups(metadata: Any, chunk_size: int) -> Iterator[Range]:
+    """Yields ranges of whole row groups, and of parts of large ones."""
+    start = length = 0
+    for i in range(metadata.num_row_groups):
+        rows = metadata.row_group(i).num_rows
+        if length and length + rows > chunk_size:
+            yield length, start
+            start, length = start + length, 0
+        if rows > chunk_size:
+            yield from ((n, start + a) for a, n in split(rows, chunk_size))
+            start += rows
+        else:
+            length += rows
+    if length:
+        yield length, start
+
+
+def _describe_npy(urls: Mapping[str, list[str]], chunk_size: int, options: dict[str, Any]) -> DataSpec:
+    types, stamps = {}, dict[str, Stamp]()
+    rows, places = dict[str, list[int]](), dict[str, tuple[int, str]]()
+    for column, of_column in urls.items():
+        kinds = {}
+        for url in of_column:
+            with open_url(url, options) as (f, stamps[url]):
+                shape, dtype, offset = _npy_header(f, url)
+            rows.setdefault(column, []).append(shape[0])
+            places[url] = offset, dtype.str
+            kinds[dtype, shape[1:]] = url
+        if len(kinds) > 1:
+            text = f"the files of column {column} differ in dtype or record shape: {kinds}"
+            raise GraphftError(text, rule="columns", help="write them alike")
+        dtype, shape = next(iter(kinds))
+        types[column] = Type(torch_dtype(f"{column} ({of_column[0]})", dtype), ("batch", *shape))
+    if len({tuple(of_column) for of_column in rows.values()}) > 1:
+        text, help = f"the columns' files have different numbers of rows: {rows}", "the i-th ones need as many rows"
+        raise GraphftError(text, rule="column-lengths", help=help)
+    counts = next(iter(rows.values()))
+    ranges = [(i, (n, start)) for i, count in enumerate(counts) for start, n in split(count, chunk_size)]
+    return _spec(types, ranges, {"format": "npy", "urls": urls, "places": places}, options, stamps)
+
+
+def _npy_header(file: IO[bytes], url: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Returns shape and dtype of a .npy file, and where its data begins."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except ValueError as e:
+        raise GraphftError(f"{url} is no .npy file: {e}", rule="format", help="write it with numpy.save") from e
+    offset = file.tell()
+    size, expected, wrong = file.seek(0, os.SEEK_END), offset + dtype.itemsize * math.prod(shape), ""
+    if not shape:
+        wrong = "holds a single value, expected a row for each record"
+    elif fortran and len(shape) > 1:
+        wrong = "is in Fortran order, so its rows are scattered: write numpy.ascontiguousarray of it"
+    elif size != expected and not dtype.hasobject:
+        wrong = f"has {size:,} bytes, its header, {dtype}{list(shape)}, tells of {expected:,}"
+    if wrong:
+        raise UsageError(f"{url} {wrong}", rule="format", help="write it with numpy.save, one array a file")
+    return shape, dtype, offset

@@ -1,0 +1,181 @@
+"""Reads a map-style Dataset: what user code must not do there is found, and the processes that it forks end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from graphft.data import ChunkInfo, DataSpec, Reference, seeded
+from graphft.data.randomness import own_generators, seed_generators
+from graphft.data.reference import named
+from graphft.data.urls import CHANGED
+from graphft.errors import GraphftError, UsageError, describe
+from graphft.plan import mix
+from graphft.runtime.data.draws import DrawWatch, NeedsCallingThread
+from graphft.runtime.data.reader import LISTED, BadRecords, Batch, BatchKey, Reader
+from graphft.runtime.data.storage_away import is_of_storage
+from graphft.runtime.execute.determinism import SETTINGS_CHANGED, process_settings, thread_settings
+
+log = logging.getLogger("graphft")
+T = TypeVar("T")
+
+
+class DatasetReader(Reader):
+    """A Dataset is made when the reader is opened; only the records of a batch are asked for. All code of the user's
+    runs on `thread`, if there is one.
+
+    Generators that the dataset keeps are seeded before every batch. Every read is watched for draws from the global
+    ones. Once there was one, the thread that uses a batch waits for it, seeded; a batch for which nothing is drawn is
+    the same either way.
+    """
+
+    def __init__(self, spec: DataSpec, seed: int, cached_chunks: int, thread: ThreadPoolExecutor | None = None) -> None:
+        super().__init__(spec, seed, cached_chunks)
+        self._thread = thread
+        self.calling_thread = bool(spec.source["random"])
+        self._call(self._open)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        return function() if self._thread is None else self._thread.submit(function).result()
+
+    def _open(self) -> None:
+        reference, before = Reference.from_json(self.spec.source), thread_settings()
+        with forks_end_here():
+            self._dataset = reference.make()
+        self._own = own_generators(self._dataset)
+        _check_settings(before, thread_settings(), "making the dataset")
+        self._settings = process_settings() | before  # a thread of its own begins with the same
+        if reference.code_digest() != self.spec.fingerprint()["code"]:
+            raise UsageError(
+                f"the source of the dataset, {reference.file or reference.module}, was changed since the job was "
+                "described",
+                rule=CHANGED,
+                help="put it back as it was; or run the changed script again, which begins a run of its own",
+            )
+        if len(self._dataset) != self.spec.records:
+            what = f"the dataset of {reference} has {len(self._dataset)} records, the job expects {self.spec.records}"
+            raise UsageError(what, rule="data", help="describe the data and the job again")
+
+    def _read(self, info: ChunkInfo, order: np.ndarray, key: BatchKey, ahead: bool) -> Batch:
+        indices = [int(i) + info.start for i in order]
+        seed = mix(self.seed, key.pass_index, key.chunk, key.batch_index)
+        return self._call(lambda: self._checked(info, indices, seed, ahead))
+
+    def _checked(self, info: ChunkInfo, indices: list[int], seed: int, ahead: bool) -> Batch:
+        try:
+            return self._make(info, indices, seed, ahead)
+        finally:  # also when it raised: else this process's bits would depend on who read what, and when
+            _check_settings(
+                self._settings,
+                process_settings() | thread_settings(),
+                f"reading some of the records {min(indices)} to {max(indices)}",
+            )
+
+    def _make(self, info: ChunkInfo, indices: list[int], seed: int, ahead: bool) -> Batch:
+        if not self.calling_thread:
+            watch = DrawWatch()
+            batch = watch.read(lambda: self._batch(info, indices, seed))
+            if batch is not None and not watch.drew:
+                return batch
+            log.info("the dataset draws random numbers (chunk %d): from now on no batch is made ahead", info.id)
+            self.calling_thread = True
+        if ahead:
+            raise NeedsCallingThread
+        with seeded(seed):
+            return self._batch(info, indices, seed)
+
+    def _batch(self, info: ChunkInfo, indices: list[int], seed: int) -> Batch:
+        seed_generators(self._own, seed)
+        try:
+            with forks_end_here():  # parts of items may be made when asked for: that is user code, too
+                return self._collate(self._items(indices))
+        except Exception as error:
+            # Which may be read, asked for one by one? Storage may answer again in between.
+            bad = [] if is_of_storage(error) else [i for i in indices if not self._works(i)]
+            if not bad or len(bad) == len(indices):
+                raise
+            listed = ", ".join(map(str, bad[:LISTED])) + f" and {len(bad) - LISTED} more" * (len(bad) > LISTED)
+            text = f"of {len(indices)} records only {listed} cannot be read: {describe(error)}"
+            raise BadRecords(text, [i - info.start for i in bad]) from error
+
+    def _items(self, indices: list[int]) -> Sequence[Any]:
+        many = getattr(self._dataset, "__getitems__", None)
+        found: Sequence[Any] = many(indices) if many else [self._dataset[i] for i in indices]
+        return found
+
+    def _works(self, index: int) -> bool:
+        try:
+            with forks_end_here():
+                self._items([index])
+        except Exception:
+            return False
+        return True
+
+    def _collate(self, items: Sequence[Any]) -> Batch:
+        batch: Batch = default_collate([named(item, self.spec.columns) for item in items])
+        for column, tensor in batch.items():
+            shape, dtype = [len(items), *self.spec.record_shape(column)], f"torch.{self.spec.types[column].dtype}"
+            if list(tensor.shape) != shape or str(tensor.dtype) != dtype:
+                what = f"column {column} is {tensor.dtype}{list(tensor.shape)}, described as {dtype}{shape}"
+                raise GraphftError(what, rule="columns", help="make all records alike")
+        return batch
+
+
+def _check_settings(before: Mapping[str, object], now: Mapping[str, object], what: str) -> None:
+    """Raises GraphftError[settings-changed] if user code has changed what all of this process computes with."""
+    if changed := [f"{n}: {before[n]} -> {now[n]}" for n in now if now[n] != before[n]]:
+        raise UsageError(
+            f"{what} changed settings: {', '.join(changed)}",
+            rule=SETTINGS_CHANGED,
+            help="set them where the dataset's module is loaded, or set them back before it returns",
+        )
+
+
+@contextmanager
+def forks_end_here() -> Iterator[None]:
+    """Ends a process that was forked inside where it leaves the block: it is a copy of a trainer, with its connections,
+    and must neither go on as one, nor wait for ever as a thread of one."""
+    here = os.getpid()
+    try:
+        yield
+    except BaseException:
+        if os.getpid() == here:
+            raise
+        os._exit(1)
+    if os.getpid() != here:
+        os._exit(0)
+
+
+_HANDLED = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals that a role handles, on behalf of its job."""
+
+
+def reset_signals_in_forks() -> None:
+    """From now on forks of this process take signals as any process does: it is by SIGTERM that multiprocessing ends
+    its workers, and a handler of a trainer's, which they inherit, would keep them, and who waits for them."""
+    fork = _Fork()
+    os.register_at_fork(before=fork.begins, after_in_parent=fork.is_over, after_in_child=fork.is_here)
+
+
+class _Fork(threading.local):
+    """Blocks signals from before a fork until it has forgotten the handlers, or one of them would take them."""
+
+    def begins(self) -> None:
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+
+    def is_over(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+
+    def is_here(self) -> None:
+        for number in _HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        self.is_over()

@@ -1,0 +1,119 @@
+"""Reads chunks of files: Parquet rows, byte ranges of CSV and JSON lines, rows of NumPy arrays."""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from collections.abc import Iterable
+from typing import IO
+
+import numpy as np
+import torch
+
+from graphft.data import ChunkInfo, DataSpec
+from graphft.data.formats import (
+    Decoded,
+    Record,
+    csv_header,
+    csv_records,
+    decode_parquet,
+    decode_text,
+    json_records,
+    lines_before,
+    open_parquet,
+)
+from graphft.data.urls import REMEDY, DescribedFiles
+from graphft.errors import UsageError
+from graphft.runtime.data.reader import LISTED, BadRecords, Batch, BatchKey, Reader
+
+
+class FileReader(Reader):
+    """Decodes a chunk once, and keeps it while it is one of the last used. Raises GraphftError when a file is missing,
+    or was changed since it was described."""
+
+    def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
+        super().__init__(spec, seed, cached_chunks)
+        self._format, self._urls = spec.source["format"], spec.source["urls"]
+        self._described = DescribedFiles(spec.source["stamps"], spec.source["storage_options"])
+        self._chunk = functools.lru_cache(cached_chunks)(self._decode)
+        for url in spec.fingerprint():
+            with self._described.open(url):
+                pass
+
+    def _read(self, info: ChunkInfo, order: np.ndarray, key: BatchKey, ahead: bool) -> Batch:
+        columns, bad = self._chunk(info)
+        if bad.keys() & {int(i) for i in order}:
+            listed = sorted(bad)[:LISTED]
+            places = self._places(info, listed)
+            more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
+            text = "; ".join(f"{places[i]}: {bad[i]}" for i in listed) + more
+            raise BadRecords(text, bad, rule="data", certain=True)
+        return {c: torch.from_numpy(a[order]) for c, a in columns.items()}
+
+    def _probe(self, info: ChunkInfo) -> None:
+        self._decode(info)  # never from the chunks that are kept
+
+    def _url(self, info: ChunkInfo) -> str:
+        urls = self._urls
+        return ", ".join(u[info.file] for u in urls.values()) if isinstance(urls, dict) else str(urls[info.file])
+
+    def _where(self, info: ChunkInfo) -> str:
+        return f"{super()._where(info)} of {self._url(info)}"
+
+    def _source(self, info: ChunkInfo) -> str:
+        return self._url(info).rpartition("/")[0]
+
+    def _name(self, info: ChunkInfo, position: int) -> str:
+        return self._places(info, [position])[position]
+
+    def _places(self, info: ChunkInfo, positions: Iterable[int]) -> dict[int, str]:
+        """Returns where records of the chunk are found, by position: their lines, where the format has lines."""
+        name = self._url(info).rpartition("/")[2]
+        if not info.line:
+            return {i: f"record {info.start + i} of {name}" for i in positions}
+        with self._described.open(self._url(info)) as f:
+            before = lines_before(self._records(f, info)[0])
+        return {i: f"line {info.line + before[i]:,} of {name}" for i in positions}
+
+    def _decode(self, info: ChunkInfo) -> tuple[dict[str, np.ndarray], dict[int, str]]:
+        """Returns the chunk's columns, of `info.records` rows each; and by position what is wrong with bad records,
+        whose rows mean nothing."""
+        if self._format == "npy":
+            columns, bad = {c: self._rows(c, urls[info.file], info) for c, urls in self._urls.items()}, {}
+        else:
+            decoded = self._decoded(info)
+            columns, bad = {}, decoded.bad
+            for column, names in self.spec.source["fields"].items():
+                values = np.concatenate([decoded.fields[n] for n in names], axis=1)
+                columns[column] = values.reshape(-1, *self.spec.record_shape(column))
+        for name, array in columns.items():
+            if len(array) != info.records:
+                what = f"column {name} has {len(array)} records, {info.records} when described"
+                raise UsageError(what, rule="data", help=REMEDY)
+        return columns, bad
+
+    def _decoded(self, info: ChunkInfo) -> Decoded:
+        dtypes = {f: self.spec.types[c].dtype for c, fs in self.spec.source["fields"].items() for f in fs}
+        with self._described.open(self._url(info)) as f:
+            if self._format == "parquet":
+                opened = open_parquet(f, self._url(info))
+                return decode_parquet(opened, info.start, info.records, dtypes, self.spec.source["lists"])
+            records, header = self._records(f, info)
+        return decode_text(records, header, dtypes)
+
+    def _records(self, f: IO[bytes], info: ChunkInfo) -> tuple[list[Record], list[str] | None]:
+        """Returns the chunk's records of text, and the fields' names of CSV."""
+        header = csv_header(f.readline(), self._url(info)) if self._format == "csv" else None
+        f.seek(info.offset)
+        lines = io.BytesIO(f.read(info.size))
+        return list(json_records(lines) if header is None else csv_records(lines, len(header))), header
+
+    def _rows(self, column: str, url: str, info: ChunkInfo) -> np.ndarray:
+        offset, kind = self.spec.source["places"][url]
+        dtype, shape = np.dtype(kind), self.spec.record_shape(column)
+        size = dtype.itemsize * math.prod(shape)
+        with self._described.open(url) as f:
+            f.seek(offset + info.start * size)
+            array = np.frombuffer(f.read(info.records * size), dtype).reshape(-1, *shape)
+        return array.astype(dtype.newbyteorder("="))

@@ -1,0 +1,148 @@
+"""What describing files tells of their records: an error that names all bad fields, or a short warning of each kind."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from graphft.data import DataSpec, arrays, files
+from graphft.errors import GraphftError
+
+GOOD = [f"{i}.5,{i}" for i in range(300)]
+
+
+def described(path: Path, content: bytes, format: str = "csv", chunk_size: int = 50) -> DataSpec:
+    path.write_bytes(content)
+    return files(str(path), format, {"a": "a", "y": "y"}, {"y": "int64"}, chunk_size)
+
+
+def csv_with(rows: dict[int, str]) -> bytes:
+    """300 good records, those at the given lines replaced. Line 1 is the header."""
+    lines = ["a,y", *GOOD]
+    for line, row in rows.items():
+        lines[line - 1] = row
+    return "\n".join(lines).encode()
+
+
+def parquet(**table: Any) -> bytes:
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(table), out, row_group_size=100)
+    return out.getvalue()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_good_files_are_described_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert described(tmp_path / "f.csv", csv_with({})).records == 300
+    text = "\n".join(json.dumps({"a": i + 0.5, "y": i}) for i in range(300)).encode()
+    assert described(tmp_path / "f.jsonl", text, "jsonl").records == 300
+    assert described(tmp_path / "f.parquet", parquet(a=[0.5, 1.5], y=[0, 1]), "parquet").records == 2
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("red,{i}", "field a is 'red', no float32"),
+        ("1.5,2020-01-02", "field y is '2020-01-02', no int64"),
+        ("1.5,", "field y is empty, no int64"),
+        ("1.5,2.5", "field y is '2.5', no int64"),
+        ("1.5", "it has 1 fields, the header 2"),
+        ('1.5,{i},"x,y"', "it has 3 fields, the header 2"),
+    ],
+)
+def test_a_csv_file_that_is_bad_throughout(row: str, words: str, tmp_path: Path) -> None:
+    text = csv_with({line: row.format(i=line) for line in range(7, 302)})
+    with pytest.raises(GraphftError) as caught:
+        described(tmp_path / "f.csv", text)
+    assert caught.value.rule == "data"
+    assert caught.value.message == f"295 of 300 records cannot be read: line 7 of f.csv: {words}"
+
+
+def test_all_bad_fields_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(GraphftError) as caught:
+        described(tmp_path / "f.csv", csv_with({9: "red,1", 10: "1,blue", 11: "1,2,3", 12: "green,"}))
+    for words in (
+        "4 of 300",
+        "line 9 of f.csv: field a is 'red'",
+        "line 10 of f.csv: field y is 'blue'",
+        "line 11 of f.csv: it has 3",
+    ):
+        assert words in caught.value.message
+    with pytest.raises(GraphftError) as caught:
+        described(tmp_path / "f.parquet", parquet(a=["x"], y=pyarrow.array([1], "timestamp[ms]")), "parquet")
+    assert caught.value.message == "f.parquet: field a is string, no float32; field y is timestamp[ms], no int64"
+
+
+@pytest.mark.parametrize(("line", "row"), [(177, "red,1"), (301, "red,1"), (177, "1.5"), (177, "1.5,2,3")])
+def test_a_single_bad_record_is_a_warning(
+    line: int, row: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever it is."""
+    assert described(tmp_path / "f.csv", csv_with({line: row})).records == 300
+    (warning,) = warnings(caplog)
+    assert warning.startswith(f"1 of 300 records cannot be read: line {line} of f.csv: ")
+    assert warning.endswith("; they will be discarded")
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_empty_and_infinite_fields_are_one_warning(
+    format: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if format == "csv":
+        content = csv_with({3: ",1", 9: "nan,7", 10: "1e39,8", 11: "-inf,9"})
+    else:
+        values = ["1.5", "null", *["1.5"] * 5, "NaN", "1e39", "-Infinity", *["1.5"] * 290]
+        content = "\n".join(f'{{"a": {v}, "y": 1}}' for v in values).encode()
+    described(tmp_path / "f", content, format)
+    (warning,) = warnings(caplog)
+    assert (
+        warning == f"NaN (empty fields) or infinite values: a in 4 records (first: line {3 - (format == 'jsonl')} of f)"
+    )
+
+
+@pytest.mark.parametrize("first", ["a,y,caf\xe9\n".encode("latin-1"), "a,y\n1,2\n".encode("utf-16")])
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_a_header_in_another_encoding(first: bytes, format: str, tmp_path: Path) -> None:
+    with pytest.raises(GraphftError) as caught:
+        described(tmp_path / "f.csv", first, format)
+    assert caught.value.rule == "encoding"
+
+
+def test_fields_that_are_not_wanted_may_have_another_encoding(tmp_path: Path) -> None:
+    text = "a,y,name\n1,2,caf\xe9\n3,4,th\xe9\n".encode("latin-1")
+    assert described(tmp_path / "f.csv", text).records == 2
+
+
+@pytest.mark.parametrize("record", ['{"a": "red", "y": 1}', '{"a": 1.5}', '{"a": [1, 2], "y": 1}', "[1]", '{"a": 1.5'])
+def test_json_lines(record: str, tmp_path: Path) -> None:
+    with pytest.raises(GraphftError, match=r"1 of 2 records cannot be read: line 2 of f\.jsonl") as caught:
+        described(tmp_path / "f.jsonl", f'{{"a": 1, "y": 2}}\n{record}\n'.encode(), "jsonl")
+    assert caught.value.rule == "data"
+
+
+def test_nulls_of_parquet_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the first chunk."""
+    described(tmp_path / "f.parquet", parquet(a=[None] * 20 + [0.5] * 80, y=[1] * 100), "parquet", 100)
+    (warning,) = warnings(caplog)
+    assert "a in 20 records (first: record 0 of f.parquet)" in warning
+    with pytest.raises(GraphftError, match="field y is empty, no int64"):
+        described(tmp_path / "f.parquet", parquet(a=[0.5] * 100, y=[None] * 4 + [1] * 96), "parquet", 100)
+
+
+def test_arrays_with_values_that_are_not_finite(caplog: pytest.LogCaptureFixture) -> None:
+    x = np.ones((300, 2), np.float32)
+    x[7, 1], x[250, 0] = np.nan, np.inf
+    arrays(x=x, y=np.arange(300), z=x)
+    (warning,) = warnings(caplog)
+    assert "x in 2 of 300 records (the first is 7), z in 2 of 300" in warning
