@@ -30,10 +30,9 @@ from graphft.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured
 from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
 from graphft.ir import Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
-from graphft.mode import tell_mode
+from graphft.model_warnings import tell_mode
 from graphft.module_step import check_buffer, evaluating, parameter_written, tensors_of, unchanged
-from graphft.outside import refuse_outside
-from graphft.side_effects import side_effects_refused
+from graphft.refusals import refuse_outside, side_effects_refused
 from graphft.symbolic import Symbols
 from graphft.tracing import Recorder, Traced, emit, settle, storage, trace
 

@@ -21,10 +21,10 @@ from graphft.inputs import LossFn
 from graphft.ir import Dim, Kind, Operator, Program, Ref, Type, grad_name
 from graphft.literals import dtype_of, evaluate, names_in
 from graphft.locations import error_line, line_of
-from graphft.mode import listed
+from graphft.model_warnings import listed
 from graphft.module_pickle import Packed, copy_of, pack, source_digest
 from graphft.module_step import ModuleStep, tensors_of
-from graphft.outside import describe_tensor, leaves
+from graphft.refusals import describe_tensor, leaves
 
 log = logging.getLogger("graphft")
 

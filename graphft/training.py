@@ -19,11 +19,10 @@ from dataclasses import replace
 import torch
 
 from graphft import registry, schedule
-from graphft.changed_since import TakenOver
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
 from graphft.literals import dtype_of
-from graphft.mode import listed
+from graphft.model_warnings import TakenOver, listed
 from graphft.optim import SCALAR_STATE, Clip, ClipByValue, Group, Optimizer
 from graphft.refused_scheduler import refused_scheduler
 from graphft.torch_optim import groups_of

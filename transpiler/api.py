@@ -12,14 +12,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from graphft.changed_since import tell_changed_optimizer, tell_changed_weights
 from graphft.data import DataSpec
 from graphft.devices import find_device
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
-from graphft.nonfinite_values import tell_nonfinite
+from graphft.model_warnings import tell_changed_optimizer, tell_changed_weights, tell_nonfinite
 from graphft.option_names import is_whole, unknown_option
 from graphft.reducers import columns_of
 from graphft.transpiler.config import JobConfig

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
-from graphft.nonfinite_values import tell_nonfinite
+from graphft.model_warnings import tell_nonfinite
 from graphft.option_names import is_whole
 from graphft.runtime.checkpoint.described import LOADED, MADE, made
 from graphft.runtime.checkpoint.manifest import SOURCE, Manifest

@@ -1,18 +1,25 @@
-"""Tensors that would train in eager torch, but are not the model's: a program would hold them as constants.
+"""What `loss_fn` may not do while it is traced, because the program would silently compute something else.
 
-The loss may close over another module, or a model keep layers in a plain list. What gradients reach in the autograd
-graph of the loss is looked at, so a tensor that is used under `no_grad()`, or detached, is no concern.
+Tensors that would train in eager torch, but are not the model's, would be constants of the program (`refuse_outside`):
+the loss may close over another module, or a model keep layers in a plain list. What gradients reach in the autograd
+graph of the loss is looked at, so a tensor that is used under `no_grad()`, or detached, is no concern. `backward()`
+would be lost, and a gradient scaler's scale kept (`side_effects_refused`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
+from graphft.locations import TRACED, user_line
 
 LineOf = Callable[[Any], str]
 """The user's line of a node of the autograd graph; "" if it is not known."""
@@ -68,3 +75,41 @@ def leaves(loss: Tensor, line_of: LineOf) -> list[tuple[Tensor, str]]:
                 seen.add(following)
                 waiting.append(following)
     return list(found.values())
+
+
+_HELP = {
+    "backward": "return the loss and leave backward(), clipping and the optimizer's step out: build() and minimize() "
+    "append them, clipping as graphft.minimize(program, optimizer, graphft.ClipByGlobalNorm(1.0))",
+    "scale": "leave it out: gradients would stay scaled. torch.autocast works without a scaler (bfloat16 needs none); "
+    "GradScaler(enabled=False) changes nothing, and may stay",
+}
+_PATCHING = threading.RLock()
+"""One capture at a time changes what torch's functions do, and changes it back."""
+
+
+@contextmanager
+def side_effects_refused() -> Iterator[None]:
+    """Raises UsageError[side-effect] at such a call of this thread; another may train a model meanwhile."""
+    mine, backward, scale = threading.get_ident(), torch.autograd.backward, torch.amp.GradScaler.scale
+
+    def refuse(name: str) -> None:
+        if threading.get_ident() == mine:
+            line = user_line(sys._getframe(2), until=TRACED)
+            what = f"{line}{': ' * bool(line)}{name}() is called while the loss is computed"
+            raise UsageError(what, rule="side-effect", help=_HELP[name])
+
+    def no_backward(*args: Any, **kwargs: Any) -> Any:
+        refuse("backward")
+        return backward(*args, **kwargs)
+
+    def no_scale(self: Any, outputs: Any) -> Any:
+        if self.is_enabled():
+            refuse("scale")
+        return scale(self, outputs)
+
+    with _PATCHING:
+        torch.autograd.backward, torch.amp.GradScaler.scale = no_backward, no_scale  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autograd.backward, torch.amp.GradScaler.scale = backward, scale  # type: ignore[method-assign]
