@@ -1,21 +1,24 @@
 """The interface of engines: an engine starts, stops and watches processes of roles somewhere, and does nothing else.
 
 The launcher's supervisor decides which processes there are to be, and starts again what died, on every engine alike.
-An engine knows nothing of training, and of etcd. To write one: a class with the methods of `Engine`, whose `start`
-returns something that can be used like a `subprocess.Popen` (`Process`), and a dataclass of its options with a method
-`open` (`Options`); `tests/engines/conformance.py` is what holds for it.
+An engine knows nothing of training, and of etcd. To write one: an `Engine`, whose `start` returns a `Process`, and a
+dataclass of its options with a method `open` (`Options`); `tests/engines/conformance.py` is what holds for it.
 """
 
 from __future__ import annotations
 
 import importlib
+import subprocess
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.process.identity import Identity
+from graphft.runtime.process.identity import UNKNOWN, Identity
+from graphft.runtime.process.log_tail import last_lines
 
 ENGINES = {
     "local": "local:Local",
@@ -63,35 +66,51 @@ class Run:
         folder."""
         return self.job_dir / "logs" / f"{order.role}-{order.index}.log"
 
+    def arguments(self, order: Order) -> list[str]:
+        """Returns those of `graphft start` on any machine."""
+        return [order.role, f"--job={self.job}", f"--etcd={order.etcd}", f"--index={order.index}"]
 
-class Process(Protocol):
+
+class Process(ABC):
     """One process of a role, wherever it is: to be used like a `subprocess.Popen`."""
 
-    @property
-    def pid(self) -> int:
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.pid = 0
         """On its own machine; 0 until it exists. One that has ended, and has none, was never made."""
-
-    @property
-    def identity(self) -> Identity:
+        self.identity: Identity = UNKNOWN
         """UNKNOWN until it exists, or if its machine does not tell."""
-
-    @property
-    def place(self) -> str:
+        self.place = ""
         """Tells people the machine: "" for this one, and until it is known; "waiting for ..." while the engine has no
         room for it."""
+        self._status: int | None = None
+        self._made, self._ended = threading.Event(), threading.Event()
 
     def await_made(self) -> Identity:
         """Returns when it exists, or never will."""
+        self._made.wait()
+        return self.identity
 
     def poll(self) -> int | None:
-        """Its exit status, as of the last `wait`: somebody is to wait for it all the time. Negative: that signal.
-        A process whose machine is lost was killed by SIGKILL."""
+        """Returns its exit status, as of the last `wait`: somebody is to wait for it all the time. Negative: that
+        signal. A process whose machine is lost was killed by SIGKILL."""
+        return self._status
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+        if not self._ended.wait(timeout) or self._status is None:
+            raise subprocess.TimeoutExpired(self.order.name, timeout or 0.0)
+        return self._status
 
+    @abstractmethod
     def send_signal(self, signum: int) -> None:
         """SIGTERM asks it to leave, SIGKILL ends it; for one that has no room yet, both take the order back."""
+
+    def end(self, status: int) -> None:
+        """Notes that it has ended, unless that is known."""
+        self._status = status if self._status is None else self._status
+        self._made.set()
+        self._ended.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,42 +121,59 @@ class Listed:
     index: int
     place: str
     state: str
-    """"waiting", "running" or "ended"."""
+    """"waiting" or "running"."""
     pid: int = 0
     """On its own machine; 0 while it is not known."""
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """The engine of one run. Made by `Options.open`."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._processes: list[Any] = []
+        """Those that have not ended, and some that have."""
 
     @property
     def host(self) -> str:
         """The address of this machine at which its processes reach an etcd of the launcher's; "": they run on this
         machine, and reach its loopback. Raises UsageError if they reach none."""
+        return ""
 
     def prepare(self) -> None:
         """Gets ready, and does not wait for it: processes will be wanted soon. What it has begun, `close` ends."""
+        return
 
+    @abstractmethod
     def start(self, order: Order) -> Process:
         """Returns at once. Raises EngineError or OSError: it is tried again, later and later; UsageError: never."""
 
     def list(self) -> Sequence[Listed]:
-        """All that it started and that has not ended."""
+        """All that it started and that has not ended. From any thread."""
+        return [
+            Listed(p.order.role, p.order.index, p.place, "running" if p.pid else "waiting", p.pid)
+            for p in self._processes
+            if p.poll() is None
+        ]
 
     def logs(self, order: Order, lines: int) -> Sequence[str]:
         """The last lines that the role's processes wrote; none if they are out of reach."""
+        return last_lines(self.run.log(order), lines)
 
     def step(self) -> None:
         """Does what is to be done all the time; called several times a second. Does not wait. Raises UsageError when it
         finds that the job can never run."""
+        return
 
     def lacks_room(self, process: Process) -> bool:
         """True for an order that waits for room that others have; False for one that may just take its time."""
         return False
 
+    @abstractmethod
     def cancel_orders(self) -> None:
         """Starts nothing more; a process that does not exist yet never will."""
 
+    @abstractmethod
     def close(self) -> None:
         """Ends all that it started, the engine's own helpers, too."""
 

@@ -31,7 +31,8 @@ from typing import Any
 
 import psutil
 
-from graphft.runtime.process.identity import UNKNOWN, Identity, identify
+from graphft.runtime.engines.base import Order, Process
+from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, die_with_parent, spawn
 
 SUPPORTED = sys.platform.startswith("linux")
@@ -44,50 +45,33 @@ END_SECONDS = 5.0
 """The end of a killed process is waited for so long: only the kernel can keep it from ending."""
 
 
-class Forked:
-    """A role that the fork server makes; `pid` is 0 until it exists."""
+class Forked(Process):
+    """A role that the fork server makes."""
 
-    place = ""
-
-    def __init__(self) -> None:
-        self.pid = 0
-        self.identity = UNKNOWN
+    def __init__(self, order: Order) -> None:
+        super().__init__(order)
         self.asked_at = time.monotonic()
-        self.returncode: int | None = None
-        self._made, self._ended = threading.Event(), threading.Event()
         self._waiting = threading.Lock()
 
     def made(self, pid: int) -> None:
         """0: it will never exist, for the fork server is dead."""
-        self.pid = pid
-        if pid:
-            self.identity = identify(pid)
-        else:
-            self.returncode = EXIT_FAILED
-            self._ended.set()
+        if not pid:
+            self.end(EXIT_FAILED)
+            return
+        self.pid, self.identity = pid, identify(pid)
         self._made.set()
 
-    def await_made(self) -> Identity:
-        """Returns its identity, when it exists, or never will."""
-        self._made.wait()
-        return self.identity
-
-    def poll(self) -> int | None:
-        """Returns its status as of the last `wait`: somebody is to wait for it all the time."""
-        return self.returncode
-
     def wait(self, timeout: float | None = None) -> int:
-        if timeout is not None and not self._ended.wait(timeout):
-            raise subprocess.TimeoutExpired(f"role {self.pid}", timeout)
+        if timeout is not None:
+            return super().wait(timeout)
         self._made.wait()
         with self._waiting:
-            if self.returncode is None:
-                self.returncode = _await_end(self.pid)
-                self._ended.set()
-        return self.returncode
+            status = self._status if self._status is not None else _await_end(self.pid)
+            self.end(status)
+        return status
 
     def send_signal(self, signum: int) -> None:
-        if self._made.wait(MADE_SECONDS) and self.returncode is None:
+        if self._made.wait(MADE_SECONDS) and self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signum)
 
@@ -124,15 +108,15 @@ class ForkServer:
         self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
         self._reader.start()
 
-    def fork(self, role: str, index: int, etcd: str, log: Path) -> Forked:
+    def fork(self, order: Order, log: Path) -> Forked:
         """Has the role made; its output goes to `log`. Raises OSError if the fork server is dead."""
         with self._lock:
             if not self.alive:
                 raise BrokenPipeError("the fork server is dead")
             number = next(self._ids)
-            order = json.dumps({"id": number, "role": role, "index": index, "etcd": etcd, "log": str(log)})
-            self._send(order.encode() + b"\n")
-            forked = self._asked[number] = Forked()
+            told = {"id": number, "role": order.role, "index": order.index, "etcd": order.etcd, "log": str(log)}
+            self._send(json.dumps(told).encode() + b"\n")
+            forked = self._asked[number] = Forked(order)
         return forked
 
     def _send(self, line: bytes) -> None:

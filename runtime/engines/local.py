@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
-from graphft.runtime.engines.base import Engine, Listed, Order, Process, Run
+from graphft.runtime.engines.base import Engine, Order, Process, Run
 from graphft.runtime.engines.fork_server import SUPPORTED, ForkServer
-from graphft.runtime.process.identity import Identity, identify
+from graphft.runtime.process.identity import identify
 from graphft.runtime.process.log_tail import ERROR_LINES, error_in, last_lines
 from graphft.runtime.process.role_process import EXIT_USAGE, start_role
 
@@ -25,16 +24,13 @@ FORK_SERVER_AFTER_SECONDS = 5.0
 """A fork server that died is not replaced for so long: processes that need the machine now come first."""
 
 
-class Started:
+class Started(Process):
     """A role that was started from nothing."""
 
-    place = ""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, order: Order, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(order)
         self.process, self.pid, self.identity = process, process.pid, identify(process.pid)
-
-    def await_made(self) -> Identity:
-        return self.identity
+        self._made.set()
 
     def poll(self) -> int | None:
         return self.process.poll()
@@ -61,11 +57,9 @@ class Local:
 class LocalEngine(Engine):
     """`fork_server`: see `Local`."""
 
-    host = ""
-
     def __init__(self, run: Run, *, fork_server: bool = True) -> None:
-        self.run, self._forks = run, fork_server and SUPPORTED
-        self._started: list[tuple[Order, Process]] = []
+        super().__init__(run)
+        self._forks = fork_server and SUPPORTED
         self._next_fork_server: float | None = None
         self._fork_server: ForkServer | None = None
 
@@ -77,28 +71,22 @@ class LocalEngine(Engine):
         log_file = self.run.log(order)
         log_file.parent.mkdir(parents=True, exist_ok=True)
         process = self._fork(order, log_file) or self._spawn(order, log_file)
-        self._started = [(o, p) for o, p in self._started if p.poll() is None] + [(order, process)]
+        self._processes = [p for p in self._processes if p.poll() is None] + [process]
         return process
 
     def _spawn(self, order: Order, log_file: Path) -> Process:
         arguments = [order.role, "--job", str(self.run.job_dir), "--etcd", order.etcd, "--index", str(order.index)]
-        return Started(start_role(arguments, log_file, self.run.environment))
+        return Started(order, start_role(arguments, log_file, self.run.environment))
 
     def _fork(self, order: Order, log_file: Path) -> Process | None:
         """This role, made by the fork server; None if there is none. One that died is replaced a little later."""
         if self._fork_server is None:
             return None
         try:
-            return self._fork_server.fork(order.role, order.index, order.etcd, log_file)
+            return self._fork_server.fork(order, log_file)
         except OSError:
             self._drop_fork_server(self._fork_server, "is dead")
             return None
-
-    def list(self) -> Sequence[Listed]:
-        return [Listed(o.role, o.index, "", "running", p.pid) for o, p in self._started if p.poll() is None]
-
-    def logs(self, order: Order, lines: int) -> Sequence[str]:
-        return last_lines(self.run.log(order), lines)
 
     def step(self) -> None:
         if self._fork_server is not None and self._fork_server.stuck:

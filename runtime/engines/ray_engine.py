@@ -12,11 +12,10 @@ import logging
 import math
 import os
 import signal
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,9 @@ from ray import exceptions
 from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.util import get_node_ip_address
 
-from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Process, Run
+from graphft.runtime.engines.base import Engine, EngineError, Order, Process, Run
 from graphft.runtime.engines.ray_role import News, RoleActor
-from graphft.runtime.process.identity import UNKNOWN, Identity
-from graphft.runtime.process.log_tail import last_lines
+from graphft.runtime.process.identity import UNKNOWN
 from graphft.runtime.process.role_process import EXIT_FAILED
 from graphft.transpiler import read_record
 
@@ -49,14 +47,15 @@ class RayEngine(Engine):
     """Made by `Ray.open`. `resources`: by role, what one process takes."""
 
     def __init__(self, run: Run, address: str, resources: Mapping[str, Amounts]) -> None:
-        self.run, self._resources = run, resources
+        super().__init__(run)
+        self._resources = resources
         self._connected = not ray.is_initialized()
         """True if the connection to Ray is this engine's own."""
         if self._connected:
             ray.init(address or None, log_to_driver=False)
         self._namespace = f"graphft-{read_record(run.job_dir).run_id}"
         self._folder = os.path.join(tempfile.gettempdir(), "graphft-ray", self._namespace)
-        self._processes: list[tuple[Order, RayProcess]] = []
+        self._processes: list[RayProcess] = []
         self._numbers = itertools.count()
         self._closing = False
 
@@ -64,13 +63,10 @@ class RayEngine(Engine):
     def host(self) -> str:
         return os.environ.get("GRAPHFT_HOST") or str(get_node_ip_address())
 
-    def prepare(self) -> None:
-        """Nothing is needed beforehand."""
-
     def start(self, order: Order) -> RayProcess:
         if self._closing:
             raise EngineError("the engine is being closed", rule="engine")
-        command = ["start", order.role, "--job", self.run.job, "--etcd", order.etcd, "--index", str(order.index)]
+        command = ["start", *self.run.arguments(order)]
         try:
             actor = self._actor(order).remote(order.name, self._folder, command, dict(self.run.environment))
         except NO_ANSWER as error:
@@ -78,30 +74,18 @@ class RayEngine(Engine):
         log_file = self.run.log(order)
         log_file.parent.mkdir(parents=True, exist_ok=True)
         wants = ", ".join(f"{name}: {amount:g}" for name, amount in self._wants(order.role).items())
-        process = RayProcess(order.name, actor, f"waiting for {{{wants}}}", log_file)
-        self._processes = [(o, p) for o, p in self._processes if p.poll() is None] + [(order, process)]
+        process = RayProcess(order, actor, f"waiting for {{{wants}}}", log_file)
+        self._processes = [p for p in self._processes if p.poll() is None] + [process]
         return process
-
-    def list(self) -> Sequence[Listed]:
-        return [
-            Listed(o.role, o.index, p.place, "running" if p.pid else "waiting", p.pid)
-            for o, p in self._processes
-            if p.poll() is None
-        ]
-
-    def logs(self, order: Order, lines: int) -> Sequence[str]:
-        return last_lines(self.run.log(order), lines)
-
-    def step(self) -> None:
-        """Each process has a thread."""
 
     def lacks_room(self, process: Process) -> bool:
         """Asks Ray as its autoscaler does. Ray does not say which actor waits, but what it takes. False for what no
         node could take if it were empty."""
-        found = next(((o, p) for o, p in self._processes if p is process), None)
-        if found is None or process.pid or time.monotonic() - found[1].ordered_at < PLACE_SECONDS:
+        if not isinstance(process, RayProcess) or process.pid:
             return False
-        wants = self._wants(found[0].role)
+        if time.monotonic() - process.ordered_at < PLACE_SECONDS:
+            return False
+        wants = self._wants(process.order.role)
         try:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             fits = any(all(node.get(name, 0) >= amount for name, amount in wants.items()) for node in nodes)
@@ -111,16 +95,16 @@ class RayEngine(Engine):
 
     def cancel_orders(self) -> None:
         self._closing = True
-        for _, process in self._processes:
+        for process in self._processes:
             if not process.pid:
                 process.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
         self._closing = True
-        for _, process in self._processes:
+        for process in self._processes:
             process.send_signal(signal.SIGKILL)
         end = time.monotonic() + CLOSE_SECONDS
-        for _, process in self._processes:
+        for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
         if self._connected and ray.is_initialized():
             ray.shutdown()
@@ -143,42 +127,24 @@ class RayEngine(Engine):
         )
 
 
-class RayProcess:
-    """To be used like a `subprocess.Popen`. Its output is appended to `log_file`, if this machine can write that.
+class RayProcess(Process):
+    """Its output is appended to `log_file`, if this machine can write that.
 
     An actor that is lost, with its node or alone, is a process that SIGKILL has ended.
     """
 
-    def __init__(self, name: str, actor: Any, place: str, log_file: Path) -> None:
-        self.name, self.actor, self.place, self._log = name, actor, place, log_file
-        self.identity = UNKNOWN
+    def __init__(self, order: Order, actor: Any, place: str, log_file: Path) -> None:
+        super().__init__(order)
+        self.actor, self.place, self._log = actor, place, log_file
         self.ordered_at = time.monotonic()
-        self._returncode: int | None = None
         self._killed_by = 0
         """The signal that ended it before it existed, or that killed it."""
-        self._made, self._ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._follow, name=f"ray: {name}", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name=f"ray: {order.name}", daemon=True)
         self._thread.start()
-
-    @property
-    def pid(self) -> int:
-        return self.identity.pid
-
-    def await_made(self) -> Identity:
-        self._made.wait()
-        return self.identity
-
-    def poll(self) -> int | None:
-        return self._returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        if not self._ended.wait(timeout) or self._returncode is None:
-            raise subprocess.TimeoutExpired(self.name, timeout or 0.0)
-        return self._returncode
 
     def send_signal(self, signum: int) -> None:
         """SIGKILL ends the actor, with its process, and whether or not its node answers."""
-        if self._returncode is not None:
+        if self._status is not None:
             return
         if signum == signal.SIGKILL or (signum == signal.SIGTERM and not self._made.is_set()):
             self._killed_by = self._killed_by or signum
@@ -206,12 +172,11 @@ class RayProcess:
             self._write(news.output)
             if news.identity != UNKNOWN:
                 self.identity, self.place = news.identity, f"node {news.node[:8]}"
+                self.pid = news.identity.pid
                 self._made.set()
             status = news.status
         self._kill_actor()  # gives its resources back
-        self._returncode = status
-        self._ended.set()
-        self._made.set()
+        self.end(status)
 
     def _status_of(self, error: BaseException) -> int:
         lost = isinstance(error, exceptions.RayActorError) and not error.actor_init_failed

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from graphft.runtime.engines.base import Engine, Listed, Order, Run
+from graphft.runtime.engines.base import Engine, Order, Process, Run
 from graphft.runtime.engines.remote_task import Begun, Ended
-from graphft.runtime.process.identity import UNKNOWN, Identity
-from graphft.runtime.process.log_tail import last_lines
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, tied
 
 T = TypeVar("T")
@@ -41,7 +39,7 @@ LOOKED_AT = 20
 """So many machines' addresses are looked at, to find the one of this machine that they reach."""
 
 
-class RemoteStep(ABC):
+class RemoteStep(Process):
     """A role on another machine, or the wish for one. Its output is appended to `log`.
 
     `command`: the program, with `given` on its stdin, which stays open; None: it has none. `waits_for`: what it waits
@@ -62,9 +60,8 @@ class RemoteStep(ABC):
         given: bytes | None = None,
         after: Sequence[RemoteStep] = (),
     ) -> None:
-        self.order, self.environment = order, environment
-        self.pid = 0
-        self.identity: Identity = UNKNOWN
+        super().__init__(order)
+        self.environment = environment
         self.place = f"waiting for {waits_for}"
         self.asked_at = time.monotonic()
         self.refused = ""
@@ -73,26 +70,12 @@ class RemoteStep(ABC):
         """True if it had begun, and was heard of no more: its machine is lost, or the way to it."""
         self.begun: Begun | None = None
         self._given = given
-        self._status: int | None = None
         self._killed_at: float | None = None
         self._program: subprocess.Popen[bytes] | None = None
         self._spawning = threading.Lock()
-        self._began, self._ended = threading.Event(), threading.Event()
         log.parent.mkdir(parents=True, exist_ok=True)
         log.open("ab").close()
         threading.Thread(target=self._run, args=(command, log, after), name=f"start {order.name}", daemon=True).start()
-
-    def await_made(self) -> Identity:
-        self._began.wait()
-        return self.identity
-
-    def poll(self) -> int | None:
-        return self._status
-
-    def wait(self, timeout: float | None = None) -> int:
-        if not self._ended.wait(timeout):
-            raise subprocess.TimeoutExpired(self.order.name, timeout or 0.0)
-        return self._status or 0
 
     def send_signal(self, signum: int) -> None:
         if self._status is not None:
@@ -121,8 +104,8 @@ class RemoteStep(ABC):
         if self._status is None and self._killed_at is not None and time.monotonic() > self._killed_at + seconds:
             self._signal_program(signal.SIGKILL)
 
-    def end(self, why: str) -> None:
-        """It takes too long to begin."""
+    def refuse(self, why: str) -> None:
+        """Ends it because it takes too long to begin."""
         self.refused = why
         self._signal_program(signal.SIGKILL)
 
@@ -139,15 +122,13 @@ class RemoteStep(ABC):
     def _run(self, command: Sequence[str], log: Path, after: Sequence[RemoteStep]) -> None:
         end, status = time.monotonic() + TURN_SECONDS, EXIT_LEASE_LOST
         for other in after:
-            other._began.wait(max(0.0, end - time.monotonic()))
+            other._made.wait(max(0.0, end - time.monotonic()))
         try:
             status = self._await_end(command, log)
         except OSError as error:
             self.refused = str(error)
         finally:
-            self._status = status
-            self._began.set()
-            self._ended.set()
+            self.end(status)
 
     def _await_end(self, command: Sequence[str], log: Path) -> int:
         """Returns the role's exit status; EXIT_LEASE_LOST if it was never begun."""
@@ -180,7 +161,7 @@ class RemoteStep(ABC):
                 elif (begun := _decode(line, Begun)) is not None:
                     self.identity, self.pid, self.place = begun.process, begun.pid, self.placed(begun)
                     self.begun = begun
-                    self._began.set()
+                    self._made.set()
         return None
 
     @staticmethod
@@ -257,8 +238,8 @@ class RemoteEngine(Engine, Generic[Step]):
     """To be made an engine by `start`, `host` and `noted`."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._steps: list[Step] = []
+        super().__init__(run)
+        self._processes: list[Step] = []
         self._cancelled = False
 
     @property
@@ -270,45 +251,31 @@ class RemoteEngine(Engine, Generic[Step]):
     def noted(self, step: Step) -> None:
         """Learns what there is to be learnt of a process that exists, or has ended. Called again and again."""
 
-    def prepare(self) -> None:
-        """Nothing is needed beforehand."""
-
-    def list(self) -> Sequence[Listed]:
-        """May be called from any thread: it changes nothing."""
-        return [
-            Listed(step.order.role, step.order.index, step.place, "running" if step.pid else "waiting", step.pid)
-            for step in self._steps
-            if step.poll() is None
-        ]
-
-    def logs(self, order: Order, lines: int) -> Sequence[str]:
-        return last_lines(self._run.log(order), lines)
-
     def step(self) -> None:
         self.look()
-        for step in self._steps:
+        for step in self._processes:
             step.give_up()
 
     def cancel_orders(self) -> None:
         self._cancelled = True
-        for step in self._steps:
+        for step in self._processes:
             step.take_back()
 
     def close(self) -> None:
         self._cancelled = True
-        for step in self._steps:
+        for step in self._processes:
             step.send_signal(signal.SIGKILL)
         end = time.monotonic() + CLOSE_SECONDS
-        while any(step.poll() is None for step in self._steps) and time.monotonic() < end:
+        while any(step.poll() is None for step in self._processes) and time.monotonic() < end:
             time.sleep(0.05)
-        for step in self._steps:
+        for step in self._processes:
             step.give_up(0.0)
 
     def look(self) -> None:
         """Forgets what has ended."""
-        over = [step for step in self._steps if step.poll() is not None]
-        self._steps = [step for step in self._steps if step not in over]
-        for step in [*over, *(step for step in self._steps if step.pid)]:
+        over = [step for step in self._processes if step.poll() is not None]
+        self._processes = [step for step in self._processes if step not in over]
+        for step in [*over, *(step for step in self._processes if step.pid)]:
             self.noted(step)
 
 

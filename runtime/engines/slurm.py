@@ -117,10 +117,10 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
         if self._cancelled or refusal is not None:
             why = refusal.why if refusal is not None else "all orders were taken back"
             raise EngineError(f"Slurm refuses it: {why}", rule="slurm", help="see `sinfo`, and the options of srun")
-        served = [step for step in self._steps if step.order.role != "trainer"]
+        served = [step for step in self._processes if step.order.role != "trainer"]
         after = served if order.role == "trainer" and not self._allocated else ()
-        step = SlurmStep(order, self.command(order), self._role_environment(), self._run.log(order), after)
-        self._steps.append(step)
+        step = SlurmStep(order, self.command(order), self._role_environment(), self.run.log(order), after)
+        self._processes.append(step)
         return step
 
     def noted(self, step: SlurmStep) -> None:
@@ -142,17 +142,14 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
             "--nodes=1",
             "--ntasks=1",
             "--input=none",
-            f"--job-name={name if self._allocated else f'{self._run.job_dir.name}.{name}'}",
+            f"--job-name={name if self._allocated else f'{self.run.job_dir.name}.{name}'}",
             *_resources(
-                {**(self._task() if order.role == "trainer" else {}), **self._run.resources.get(order.role, {})}
+                {**(self._task() if order.role == "trainer" else {}), **self.run.resources.get(order.role, {})}
             ),
             sys.executable,
             "-m",
             "graphft.runtime.engines.remote_task",
-            order.role,
-            f"--job={self._run.job}",
-            f"--etcd={order.etcd}",
-            f"--index={order.index}",
+            *self.run.arguments(order),
         ]
 
     def _task(self) -> Mapping[str, float]:
@@ -169,7 +166,7 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
             for name, value in self._environ.items()
             if name in KEPT or not (self._allocated and name.startswith(("SLURM_", "SRUN_")))
         }
-        return {**kept, **self._run.environment, "PYTHONPATH": python_path(self._environ)}
+        return {**kept, **self.run.environment, "PYTHONPATH": python_path(self._environ)}
 
 
 def _resources(wanted: Mapping[str, float]) -> list[str]:

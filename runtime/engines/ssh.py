@@ -144,19 +144,19 @@ class SshEngine(RemoteEngine[SshStep]):
         if not free:
             raise EngineError(f"no machine takes it now: {self._reasons()}", rule="ssh", help="see `ssh HOST`")
         host = min(free, key=lambda host: self._load(host, order.role))
-        connecting = [step for step in self._steps if step.host == host and step.begun is None]
+        connecting = [step for step in self._processes if step.host == host and step.begun is None]
         step = SshStep(
-            host, order, self._command(host), self._run.log(order), self._told(order), connecting[: 1 - CONNECTING]
+            host, order, self._command(host), self.run.log(order), self._told(order), connecting[: 1 - CONNECTING]
         )
-        self._steps.append(step)
+        self._processes.append(step)
         return step
 
     def step(self) -> None:
         super().step()
         late = time.monotonic() - BEGIN_SECONDS
-        for step in self._steps:
+        for step in self._processes:
             if step.begun is None and step.asked_at < late:
-                step.end(f"it has not begun within {BEGIN_SECONDS:.0f} s")
+                step.refuse(f"it has not begun within {BEGIN_SECONDS:.0f} s")
         tries = [found.times if (found := self._refusals.get(host)) else 0 for host in self._hosts]
         if not self._worked and min(tries) >= TRIES:
             try_it = f"`ssh HOST {self._python} -m graphft --help`"
@@ -180,7 +180,7 @@ class SshEngine(RemoteEngine[SshStep]):
         return "; ".join(f"{host}: {refusal.why}" for host, refusal in found.items() if refusal)
 
     def _load(self, host: str, role: str) -> tuple[int, int]:
-        there = [step.order.role for step in self._steps if step.host == host]
+        there = [step.order.role for step in self._processes if step.host == host]
         return there.count(role), len(there)
 
     @property
@@ -198,11 +198,10 @@ class SshEngine(RemoteEngine[SshStep]):
         forwarded = {name: v for name, v in os.environ.items() if any(fnmatch.fnmatch(name, p) for p in patterns)}
         path = {} if self._options.python else {"PYTHONPATH": python_path()}
         task = ["-m", "graphft.runtime.engines.remote_task", TIED]
-        role = [order.role, f"--job={self._run.job}", f"--etcd={order.etcd}", f"--index={order.index}"]
         told = {
             "folder": os.getcwd(),
-            "environment": {**forwarded, **path, **self._run.environment},
-            "command": [*task, *role],
+            "environment": {**forwarded, **path, **self.run.environment},
+            "command": [*task, *self.run.arguments(order)],
         }
         return json.dumps(told).encode() + b"\n"
 

@@ -101,7 +101,7 @@ def test_begun_and_killed(opened: Opened, cluster: SlurmCluster) -> None:
     identity = step.await_made()
     assert psutil.Process(step.pid).cmdline()[-4:-1] == [
         "trainer",
-        f"--job={engine._run.job}",
+        f"--job={engine.run.job}",
         f"--etcd={step.order.etcd}",
     ]
     assert identity.visible  # all nodes are this machine
@@ -118,7 +118,7 @@ def test_begun_and_killed(opened: Opened, cluster: SlurmCluster) -> None:
 
 def test_signals_reach_the_role(opened: Opened) -> None:
     step = opened().start(trainer())
-    log = opened()._run.log(step.order)
+    log = opened().run.log(step.order)
     before = log.read_text()
     until(lambda: "not answer" in log.read_text()[len(before) :], PATIENCE)
     step.send_signal(signal.SIGUSR1)

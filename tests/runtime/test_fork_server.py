@@ -18,7 +18,7 @@ import pytest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.engines import fork_server as fork_server_module
 from graphft.runtime.engines import local as module
-from graphft.runtime.engines.base import Run
+from graphft.runtime.engines.base import Order, Run
 from graphft.runtime.engines.fork_server import SUPPORTED, Forked, ForkServer
 from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import Etcd
@@ -37,10 +37,11 @@ SILENT = "127.0.0.1:1"
 LAUNCHER = """
 import sys, time
 from pathlib import Path
+from graphft.runtime.engines.base import Order
 from graphft.runtime.engines.fork_server import ForkServer
 folder, etcd = Path(sys.argv[1]), sys.argv[2]
 fork_server = ForkServer(folder, {"OMP_NUM_THREADS": "1"})
-role = fork_server.fork("trainer", 0, etcd, folder / "logs" / "trainer-0.log")
+role = fork_server.fork(Order("trainer", 0, etcd), folder / "logs" / "trainer-0.log")
 while not role.pid:
     time.sleep(0.01)
 print(role.pid, fork_server.process.pid, flush=True)
@@ -57,7 +58,7 @@ def fork_server(saved: Path) -> Iterator[ForkServer]:
 
 def test_roles_are_forked_and_their_ends_are_told(saved: Path, fork_server: ForkServer) -> None:
     logs = [saved / "logs" / f"trainer-{i}.log" for i in range(2)]
-    roles = [fork_server.fork("trainer", i, NOWHERE, log) for i, log in enumerate(logs)]
+    roles = [fork_server.fork(Order("trainer", i, NOWHERE), log) for i, log in enumerate(logs)]
     assert [role.wait(120) for role in map(waited, roles)] == [2, 2]
     for i, log in enumerate(logs):
         assert f"[trainer {i}] error[etcd-endpoint]" in log.read_text()
@@ -72,7 +73,7 @@ def waited(role: Forked) -> Forked:
 
 
 def test_a_role_is_this_processs_child_and_outlives_the_fork_server(saved: Path, fork_server: ForkServer) -> None:
-    role = fork_server.fork("pserver", 0, SILENT, saved / "logs" / "pserver-0.log")
+    role = fork_server.fork(Order("pserver", 0, SILENT), saved / "logs" / "pserver-0.log")
     waited(role)
     until(lambda: role.pid)
     process = psutil.Process(role.pid)
@@ -82,7 +83,7 @@ def test_a_role_is_this_processs_child_and_outlives_the_fork_server(saved: Path,
     until(lambda: not fork_server.alive)
     assert process.is_running()
     with pytest.raises(OSError, match="dead"):
-        fork_server.fork("trainer", 0, NOWHERE, saved / "logs" / "trainer-0.log")
+        fork_server.fork(Order("trainer", 0, NOWHERE), saved / "logs" / "trainer-0.log")
     role.send_signal(signal.SIGKILL)
     assert role.wait(120) == -signal.SIGKILL
 
@@ -181,7 +182,7 @@ def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_
 
 def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path, fork_server: ForkServer) -> None:
     """A role that was forked, and that the launcher does not know, would exist twice."""
-    role = waited(fork_server.fork("pserver", 0, SILENT, saved / "logs" / "pserver-0.log"))
+    role = waited(fork_server.fork(Order("pserver", 0, SILENT), saved / "logs" / "pserver-0.log"))
     until(lambda: role.pid)
     until(lambda: os.getpgid(role.pid) == os.getpgid(0))  # it was told of, and is the launcher's from then on
     untold = subprocess.Popen(["sleep", "60"], process_group=fork_server.process.pid)  # as a fork is

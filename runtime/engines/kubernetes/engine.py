@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphft.errors import UsageError
-from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Process, Run
+from graphft.runtime.engines.base import Engine, EngineError, Order, Process, Run
 from graphft.runtime.engines.kubernetes.manifests import USUAL, Pods, object_name
-from graphft.runtime.process.identity import UNKNOWN, Identity
 from graphft.transpiler import read_record
 
 log = logging.getLogger("graphft")
@@ -97,7 +96,8 @@ class KubernetesEngine(Engine):
     that died before are ended."""
 
     def __init__(self, run: Run, options: Kubernetes) -> None:
-        self.run, self.options = run, options
+        super().__init__(run)
+        self.options = options
         config = read_record(run.job_dir).config
         self.kubectl = Kubectl(options.kubectl)
         machine = f"{socket.gethostname()}:{run.job_dir.resolve()}"
@@ -155,12 +155,8 @@ class KubernetesEngine(Engine):
         made = PodProcess(self.kubectl, name, order)
         with self._lock:
             self._pods[order.name] = made
+            self._processes = list(self._pods.values())
         return made
-
-    def list(self) -> Sequence[Listed]:
-        with self._lock:
-            there = [p for p in self._pods.values() if p.poll() is None]
-        return [Listed(p.order.role, p.order.index, p.place, "running" if p.running else "waiting") for p in there]
 
     def logs(self, order: Order, lines: int) -> Sequence[str]:
         pod = self._pods.get(order.name)
@@ -169,12 +165,9 @@ class KubernetesEngine(Engine):
         except EngineError:
             return []
 
-    def step(self) -> None:
-        """The thread does it."""
-
     def cancel_orders(self) -> None:
         self._cancelled = True
-        for pod in [p for p in self._pods.values() if not p.running]:
+        for pod in [p for p in self._pods.values() if not p.pid]:
             pod.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
@@ -254,39 +247,20 @@ def _owner() -> str:
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}) if name and uid else ""
 
 
-class PodProcess:
-    """A pod's process. Its state is what the engine's thread has seen."""
-
-    identity = UNKNOWN
+class PodProcess(Process):
+    """A pod's process. Its state is what the engine's thread has seen; its pid is 1, in its container."""
 
     def __init__(self, kubectl: Kubectl, name: str, order: Order) -> None:
-        self.name, self.order, self._kubectl = name, order, kubectl
-        self.place = "waiting for the cluster"
-        self.pid = 0
-        """1, in its container, once it exists."""
-        self.running = False
-        self._status: int | None = None
+        super().__init__(order)
+        self.name, self._kubectl, self.place = name, kubectl, "waiting for the cluster"
         self._killed_by = signal.SIGKILL
-        self._made, self._ended = threading.Event(), threading.Event()
-
-    def await_made(self) -> Identity:
-        self._made.wait()
-        return self.identity
-
-    def poll(self) -> int | None:
-        return self._status
-
-    def wait(self, timeout: float | None = None) -> int:
-        if not self._ended.wait(timeout):
-            raise subprocess.TimeoutExpired(self.name, timeout or 0.0)
-        return self._status or 0
 
     def send_signal(self, signum: int) -> None:
         """Within its container the first process cannot be killed, and not be stopped: SIGKILL deletes the pod."""
         if self._status is not None:
             return
         try:
-            if signum == signal.SIGKILL or (signum == signal.SIGTERM and not self.running):
+            if signum == signal.SIGKILL or (signum == signal.SIGTERM and not self.pid):
                 self._killed_by = signal.Signals(signum)
                 self._kubectl.delete(self.name)
             elif signum != signal.SIGCONT:
@@ -304,15 +278,10 @@ class PodProcess:
         if ended is None and status.get("phase") != "Running":
             self.place = f"waiting for {what_for(status)}"
             return
-        self.pid, self.running, self.place = 1, True, str(pod["spec"].get("nodeName", ""))
+        self.pid, self.place = 1, str(pod["spec"].get("nodeName", ""))
         self._made.set()
         if ended is not None:
             self.end(ended)
-
-    def end(self, status: int) -> None:
-        self._status = status if self._status is None else self._status
-        self._made.set()
-        self._ended.set()
 
 
 def exit_status(status: Object) -> int | None:
