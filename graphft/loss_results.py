@@ -17,7 +17,7 @@ from graphft.printer import NAME
 
 TAKEN = ("loss", "global_step")
 """The names of the loss, and of what `minimize` counts steps with."""
-TOLD = ("step", "epoch", "samples", "left_out", "steps", "seconds", "failures", "preemptions")
+TOLD = ("step", "epoch", "samples", "discarded", "steps", "seconds", "failures", "preemptions")
 """What callbacks and `Trainer.train()` are told beside the metrics."""
 _SHAPE = "return the loss from loss_fn, or (loss, {'accuracy': tensor})"
 

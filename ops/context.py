@@ -64,7 +64,7 @@ class ChunkWork:
     number: int = 0
     """A unit's batch: how many of the job were done before it (see op batch_number)."""
     without: frozenset[int] = frozenset()
-    """Positions in the chunk of records that are left out; `samples` does not count them."""
+    """Positions in the chunk of records that are discarded; `samples` does not count them."""
 
 
 class SessionPort(Protocol):

@@ -95,7 +95,7 @@ def etcd_get_chunk(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3
     """The batch to compute now, claiming its chunk (todo -> pending) when it is the chunk's first.
 
     Sync: the batch that the pass plan gives (step, slot). Async: of a chunk claimed from todo. A claim must be renewed
-    by progress within `timeout` seconds. A batch that failed `max_failures` times in a row is left out, its records in
+    by progress within `timeout` seconds. A batch that failed `max_failures` times in a row is discarded, its records in
     later passes, too, and reported; the job fails when these are more than `max_discarded` records (-1: at the first).
     Raises NoData when the slot has no batch at this step, and EndOfPass when todo and pending are empty and every step
     is applied.

@@ -39,7 +39,7 @@ def finish_task(ctx: Context) -> None:
 @op("fail_task", effect=True)
 def fail_task(ctx: Context) -> None:
     """Tells the coordinator that the batch at hand cannot be computed, and why: its task goes back to todo, with its
-    failures counted. A batch that failed too often is left out."""
+    failures counted. A batch that failed too often is discarded."""
     assert ctx.queue is not None
     ctx.queue.fail()
 
@@ -77,7 +77,7 @@ def serve_tasks(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3, m
     """Answers trainers until the job is over; what it answers is in etcd before, under the lock.
 
     A task that is not renewed by its trainer within `timeout` seconds, or whose trainer is gone, goes back to todo. A
-    batch that failed `max_failures` times in a row is left out, its records in later passes, too; the job fails when
+    batch that failed `max_failures` times in a row is discarded, its records in later passes, too; the job fails when
     these are more than `max_discarded` records (-1: at the first).
     """
     assert ctx.task_server is not None

@@ -19,8 +19,8 @@ import msgspec
 
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.checkpoint.described import is_loaded
+from graphft.runtime.checkpoint.discards import tell_again
 from graphft.runtime.checkpoint.manifest import DECIDED, VALIDATE, Manifest, Part
-from graphft.runtime.checkpoint.omissions import tell_again
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable, storage
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (

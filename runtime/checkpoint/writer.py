@@ -16,8 +16,8 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.described import MADE, made
+from graphft.runtime.checkpoint.discards import recorded, skipped_in
 from graphft.runtime.checkpoint.manifest import DECIDED, Manifest
-from graphft.runtime.checkpoint.omissions import recorded, skipped_in
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
 from graphft.runtime.checkpoint.store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.discarded import discarded_of, write_discarded
@@ -25,7 +25,7 @@ from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import MODEL, publish_result, storage_of
 from graphft.runtime.coordination.records import Committed, Failure, Validating, decode_committed
 from graphft.runtime.coordination.stale_run import tell_failed
-from graphft.runtime.coordination.status import read_left_out, read_metrics
+from graphft.runtime.coordination.status import read_discards, read_metrics
 from graphft.runtime.coordination.storage_fence import check_launcher
 from graphft.runtime.coordination.taken_validations import take_validations
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
@@ -293,7 +293,7 @@ class Saver:
             self._redone += 1
             self._finishing = False
             return
-        write_discarded(self.job_dir, discarded_of(self.job.config, read_left_out(commits.etcd, commits.keys)))
+        write_discarded(self.job_dir, discarded_of(self.job.config, read_discards(commits.etcd, commits.keys)))
         model, stored = self.job_dir / MODEL, bool(storage_of(self.job_dir))
         lost = _lost(shards, [self.job.pserver_program(i).values for i in range(commits.shards)])
         pending = self.job_dir / f".{MODEL}" if stored else model  # the model says that the job is complete

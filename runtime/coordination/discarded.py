@@ -1,4 +1,4 @@
-"""What a job has left out of its data, for its user: `discarded.jsonl` in its folder, once it is complete."""
+"""What a job has discarded of its data, for its user: `discarded.jsonl` in its folder, once it is complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.fileio import read_regular, write_atomically
-from graphft.runtime.protocol.left_out import LeftOut, positions_of
+from graphft.runtime.protocol.discards import Discards, positions_of
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -21,7 +21,7 @@ LISTED = 5
 
 
 class Discarded(msgspec.Struct, frozen=True):
-    """Records that are left out since a batch failed: of that batch's pass and of all later ones.
+    """Records that are discarded since a batch failed: of that batch's pass and of all later ones.
 
     `records`: their numbers in the data, ascending. `batch`: of the chunk (with local accumulation, its unit).
     `reason`: the error of the last time.
@@ -34,15 +34,15 @@ class Discarded(msgspec.Struct, frozen=True):
     reason: str
 
 
-def discarded_of(config: JobConfig, left_out: Mapping[int, LeftOut]) -> tuple[Discarded, ...]:
-    """In the order of passes, chunks and batches. `left_out`: by chunk, as etcd has it."""
+def discarded_of(config: JobConfig, discarded: Mapping[int, Discards]) -> tuple[Discarded, ...]:
+    """In the order of passes, chunks and batches. `discarded`: by chunk, as etcd has it."""
     found, first_records = [], config.data.first_records()
-    for chunk, record in left_out.items():
+    for chunk, record in discarded.items():
         start = first_records[chunk]
-        for omission in record.omissions:
-            positions = sorted(positions_of(config.plan, chunk, omission))
+        for discard in record.discards:
+            positions = sorted(positions_of(config.plan, chunk, discard))
             numbers = tuple(start + position for position in positions)
-            found.append(Discarded(omission.pass_index, chunk, omission.batch, numbers, omission.reason))
+            found.append(Discarded(discard.pass_index, chunk, discard.batch, numbers, discard.reason))
     return tuple(sorted(found, key=lambda d: (d.pass_index, d.chunk, d.batch)))
 
 

@@ -225,12 +225,12 @@ class Keys:
         return f"/{self.job}.queue/"
 
     @property
-    def all_left_out(self) -> str:
-        """What is left out of the data, by chunk."""
-        return f"{self.queues}left_out/"
+    def all_discarded(self) -> str:
+        """What is discarded of the data, by chunk."""
+        return f"{self.queues}discarded/"
 
-    def left_out(self, chunk: int) -> str:
-        return f"{self.all_left_out}{chunk:08d}"
+    def discarded(self, chunk: int) -> str:
+        return f"{self.all_discarded}{chunk:08d}"
 
     @property
     def status(self) -> str:

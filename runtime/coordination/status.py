@@ -22,7 +22,7 @@ from graphft.runtime.etcd.model import KV, Store, Transactions
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.means import mean_of
 from graphft.runtime.protocol.chunk_queue import chunk_of
-from graphft.runtime.protocol.left_out import LeftOut
+from graphft.runtime.protocol.discards import Discards
 from graphft.runtime.protocol.task_groups import TaskCounts
 
 UNKNOWN_JOB = "unknown-job"
@@ -58,8 +58,8 @@ class JobStatus:
     for it."""
     slots: dict[int, str] = field(default_factory=dict)
     queue: dict[str, int] = field(default_factory=dict)
-    left_out: dict[int, LeftOut] = field(default_factory=dict)
-    """By chunk, what is left out of the data."""
+    discarded: dict[int, Discards] = field(default_factory=dict)
+    """By chunk, what is discarded of the data."""
     events: list[Event] = field(default_factory=list)
     failure: str = ""
     """Why the job has failed, and what to do about it."""
@@ -203,7 +203,7 @@ class JobStatus:
         )
         data["validated"] = msgspec.to_builtins(self.validated)
         data["events"] = [msgspec.to_builtins(e) for e in self.events]
-        data["left_out"] = {chunk: msgspec.to_builtins(found) for chunk, found in self.left_out.items()}
+        data["discarded"] = {chunk: msgspec.to_builtins(found) for chunk, found in self.discarded.items()}
         return json.dumps(data, indent=1, sort_keys=True, default=str)
 
 
@@ -271,7 +271,7 @@ def _status(
         [place for key, told in reports.items() if key.startswith(keys.places) for place in told],
         dict(sorted(slots.items())),
         msgspec.to_builtins(counts) if counts is not None else {},
-        {} if brief else read_left_out(etcd, keys, deadline),
+        {} if brief else read_discards(etcd, keys, deadline),
         [] if brief else [event for _, event in read_events(etcd, keys, deadline)],
         f"{view.failure.reason}\nhelp: {view.failure.help}" if view.failure is not None else "",
         view.wanted_passes,
@@ -281,10 +281,10 @@ def _status(
     )
 
 
-def read_left_out(etcd: Transactions, keys: Keys, deadline: float | None = None) -> dict[int, LeftOut]:
-    """By chunk, what is left out of the data."""
-    kvs = etcd.range(keys.all_left_out, deadline=deadline).kvs
-    return {chunk_of(kv.key): msgspec.json.decode(kv.value, type=LeftOut) for kv in kvs}
+def read_discards(etcd: Transactions, keys: Keys, deadline: float | None = None) -> dict[int, Discards]:
+    """By chunk, what is discarded of the data."""
+    kvs = etcd.range(keys.all_discarded, deadline=deadline).kvs
+    return {chunk_of(kv.key): msgspec.json.decode(kv.value, type=Discards) for kv in kvs}
 
 
 def read_metrics(etcd: Store, keys: Keys) -> dict[str, float]:

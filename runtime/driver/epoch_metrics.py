@@ -32,19 +32,19 @@ def tell_idle_rates(job: Job, epoch: int, told: set[str]) -> None:
 
 def epoch_metrics(job: RunningJob, epoch: int) -> dict[str, float]:
     """The loss and each metric that `loss_fn` returned, means over the epoch's samples; how many `samples` these are,
-    as the shards have summed them up; and how many of its records were `left_out`: they cannot be read, or their step
+    as the shards have summed them up; and how many of its records were `discarded`: they cannot be read, or their step
     was not finite. A line tells of these, and if etcd does not have any of it. Raises what has ended the job, if it is
     not told for that reason."""
     found = _told(job, epoch, TOLD_SECONDS)
     if found is None:
         job.check()  # what has ended it is the news; the next script tells of the epoch
-    left_out = job.job.config.plan.samples - found.samples if found is not None else 0
-    if left_out:
-        tell(f"epoch {epoch + 1} LEFT OUT {left_out} records: `graphft status --job {job.folder.path}` tells which")
+    discarded = job.job.config.plan.samples - found.samples if found is not None else 0
+    if discarded:
+        tell(f"epoch {epoch + 1} DISCARDED {discarded} records: `graphft status --job {job.folder.path}` tells which")
     if found is None:
         tell(f"epoch {epoch + 1} is done, and etcd does not tell its metrics")
         found = PassMetrics(0, dict.fromkeys(reported(job.job.trainer_program()), "nan"))
-    return _numbers(found) | {"left_out": left_out}
+    return _numbers(found) | {"discarded": discarded}
 
 
 def _told(job: RunningJob, epoch: int, seconds: float) -> PassMetrics | None:
@@ -62,9 +62,9 @@ def missed_epoch(job: Job, job_dir: Path, sums: EpochSums, running: RunningJob |
     """Of an epoch that was done while no script looked, with the same bits: of its rows, if none is missing; else as
     the shards have summed them up, if the job is `running` and etcd tells."""
     metrics = past_epoch(job.config, job_dir, sums)
-    found = _told(running, sums.epoch - 1, START_SECONDS) if metrics["left_out"] and running is not None else None
+    found = _told(running, sums.epoch - 1, START_SECONDS) if metrics["discarded"] and running is not None else None
     if found is not None:
-        metrics |= _numbers(found) | {"left_out": job.config.plan.samples - found.samples}
+        metrics |= _numbers(found) | {"discarded": job.config.plan.samples - found.samples}
     elif sums.lacking:
         tell(f"of epoch {sums.epoch}, {sums.lacking} rows are not in {job_dir / 'metrics'}: it is told without them")
     return metrics

@@ -183,7 +183,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Trains one epoch (or `epochs`, without a pause between them but for callbacks' `on_epoch`) more, and returns
         the metrics of the last one: `epoch` (how many are done), `loss` and what `loss_fn` returned beside it (means
-        over samples), `samples`, `left_out`, `steps`, `seconds`; `failures` and `preemptions` since the call before.
+        over samples), `samples`, `discarded`, `steps`, `seconds`; `failures` and `preemptions` since the call before.
         Callbacks are told of each.
 
         Epochs that another process trained while this call waited for its end count: it trains what is left of what was

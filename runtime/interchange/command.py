@@ -277,7 +277,7 @@ def _lines_of(found: list[JobCheckpoint]) -> list[str] | None:
     """What each part holds of the newest that is whole (or of the step that was asked for). None: the job has deleted
     it meanwhile."""
     from graphft.runtime.checkpoint.described import MADE, place_in_words
-    from graphft.runtime.checkpoint.omissions import LEFT_OUT
+    from graphft.runtime.checkpoint.discards import DISCARDED
     from graphft.runtime.checkpoint.store import DamagedCheckpoint
 
     checkpoint = next((c for c in found if c.manifest is not None), None)
@@ -292,8 +292,8 @@ def _lines_of(found: list[JobCheckpoint]) -> list[str] | None:
     ]
     if place := place_in_words(meta):
         lines.append(f"data  {place}")
-    for chunk, left_out in meta.get(LEFT_OUT, {}).items():
-        lines.append(f"left out of chunk {chunk}  (`records`: their places in the chunk, from 0)  {left_out}")
+    for chunk, discarded in meta.get(DISCARDED, {}).items():
+        lines.append(f"discarded of chunk {chunk}  (`records`: their places in the chunk, from 0)  {discarded}")
     for part in checkpoint.manifest.parts:
         try:
             tensors, ledger = checkpoint.store.read_part(checkpoint.manifest, part.shard)

@@ -20,7 +20,7 @@ from graphft.runtime.process.work_record import Note, Phase, read_note, record_p
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
 from graphft.runtime.queue.failed_batch import fail_batch
-from graphft.runtime.queue.transactions import tell_left_out
+from graphft.runtime.queue.transactions import tell_discarded
 from graphft.runtime.transport.login import Login
 
 log = logging.getLogger("graphft")
@@ -146,5 +146,5 @@ class DeathAnalysis:
             peak_bytes=peak,
             oom_kills=self._oom_kills,
         )
-        tell_left_out(self.events, place.pass_index, place.chunk, change)
+        tell_discarded(self.events, place.pass_index, place.chunk, change)
         return change

@@ -79,8 +79,8 @@ def _live(status: JobStatus) -> str:
     chunks = " ".join(f"{n} {name}" for name, n in status.queue.items()) or "not counted"
     slots = status.spec["trainers"] if status.spec["sync"] and status.trainers else 0
     free = f"  {slots - len(status.slots)} of {slots} slots wait for a trainer" if len(status.slots) < slots else ""
-    left_out = sum(len(found.omissions) for found in status.left_out.values())
-    return f"{roles}{free}  chunks {chunks}" + f"  {left_out} batches DISCARDED" * bool(left_out)
+    discarded = sum(len(found.discards) for found in status.discarded.values())
+    return f"{roles}{free}  chunks {chunks}" + f"  {discarded} batches DISCARDED" * bool(discarded)
 
 
 def _coordinators(status: JobStatus) -> str:

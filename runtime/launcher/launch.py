@@ -340,8 +340,8 @@ class _Launch:
         if config.validate is not None:
             delete_entries(self.job_dir)
         note_lost_rows(self.job_dir, read_lost_rows(etcd, self.keys))
-        seconds, left_out = time.monotonic() - self.begun_at, discarded_of(config, status.left_out)
-        result = Result.of(self.job_dir, status.step, seconds, left_out)
+        seconds, discarded = time.monotonic() - self.begun_at, discarded_of(config, status.discarded)
+        result = Result.of(self.job_dir, status.step, seconds, discarded)
         if display is not None:
             display.console.print(result.describe(status.generation), soft_wrap=True)
         return result

@@ -137,10 +137,10 @@ def count_ends(job_dir: Path, since: float, until: float) -> tuple[int, int]:
 
 
 def past_epoch(config: JobConfig, job_dir: Path, sums: EpochSums) -> dict[str, float]:
-    """Returns what `on_epoch` is told of an epoch of which nobody waits for the end, as `train()` does. `left_out`:
+    """Returns what `on_epoch` is told of an epoch of which nobody waits for the end, as `train()` does. `discarded`:
     records without a row; `seconds`: from its first row to its last one, in which `failures` and `preemptions` were."""
     metrics: dict[str, float] = {"epoch": sums.epoch, **sums.means, "samples": sums.samples}
-    metrics |= {"left_out": config.plan.samples - sums.samples, "steps": sums.steps, "seconds": sums.seconds}
+    metrics |= {"discarded": config.plan.samples - sums.samples, "steps": sums.steps, "seconds": sums.seconds}
     failures, preemptions = count_ends(job_dir, sums.first_at, sums.last_at)
     return metrics | {"failures": failures, "preemptions": preemptions}
 

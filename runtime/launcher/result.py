@@ -56,7 +56,7 @@ class Result:
     failures: dict[str, int] = field(default_factory=dict)
     preemptions: dict[str, int] = field(default_factory=dict)
     discarded: tuple[Discarded, ...] = ()
-    """What was left out of the data, and why."""
+    """What was discarded of the data, and why."""
     launches: int = 1
     lost_rows: int = 0
     """Rows of metrics/ that the disk did not take, as far as trainers could tell; a batch that was computed again has

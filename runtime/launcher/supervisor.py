@@ -343,7 +343,7 @@ class Supervisor:
             counts = counts is not False or status == EXIT_USAGE
             child.death, child.died_at = f"{child.name} died ({what})", time.monotonic()  # who sees it counted asks how
             child.died_pid, child.died_started = child.identity.pid, child.started_at
-            child.fail(self._progress, counts and (blamed is None or blamed.outcome == "left-out"), of_batch)
+            child.fail(self._progress, counts and (blamed is None or blamed.outcome == "discarded"), of_batch)
         note_end(self.job_dir, child.name, "preemption" if preempted else "failure", what)
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")

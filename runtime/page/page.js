@@ -104,7 +104,7 @@ function head(job) {
     [job.waiting ? `It waits for ${job.waiting}.` : "", "mild"],
     ...Object.entries(job.without_room ?? {}).map(([place, names]) => [`${names.join(", ")}: ${place}`, "mild"]),
     [job.skipped_steps ? `${job.skipped_steps} steps were left out as not finite.` : "", "mild"],
-    [job.left_out ? `${job.left_out} batches were left out of the data.` : "", "mild"],
+    [job.discarded ? `${job.discarded} batches were discarded.` : "", "mild"],
     ...(job.lost ?? []).map((text) => [text, "mild"]),
     ...(job.curve?.unread ?? []).map((text) => [text, "mild"]),
     [job.continued ? `It went on in ${job.continued}.` : "", "mild"],

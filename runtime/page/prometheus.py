@@ -117,7 +117,7 @@ _JOB: tuple[tuple[str, str, Any], ...] = (
     ("graphft_time_seconds_total", "Where the run's time went", _by_name("category", "time", "seconds")),
     ("graphft_goodput_ratio", "Part of the run's time in which new steps were made", _one("time", "goodput")),
     ("graphft_skipped_steps", "Steps that were left out as not finite", _one("skipped_steps")),
-    ("graphft_left_out_batches", "Batches that were left out of the data", _one("left_out")),
+    ("graphft_discarded_batches", "Batches that were discarded", _one("discarded")),
     ("graphft_trainers", "Trainers that are registered", _count("trainers")),
     ("graphft_pservers", "Pservers that are registered", _count("shards")),
     ("graphft_slots", "Slots (logical trainers) of the job", _count("slots")),

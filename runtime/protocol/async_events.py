@@ -31,11 +31,11 @@ class AsyncTrainerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """This trainer works on a chunk of `batches` from now on, without those that are left out."""
+    """This trainer works on a chunk of `batches` from now on, without those that are discarded."""
 
     key: ChunkKey
     batches: int
-    left_out: frozenset[int] = frozenset()
+    discarded: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

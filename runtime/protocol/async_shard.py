@@ -58,7 +58,7 @@ class AsyncOptions:
     compensate: bool = False
     max_peers: int = 256
     skips: bool = False
-    """A batch that is not finite is left out, and counts as applied; else no trainer sends one."""
+    """A batch that is not finite is discarded, and counts as applied; else no trainer sends one."""
 
 
 @dataclass(frozen=True, slots=True)

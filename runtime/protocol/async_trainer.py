@@ -320,7 +320,7 @@ class AsyncTrainer:
 
     def _took(self, event: Took) -> Effects:
         shards = range(len(self.connections))
-        wanted = frozenset(range(event.batches)) - event.left_out
+        wanted = frozenset(range(event.batches)) - event.discarded
         self.held[event.key] = _Held(event.batches, wanted, [set(wanted) for _ in shards], set(shards))
         return [Send(s, LedgerQuery(*event.key)) for s in shards if self.connections[s].introduced]
 

@@ -9,7 +9,7 @@ Per pass, under a prefix of its own (`keys.queue(pass)`):
 The records of a validation's ranges (`decisions.py`) are of the same kind, with their result in `done`.
 
 So a pass is over when no `todo` record is left: pending chunks cannot be overlooked. A batch that fails too often is
-left out, and its chunk goes on without it (`left_out.py`; a record beside the passes' own). The functions take
+discarded, and its chunk goes on without it (`discards.py`; a record beside the passes' own). The functions take
 records as they were read, and return a `Change` as plain data; a driver makes an etcd transaction of it:
 
     change = claim(prefix, chunk, todo=store.get(todo_key(prefix, chunk)), ...)
@@ -33,7 +33,7 @@ import msgspec
 
 from graphft.errors import plain_text
 from graphft.plan import PlannedChunk
-from graphft.runtime.protocol.left_out import LeftOut, Omission
+from graphft.runtime.protocol.discards import Discard, Discards
 
 MAX_PUTS = 100  # per transaction; etcd takes 128 operations
 LOST_CLAIMS = 10
@@ -73,7 +73,7 @@ class Todo(msgspec.Struct, frozen=True):
         failures = self.failures + 1 if batch == self.progress else 1
         return Todo(self.attempt, failures, batch, False, _suspects(self.suspects if failures > 1 else (), records))
 
-    def left_out(self, batch: int) -> Todo:
+    def discarded(self, batch: int) -> Todo:
         """Free again, without that batch; its failures so far are forgotten."""
         return Todo(self.attempt, 0, batch, False)
 
@@ -82,8 +82,8 @@ class Pending(msgspec.Struct, frozen=True):
     """Value of `pending/<chunk>`: who holds it, and on which terms.
 
     `slot`: sync, else -1. `start_step`: the chunk's first step (sync). `deadline`: wall-clock seconds. `max_failures`:
-    so many of a batch in a row, without progress, and it is left out. `max_discarded`: more records of the job's data
-    than these must not be left out.
+    so many of a batch in a row, without progress, and it is discarded. `max_discarded`: more records of the job's data
+    than these must not be discarded.
     """
 
     trainer: str
@@ -128,7 +128,7 @@ class Change:
 
     outcome: Literal[
         "claimed",
-        "left-out",
+        "discarded",
         "completed",
         "renewed",
         "released",
@@ -144,26 +144,26 @@ class Change:
     puts: tuple[Put, ...] = ()
     deletes: tuple[str, ...] = ()
     cause: str = ""
-    """"left-out": what failed, without what follows from it."""
+    """"discarded": what failed, without what follows from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is left out of a chunk: its record as it was read, None if there is none, and where it is; seen from a
+    """What is discarded of a chunk: its record as it was read, None if there is none, and where it is; seen from a
     pass."""
 
     key: str
     pass_index: int
     record: Record | None
 
-    def left_out(self) -> LeftOut:
-        return msgspec.json.decode(self.record.value, type=LeftOut) if self.record is not None else LeftOut()
+    def discarded(self) -> Discards:
+        return msgspec.json.decode(self.record.value, type=Discards) if self.record is not None else Discards()
 
-    def leave_out(self, omission: Omission) -> tuple[Compare, Put]:
+    def discard(self, discard: Discard) -> tuple[Compare, Put]:
         """Adds one, if the record is still the one that was read."""
-        old = self.left_out()
+        old = self.discarded()
         revision = self.record.mod_revision if self.record is not None else 0
-        return Compare(self.key, "mod", revision), Put(self.key, msgspec.json.encode(old.having(omission)))
+        return Compare(self.key, "mod", revision), Put(self.key, msgspec.json.encode(old.having(discard)))
 
 
 def todo_key(prefix: str, chunk: int) -> str:
@@ -203,10 +203,10 @@ def claim(
     lost: tuple[int, Known] | None = None,
 ) -> Change:
     """Claims a chunk whose `todo` record was read (None: it has none so far); or, when its holders vanished too often,
-    leaves out what is left.
+    discards what is left.
 
     `progress`: batches of it that are applied, as far as known. `now` and the deadline: wall-clock seconds.
-    `lost`: how many holders in a row may vanish, and what is left out so far; None: they are not held against it.
+    `lost`: how many holders in a row may vanish, and what is discarded so far; None: they are not held against it.
     """
     old = decode_todo(todo)
     new = old.claimed(progress, lost is not None)
@@ -322,27 +322,27 @@ def failed(
 ) -> tuple[Todo, Change]:
     """Returns what a chunk is when a batch of it has failed, and the change beside it.
 
-    The batch is left out when it has failed too often in a row, and with `rest` all batches behind it; only the records
-    to blame if that is known: `records` (positions in the chunk) of this failure, those among them that the failures
-    before blame as well. Failures of another batch before do not count. `reason` may be of any origin.
+    The batch is discarded when it has failed too often in a row, and with `rest` all batches behind it; only the
+    records to blame if that is known: `records` (positions in the chunk) of this failure, those among them that the
+    failures before blame as well. Failures of another batch before do not count. `reason` may be of any origin.
     """
     reason = plain_text(reason)
     new = todo.failed(batch, records)
     if new.failures < max_failures:
         return new, Change("released", f"chunk {chunk} failed at batch {batch}: {reason}", ())
-    return _leave_out(
-        chunk, todo, Omission(known.pass_index, batch, reason, new.failures, rest, () if rest else new.suspects), known
+    return _discard(
+        chunk, todo, Discard(known.pass_index, batch, reason, new.failures, rest, () if rest else new.suspects), known
     )
 
 
 def vanished(chunk: int, todo: Todo, progress: int, limit: int, known: Known) -> tuple[Todo, Change] | None:
-    """As `failed`, of a chunk that nobody holds: what is left of it is left out if `limit` of its holders in a row have
+    """As `failed`, of a chunk that nobody holds: the rest of it is discarded if `limit` of its holders in a row have
     vanished, which may have been preempted. None: not so many have."""
     failures = todo.claimed(progress, vanished=True).failures
     if failures < limit:
         return None
-    omission = Omission(known.pass_index, progress, "its holders vanished", failures, rest=True)
-    return _leave_out(chunk, todo, omission, known)
+    discard = Discard(known.pass_index, progress, "its holders vanished", failures, rest=True)
+    return _discard(chunk, todo, discard, known)
 
 
 def _suspects(before: Collection[int], now: Collection[int]) -> tuple[int, ...]:
@@ -350,18 +350,16 @@ def _suspects(before: Collection[int], now: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted(set(before) & set(now) or set(now) or set(before)))
 
 
-def _leave_out(chunk: int, todo: Todo, omission: Omission, known: Known) -> tuple[Todo, Change]:
-    """The chunk goes on without what is left out; its failures so far are forgotten."""
-    what = (
-        f"chunk {chunk} from batch {omission.batch} on" if omission.rest else f"batch {omission.batch} of chunk {chunk}"
-    )
-    lost = f"{len(omission.records)} of its records" if omission.records else "its records"
-    times = f" {omission.failures} times in a row without progress" if omission.failures > 1 else ""
-    same, put = known.leave_out(omission)
-    text = f"{what} in pass {omission.pass_index} failed{times} ({omission.reason})"
-    are = "is" if len(omission.records) == 1 else "are"
-    change = Change("left-out", f"{text}; {lost} {are} left out from there on", (same,), (put,), cause=text)
-    return todo.left_out(omission.batch), change
+def _discard(chunk: int, todo: Todo, discard: Discard, known: Known) -> tuple[Todo, Change]:
+    """The chunk goes on without what is discarded; its failures so far are forgotten."""
+    what = f"chunk {chunk} from batch {discard.batch} on" if discard.rest else f"batch {discard.batch} of chunk {chunk}"
+    lost = f"{len(discard.records)} of its records" if discard.records else "its records"
+    times = f" {discard.failures} times in a row without progress" if discard.failures > 1 else ""
+    same, put = known.discard(discard)
+    text = f"{what} in pass {discard.pass_index} failed{times} ({discard.reason})"
+    are = "is" if len(discard.records) == 1 else "are"
+    change = Change("discarded", f"{text}; {lost} {are} discarded from there on", (same,), (put,), cause=text)
+    return todo.discarded(discard.batch), change
 
 
 def requeue(prefix: str, chunk: int, done: Record | None, progress: int, failures: int = 0) -> Change:

@@ -55,7 +55,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Something was ignored, refused or left out: count it under `name`, log `reason`."""
+    """Something was ignored, refused or discarded: count it under `name`, log `reason`."""
 
     name: str
     reason: str

@@ -12,7 +12,7 @@ import hmac
 
 import msgspec
 
-from graphft.runtime.protocol.left_out import LeftOut
+from graphft.runtime.protocol.discards import Discards
 
 UNTOLD = -1
 """Generation and version in an answer that tells neither."""
@@ -190,13 +190,13 @@ class GetTasks(Message, frozen=True, tag="get-tasks"):
 
 
 class Tasks(Message, frozen=True, tag="tasks"):
-    """Tasks that the trainer holds from now on: chunks, each with the number of this attempt; and what is left out of
+    """Tasks that the trainer holds from now on: chunks, each with the number of this attempt; and what is discarded of
     them. `pass_index`: the pass that is worked on; if it is not the one asked for, no task is given."""
 
     call: int
     pass_index: int
     tasks: list[tuple[int, int]]
-    left_out: list[tuple[int, LeftOut]] = []
+    discarded: list[tuple[int, Discards]] = []
 
 
 class FinishTasks(Message, frozen=True, tag="finish-tasks"):

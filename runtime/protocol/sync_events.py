@@ -33,7 +33,7 @@ class SyncOptions:
     recovery_timeout: float = 10.0
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
     skips: bool = False
-    """A step with a contribution that is not finite is left out; else no trainer sends one."""
+    """A step with a contribution that is not finite is discarded; else no trainer sends one."""
     retry_interval: float = 1.0
     max_peers: int = 256
     values: int = 0

@@ -352,8 +352,8 @@ class SyncShard(Shard):
             return self._request_rollback(reason)
         if len(missing) == self.options.slots:
             return [self.count("barrier-timeout", f"{reason}: nothing is there, waiting on")]
-        left_out = [self.count("missing-contribution", f"slot {s} of step {self.version}: {reason}") for s in missing]
-        return [*left_out, *self._close(f"{reason}; proceeding with what is there")]
+        discarded = [self.count("missing-contribution", f"slot {s} of step {self.version}: {reason}") for s in missing]
+        return [*discarded, *self._close(f"{reason}; proceeding with what is there")]
 
     def _behind(self, peer: str, what: str) -> list[ShardEffect]:
         if self.finished:

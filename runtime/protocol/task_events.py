@@ -83,7 +83,7 @@ class TookAway:
 
 @dataclass(frozen=True, slots=True)
 class Hopeless:
-    """Too many holders have vanished at this task: what is left of it is to be left out (`put` says what became)."""
+    """Too many holders have vanished at this task: what is left of it is to be discarded (`put` says what became)."""
 
     pass_index: int
     chunk: int

@@ -15,7 +15,7 @@ from graphft.runtime.queue.chunk_queue import Claim, OpenQueue, Pace, TrainerQue
 class Ledgers(Protocol):
     """What the queue asks of the trainer's side of the data plane: what the shards have of the chunks at hand."""
 
-    def took(self, key: ChunkKey, batches: int, left_out: frozenset[int]) -> None: ...
+    def took(self, key: ChunkKey, batches: int, discarded: frozenset[int]) -> None: ...
     def dropped(self, key: ChunkKey) -> None: ...
     def await_ledgers(self, key: ChunkKey) -> None: ...
     def whole(self, key: ChunkKey) -> bool: ...
@@ -48,7 +48,7 @@ class AsyncQueue(TrainerQueue):
                 raise NoData  # what is left waits for a shard
             for claim in self.records.take(terms):
                 self.claims[claim.key] = claim
-                self.ledgers.took(claim.key, claim.batches, claim.left_out)
+                self.ledgers.took(claim.key, claim.batches, claim.discarded)
             work = self._next()
         if work is None:
             raise NoData
@@ -124,7 +124,7 @@ class AsyncQueue(TrainerQueue):
         seed = chunk_batch_seed(self.member.config.seed, pass_index, chunk, batch)
         samples = min(size, self.plan.records[chunk] - batch * size)
         work = ChunkWork(pass_index, chunk, batch, samples, seed, claim.attempt, claim.revision)
-        return claim.without_omissions(work)
+        return claim.without_discarded(work)
 
     def _read_ahead(self, work: ChunkWork) -> None:
         claim = self.claims[work.pass_index, work.chunk]

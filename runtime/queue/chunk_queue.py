@@ -19,7 +19,7 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import decode_generation
 from graphft.runtime.etcd import KV
 from graphft.runtime.protocol.async_events import ChunkKey
-from graphft.runtime.protocol.left_out import ChunkOmissions
+from graphft.runtime.protocol.discards import ChunkDiscards
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Claim:
     """A chunk that this trainer works on, and of which `progress` batches are applied, as far as known.
 
     `revision`: of the pending record's creation (with a coordinator, the number of the attempt): the fence of what
-    relies on the claim; 0 without fault tolerance. `omissions`: what is left out of the chunk. Sync: `first_step`, of
+    relies on the claim; 0 without fault tolerance. `discards`: what is discarded of the chunk. Sync: `first_step`, of
     its slot. Async: `last`, the batch that was computed last.
     """
 
@@ -44,7 +44,7 @@ class Claim:
     first_step: int = 0
     last: int = -1
     progress: int = 0
-    omissions: ChunkOmissions | None = None
+    discards: ChunkDiscards | None = None
     renewed: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -52,16 +52,16 @@ class Claim:
         return self.first_step + self.batches - 1
 
     @property
-    def left_out(self) -> frozenset[int]:
+    def discarded(self) -> frozenset[int]:
         """Batches that no shard is to have."""
-        return self.omissions.batches(self.key[0]) if self.omissions is not None else frozenset()
+        return self.discards.batches(self.key[0]) if self.discards is not None else frozenset()
 
-    def without_omissions(self, work: ChunkWork) -> ChunkWork:
-        """Returns a batch (or unit) without the records that its pass leaves out; perhaps it has no samples then."""
-        without = self.omissions.records(work.pass_index) if self.omissions is not None else frozenset()
-        if self.omissions is None or not without:
+    def without_discarded(self, work: ChunkWork) -> ChunkWork:
+        """Returns a batch (or unit) without the records that its pass discards; perhaps it has no samples then."""
+        without = self.discards.records(work.pass_index) if self.discards is not None else frozenset()
+        if self.discards is None or not without:
             return work
-        return replace(work, samples=self.omissions.samples(work.pass_index, work.batch), without=without)
+        return replace(work, samples=self.discards.samples(work.pass_index, work.batch), without=without)
 
 
 def by_pass(claims: Iterable[Claim]) -> list[tuple[int, list[Claim]]]:

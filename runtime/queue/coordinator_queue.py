@@ -20,7 +20,7 @@ from graphft.ops.context import ClaimTerms, EndOfPass, NoData, WorkChanged
 from graphft.plan import Located
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.protocol.async_events import ChunkKey
-from graphft.runtime.protocol.left_out import ChunkOmissions
+from graphft.runtime.protocol.discards import ChunkDiscards
 from graphft.runtime.protocol.messages import FinishTasks, GetTasks, ReleaseTasks, RenewTasks, Tasks, TasksSettled
 from graphft.runtime.queue.chunk_queue import (
     CLAIM_BATCHES,
@@ -35,7 +35,7 @@ from graphft.runtime.queue.chunk_queue import (
 )
 from graphft.runtime.queue.sync_queue import Shards
 from graphft.runtime.queue.task_client import CallRefused, TaskClient, fail_task
-from graphft.runtime.queue.transactions import tell_left_out
+from graphft.runtime.queue.transactions import tell_discarded
 
 log = logging.getLogger("graphft")
 
@@ -58,9 +58,9 @@ class CoordinatorQueue(ChunkQueue):
 
     def _given(self, pass_index: int, found: Tasks) -> list[Claim]:
         """Returns the claims that a call was answered with."""
-        left_out = {chunk: ChunkOmissions(self.plan, chunk, what) for chunk, what in found.left_out}
+        discarded = {chunk: ChunkDiscards(self.plan, chunk, what) for chunk, what in found.discarded}
         claims = [
-            Claim((pass_index, c), int(self.plan.batches[c]), attempt, attempt=1, omissions=left_out.get(c))
+            Claim((pass_index, c), int(self.plan.batches[c]), attempt, attempt=1, discards=discarded.get(c))
             for c, attempt in found.tasks
         ]
         self._held |= {claim.key: claim.revision for claim in claims}
@@ -96,7 +96,7 @@ class CoordinatorQueue(ChunkQueue):
         change = fail_task(self.client, *claim.key, claim.revision, batch, reason, records, certain)
         self.forget([claim])
         if change is not None:
-            tell_left_out(self.member.events, *claim.key, change)
+            tell_discarded(self.member.events, *claim.key, change)
         return change is not None
 
     def forget(self, claims: Sequence[Claim]) -> None:

@@ -24,7 +24,7 @@ from graphft.runtime.coordination.records import decode_pass
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op, value_is
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, Known, Todo
-from graphft.runtime.protocol.left_out import ChunkOmissions, omissions_of
+from graphft.runtime.protocol.discards import ChunkDiscards, discards_of
 from graphft.runtime.queue.chunk_queue import (
     CLAIM_BATCHES,
     ChunkQueue,
@@ -38,7 +38,7 @@ from graphft.runtime.queue.chunk_queue import (
 from graphft.runtime.queue.failed_batch import fail_batch, or_end
 from graphft.runtime.queue.passes import Passes, close_pass
 from graphft.runtime.queue.sync_queue import Shards
-from graphft.runtime.queue.transactions import StaleClaims, commit, give_back, renew, tell_left_out
+from graphft.runtime.queue.transactions import StaleClaims, commit, give_back, renew, tell_discarded
 
 log = logging.getLogger("graphft")
 
@@ -109,7 +109,7 @@ class EtcdQueue(ChunkQueue):
         make = functools.partial(fail_batch, self.etcd, self.keys, self.plan, *claim.key, batch, claim=claim.revision)
         change = self._retry(functools.partial(make, reason=reason, records=records, certain=certain))
         if change is not None:
-            tell_left_out(self.member.events, *claim.key, change)
+            tell_discarded(self.member.events, *claim.key, change)
         return change is not None
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> None:
@@ -182,25 +182,25 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
             changes = left_over or [self._claim_of(slot, located, todo, terms) for located, todo, _ in wanted]
             result = commit(self.etcd, changes, self.member.lease, mine)
             if result.ok and not left_over:
-                return [self._made(slot, one, result.revision, omissions) for one, _, omissions in wanted]
+                return [self._made(slot, one, result.revision, discards) for one, _, discards in wanted]
             if not result.ok and not self.etcd.txn(mine, []).ok:
                 raise WorkChanged
 
-    def _read(self, group: Sequence[Located]) -> tuple[list[tuple[Located, KV, ChunkOmissions | None]], list[Change]]:
+    def _read(self, group: Sequence[Located]) -> tuple[list[tuple[Located, KV, ChunkDiscards | None]], list[Change]]:
         """Returns chunks that can be claimed, with their todo records; and what has to be done before others can."""
         prefix = self.keys.queue(group[0].pass_index)
         kinds = (chunk_queue.todo_key, chunk_queue.pending_key, chunk_queue.done_key)
-        found = [[*(key(prefix, one.chunk) for key in kinds), self.keys.left_out(one.chunk)] for one in group]
+        found = [[*(key(prefix, one.chunk) for key in kinds), self.keys.discarded(one.chunk)] for one in group]
         read = self.etcd.txn([], [get_op(key) for keys in found for key in keys])
         wanted, left_over = [], []
         for i, located in enumerate(group):
-            todo, pending, done, left_out = (read.kv(len(found[i]) * i + j) for j in range(len(found[i])))
+            todo, pending, done, discarded = (read.kv(len(found[i]) * i + j) for j in range(len(found[i])))
             if pending is not None:  # of another holder (or an earlier claim): it holds no slot now
                 left_over.append(chunk_queue.displace(prefix, located.chunk, pending))
             elif todo is None:  # done in a generation that was rolled back
                 left_over.append(chunk_queue.requeue(prefix, located.chunk, done, 0))
             else:
-                wanted.append((located, todo, omissions_of(self.plan, left_out)))
+                wanted.append((located, todo, discards_of(self.plan, discarded)))
         return wanted, left_over
 
     def _claim_of(self, slot: int, located: Located, todo: KV, terms: ClaimTerms) -> Change:
@@ -215,9 +215,9 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
             **terms._asdict(),
         )
 
-    def _made(self, slot: int, located: Located, revision: int, omissions: ChunkOmissions | None) -> Claim:
+    def _made(self, slot: int, located: Located, revision: int, discards: ChunkDiscards | None) -> Claim:
         key, batches = (located.pass_index, located.chunk), int(self.plan.batches[located.chunk])
-        return Claim(key, batches, revision, slot=slot, first_step=located.chunk_start_step, omissions=omissions)
+        return Claim(key, batches, revision, slot=slot, first_step=located.chunk_start_step, discards=discards)
 
 
 class EtcdOpenQueue(EtcdQueue, OpenQueue):
@@ -292,7 +292,7 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
                 get_op(self.keys.pass_),
                 range_op(f"{prefix}todo/{start}"),
                 range_op(f"{prefix}pending/{start}", keys_only=True),
-                range_op(f"{self.keys.all_left_out}{start}"),
+                range_op(f"{self.keys.all_discarded}{start}"),
             ],
         )
         if read.kv(0) != self._marker:
@@ -302,8 +302,8 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
             self._open.remove(start)
         free = chunk_queue.claimable(todo, (chunk_queue.chunk_of(kv.key) for kv in read.range(2).kvs))
         self._random.shuffle(free)
-        left_out = {chunk_queue.chunk_of(kv.key): kv for kv in read.range(3).kvs}
-        records = {c: (todo[c], left_out.get(c)) for c in free[: self._enough(free)]}
+        discarded = {chunk_queue.chunk_of(kv.key): kv for kv in read.range(3).kvs}
+        records = {c: (todo[c], discarded.get(c)) for c in free[: self._enough(free)]}
         return self._claim(index, records, terms) if free else []
 
     def _enough(self, free: list[int]) -> int:
@@ -316,7 +316,7 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
         return max(1, min(count, share))
 
     def _claim(self, index: int, records: Mapping[int, tuple[KV, KV | None]], terms: ClaimTerms) -> list[Claim]:
-        """`records`: by chunk, its todo record, and what is left out of it."""
+        """`records`: by chunk, its todo record, and what is discarded of it."""
         changes = {chunk: self._claim_of(index, chunk, *found, terms) for chunk, found in records.items()}
         result = commit(self.etcd, list(changes.values()), self.member.lease)
         if not result.ok:
@@ -324,16 +324,16 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
         claims = []
         for chunk, change in changes.items():
             if change.outcome != "claimed":
-                tell_left_out(self.member.events, index, chunk, change)
+                tell_discarded(self.member.events, index, chunk, change)
                 continue
-            todo, left_out = records[chunk]
+            todo, discarded = records[chunk]
             attempt = msgspec.json.decode(todo.value, type=Todo).attempt + 1
-            batches, omissions = int(self.plan.batches[chunk]), omissions_of(self.plan, left_out)
-            claims.append(Claim((index, chunk), batches, result.revision, attempt, omissions=omissions))
+            batches, discards = int(self.plan.batches[chunk]), discards_of(self.plan, discarded)
+            claims.append(Claim((index, chunk), batches, result.revision, attempt, discards=discards))
         return claims
 
-    def _claim_of(self, index: int, chunk: int, todo: KV, left_out: KV | None, terms: ClaimTerms) -> Change:
-        known = Known(self.keys.left_out(chunk), index, left_out)
+    def _claim_of(self, index: int, chunk: int, todo: KV, discarded: KV | None, terms: ClaimTerms) -> Change:
+        known = Known(self.keys.discarded(chunk), index, discarded)
         change = chunk_queue.claim(
             self.keys.queue(index),
             chunk,

@@ -3,7 +3,7 @@
 A chunk is done when its holder says so. Its holder may die, or lose the slot, between the last batch's application and
 that; and who takes the slot goes on behind the chunk. So when a pass of a sync job is over, what its plan has is
 recorded as done by the trainer that begins the next one. At the end of any job, the first shard does it for all passes,
-before it says that the job is complete: then all shards have applied all that is not left out; trainers may be gone.
+before it says that the job is complete: then all shards have applied all that is not discarded; trainers may be gone.
 """
 
 from __future__ import annotations

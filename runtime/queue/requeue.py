@@ -12,12 +12,12 @@ from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import PassRecord, decode_pass
-from graphft.runtime.coordination.status import read_left_out
+from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import KV, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.discards import ChunkDiscards, Discards
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.protocol.left_out import ChunkOmissions, LeftOut
 from graphft.runtime.protocol.messages import CloseTasks, RequeueTasks, TasksSettled
 from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient
 from graphft.runtime.queue.transactions import commit
@@ -34,14 +34,14 @@ class Requeue:
         """Chunks of a pass that are not wholly applied according to `ledger`."""
         return ledger.lacking(pass_index, self.chunks)
 
-    def left_out(self, ledger: Ledger, pass_index: int) -> set[int]:
-        """Chunks of a pass of which `ledger` has all that is not left out, and not more."""
-        found = read_left_out(self.etcd, self.keys)
+    def discarded(self, ledger: Ledger, pass_index: int) -> set[int]:
+        """Chunks of a pass of which `ledger` has all that is not discarded, and not more."""
+        found = read_discards(self.etcd, self.keys)
         return {chunk for chunk, what in found.items() if self._has_rest(ledger, pass_index, chunk, what)}
 
-    def _has_rest(self, ledger: Ledger, pass_index: int, chunk: int, what: LeftOut) -> bool:
-        left_out = ChunkOmissions(self.plan, chunk, what).batches(pass_index)
-        batches = set(range(int(self.plan.batches[chunk]))) - left_out
+    def _has_rest(self, ledger: Ledger, pass_index: int, chunk: int, what: Discards) -> bool:
+        discarded = ChunkDiscards(self.plan, chunk, what).batches(pass_index)
+        batches = set(range(int(self.plan.batches[chunk]))) - discarded
         return all(ledger.has(pass_index, chunk, batch) for batch in batches)
 
     def run(self, ledger: Ledger) -> int:
@@ -55,7 +55,7 @@ class Requeue:
         recorded = decode_pass(self.etcd.get(self.keys.pass_))
         for index in range(min(recorded.pass_index + 1, self.plan.passes) if recorded is not None else 0):
             lacking = self.lacking(ledger, index)
-            left = set(lacking) - self.left_out(ledger, index) if lacking else set()
+            left = set(lacking) - self.discarded(ledger, index) if lacking else set()
             if left:
                 count += self._requeue(ledger, index, left)
                 lowest = min(lowest, index)

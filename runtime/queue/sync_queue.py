@@ -1,12 +1,12 @@
 """The chunk queue of sync training: the record of how far each slot is in the pass plan.
 
 Which chunk a slot works on follows from the plan, so claims never contend; the records (see `protocol.chunk_queue`)
-say what is todo, pending and done, and count failures. A batch that fails too often is left out: the slot contributes
+say what is todo, pending and done, and count failures. A batch that fails too often is discarded: the slot contributes
 "empty" there. Later passes leave its records out of the batches that they are in then.
 
 A step waits for none of it: the next chunks are claimed some steps before they are begun, as many as are worth about a
 second, so that short ones do not keep etcd busy; and what is done is recorded later (`BackgroundTasks`). A step still
-relies on its claim: it is made under the slot's key, and only its holder may leave a batch out; so when it was made
+relies on its claim: it is made under the slot's key, and only its holder may discard a batch; so when it was made
 does not matter, as long as that was before the chunk's first batch.
 """
 
@@ -88,7 +88,7 @@ class SyncQueue(TrainerQueue):
         seed = batch_seed(self.member.config.seed, self.ctx.step, self.ctx.slot)
         claim = self.claims.get((located.pass_index, located.chunk))
         work = ChunkWork(located.pass_index, located.chunk, located.batch, located.samples, seed)
-        return claim.without_omissions(replace(work, claim=claim.revision)) if claim is not None else work
+        return claim.without_discarded(replace(work, claim=claim.revision)) if claim is not None else work
 
     def complete(self) -> None:
         """Chunks that were claimed together are completed together."""
@@ -115,8 +115,8 @@ class SyncQueue(TrainerQueue):
             self.records.release(self._with_progress(held))
 
     def rolled_back(self) -> None:
-        """A new generation began: what is pending is what the plan says of its first step, and what is left out is what
-        the records say now."""
+        """A new generation began: what is pending is what the plan says of its first step, and what is discarded is
+        what the records say now."""
         for slot in {claim.slot for claim in list(self.claims.values())} | {slot for slot, _ in self._begun.values()}:
             self.release(slot)
 
@@ -145,7 +145,7 @@ class SyncQueue(TrainerQueue):
         self._background.close()
 
     def report_failure(self, work: Work, reason: str, records: Collection[int] = (), *, certain: bool = False) -> bool:
-        """Counts a failure of the batch of (step, slot); after too many in a row it is left out.
+        """Counts a failure of the batch of (step, slot); after too many in a row it is discarded.
 
         Then a new generation begins: a holder before may have sent the batch to some of the shards, so this step and
         what follows is done again, without it on all of them. `certain`: no trainer can read `records`, so one failure

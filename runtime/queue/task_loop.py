@@ -22,7 +22,7 @@ from graphft.runtime.coordination.runs import find_folder
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import Etcd, LeaseLost, Session, put_op
 from graphft.runtime.process.progress import Progress
-from graphft.runtime.protocol.left_out import ChunkOmissions
+from graphft.runtime.protocol.discards import ChunkDiscards
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
     TASK_CALLS,
@@ -46,7 +46,7 @@ A = TypeVar("A", bound=TASK_ANSWERS)
 
 class LoopTask(NamedTuple):
     """A chunk of the job's data, to be done in this pass. `attempt`: a number that no other attempt has. `without`:
-    positions in the chunk of records that are left out of it, in the order of the data."""
+    positions in the chunk of records that are discarded of it, in the order of the data."""
 
     pass_index: int
     chunk: int
@@ -151,8 +151,8 @@ class TaskLoop:
     def _take(self, found: Tasks) -> list[LoopTask]:
         """The tasks; those of which nothing is left are done, as there is nothing to do."""
         plan = self.job.config.plan
-        left_out = {chunk: ChunkOmissions(plan, chunk, what).records(self._pass) for chunk, what in found.left_out}
-        tasks = [LoopTask(self._pass, c, attempt, left_out.get(c, frozenset())) for c, attempt in found.tasks]
+        discarded = {chunk: ChunkDiscards(plan, chunk, what).records(self._pass) for chunk, what in found.discarded}
+        tasks = [LoopTask(self._pass, c, attempt, discarded.get(c, frozenset())) for c, attempt in found.tasks]
         empty = [task for task in tasks if len(task.without) >= plan.records[task.chunk]]
         self._held.update(tasks)
         if empty:
@@ -161,7 +161,7 @@ class TaskLoop:
 
     def batches(self, task: LoopTask) -> Iterator[dict[str, torch.Tensor]]:
         """The task's data, batch by batch, by column: `batch_size` records each, in the order of its pass, without what
-        is left out. The same bits for whoever reads them. Raises GraphftError when they cannot be read, and UsageError
+        is discarded. The same bits for whoever reads them. Raises GraphftError when they cannot be read, and UsageError
         for a loop that was given no folder."""
         _check_task(task)
         config = self.job.config
@@ -191,7 +191,7 @@ class TaskLoop:
 
     def fail(self, task: LoopTask, reason: str | BaseException, batch: int | None = None) -> None:
         """This task cannot be done, or this batch of it: it is given out again. When that has happened `max_failures`
-        times in a row, the whole task, or the batch, is left out: see `max_discarded`."""
+        times in a row, the whole task, or the batch, is discarded: see `max_discarded`."""
         _check_task(task)
         if batch is not None and not isinstance(batch, int):
             raise _wrong(f"batch is {batch!r}", "expected a number, or None for the whole task")

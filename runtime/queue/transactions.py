@@ -50,7 +50,7 @@ def give_back(
 ) -> list[Change]:
     """Carries out, as one transaction, what `make` makes of the todo records of claimed chunks, while `also` holds.
 
-    `fences`: chunks, and the revisions of their claims. Claims that are somebody else's by now are left out.
+    `fences`: chunks, and the revisions of their claims. Claims that are somebody else's by now stay.
     """
     chunks = list(fences)
     while True:
@@ -89,10 +89,10 @@ def renew(
     return commit(store, [change], lease, also).ok
 
 
-def tell_left_out(events: Events, pass_index: int, chunk: int, change: Change) -> None:
-    """Whatever is left out is named, and whatever ends the job."""
-    if change.outcome == "left-out":
-        events.emit("left-out", f"DISCARDED: {change.reason}", chunk=chunk, pass_index=pass_index)
+def tell_discarded(events: Events, pass_index: int, chunk: int, change: Change) -> None:
+    """Whatever is discarded is named, and whatever ends the job."""
+    if change.outcome == "discarded":
+        events.emit("discarded", f"DISCARDED: {change.reason}", chunk=chunk, pass_index=pass_index)
     elif change.outcome == "job-failed":
         events.emit("failed", change.reason, chunk=chunk, pass_index=pass_index)
 

@@ -18,11 +18,11 @@ def batches_of(
 
     Batches are those that the chunk has in any other mode, with their random seeds.
     """
-    first, left_out = unit.batch * count, list(unit.without)
+    first, discarded = unit.batch * count, list(unit.without)
     batches = []
     for batch in range(first, min(first + count, -(-len(order) // batch_size))):
         records = order[batch * batch_size : (batch + 1) * batch_size]
-        samples = len(records) - int(np.isin(records, left_out).sum())
+        samples = len(records) - int(np.isin(records, discarded).sum())
         seed_of = chunk_batch_seed(seed, unit.pass_index, unit.chunk, batch)
         if samples:
             batches.append(replace(unit, batch=batch, samples=samples, number=number + batch - first, seed=seed_of))

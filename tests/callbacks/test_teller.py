@@ -130,7 +130,7 @@ def test_a_missed_epoch_is_told_after_its_steps(tmp_path: Path) -> None:
         for slot in (0, 1):
             total += row(step, slot)["loss"] * 4
     assert metrics["loss"] == total / 32
-    assert (metrics["samples"], metrics["left_out"], metrics["steps"], metrics["seconds"]) == (32, 0, PER_EPOCH, 3.0)
+    assert (metrics["samples"], metrics["discarded"], metrics["steps"], metrics["seconds"]) == (32, 0, PER_EPOCH, 3.0)
     again = Epochs()
     with teller(tmp_path, again) as one:
         assert list(one.missed(1)) == []
@@ -231,7 +231,7 @@ def test_an_epoch_without_rows_has_a_loss_all_the_same(tmp_path: Path) -> None:
     with teller(tmp_path, told) as one:
         one.steps(PER_EPOCH, ended(tmp_path))
     ((epoch, metrics),) = told.order
-    assert (epoch, str(metrics["loss"]), str(metrics["accuracy"]), metrics["left_out"]) == (1, "nan", "nan", 32)
+    assert (epoch, str(metrics["loss"]), str(metrics["accuracy"]), metrics["discarded"]) == (1, "nan", "nan", 32)
 
 
 def test_a_skipped_step_is_no_part_of_its_epoch() -> None:

@@ -160,18 +160,18 @@ def test_a_metric_that_is_no_number_ends_no_job(tmp_path: Path) -> None:
 
 
 def test_what_an_epoch_did_without_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each of the two steps that see the record that is not finite is left out."""
+    """Each of the two steps that see the record that is not finite is discarded."""
     data = epochs.data()
     data["x"][5, 0] = math.nan
     chunks = graphft.arrays(**data, chunk_size=16)
     with epochs.trainer(tmp_path / "job", chunks=chunks, on_nonfinite="skip") as trainer:
         for _ in range(2):
             metrics = trainer.train()
-            assert (metrics["samples"], metrics["left_out"]) == (80, 16)
+            assert (metrics["samples"], metrics["discarded"]) == (80, 16)
             assert math.isfinite(metrics["loss"])
     told = capfd.readouterr().err
-    assert "epoch 1 LEFT OUT 16 records" in told
-    assert "epoch 2 LEFT OUT 16 records" in told
+    assert "epoch 1 DISCARDED 16 records" in told
+    assert "epoch 2 DISCARDED 16 records" in told
     found = look_at(tmp_path / "job")
     assert (found.state, found.lost) == ("stopped", ("2 steps were SKIPPED as not finite",))
 
@@ -180,7 +180,7 @@ def test_records_that_cannot_be_read_are_named_when_the_script_has_ended(tmp_pat
     (tmp_path / "broken").write_text("17")
     spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
     with epochs.trainer(tmp_path / "job", chunks=spec, max_discarded=0.1) as trainer:
-        assert trainer.train()["left_out"] == 1
+        assert trainer.train()["discarded"] == 1
     (lost,) = look_at(tmp_path / "job").lost
     assert lost.startswith("1 of 96 records were DISCARDED, as their batches failed: 17; the first in chunk 1: "), lost
     assert "only 17 cannot be read: ZeroDivisionError: as the test wants it" in lost

@@ -155,7 +155,7 @@ def test_another_machine_knows_that_there_was_a_checkpoint(tmp_path: Path, capfd
 
 
 def test_what_does_not_fit_is_forgotten_nowhere(tmp_path: Path) -> None:
-    """Etcd's records stay, which know what was left out, and the newest checkpoint is the newest."""
+    """Etcd's records stay, which know what was discarded, and the newest checkpoint is the newest."""
     with epochs.trainer(tmp_path / "job") as trainer:
         trainer.train()
         state = trainer.state_dict()

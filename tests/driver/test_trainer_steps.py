@@ -22,7 +22,7 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS, KILLS, PASSES = 6, 3, 40
-EXACT = ("epoch", "loss", "accuracy", "samples", "left_out", "steps")
+EXACT = ("epoch", "loss", "accuracy", "samples", "discarded", "steps")
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -145,7 +145,7 @@ def test_a_job_without_a_trainer_tells_its_callbacks(tmp_path: Path) -> None:
     for name in ("loss", "accuracy"):
         assert [(step, values[name]) for step, values in told] == result.metrics[name]
     assert [row["epoch"] for row in first.epochs + second.epochs] == list(range(1, PASSES + 1))
-    assert all((row["samples"], row["left_out"]) == (96, 0) for row in first.epochs + second.epochs)
+    assert all((row["samples"], row["discarded"]) == (96, 0) for row in first.epochs + second.epochs)
     assert len(rows(tmp_path / "job" / "steps.csv")) == PASSES * epochs.PER_EPOCH
     with pytest.raises(graphft.GraphftError, match="is no callback"):
         job.run(job_dir=str(tmp_path / "other"), callbacks=[object()])

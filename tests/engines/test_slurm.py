@@ -15,10 +15,10 @@ from tests.driver import epochs
 from tests.engines.slurm_jobs import SlurmJob
 from tests.integration import training
 from tests.integration.plays import Pace, Played, assert_same_bits, at, look, play, whole_state
-from tests.support.slurm_cluster import LEFT_OUT, SlurmCluster
+from tests.support.slurm_cluster import DISCARDED, SlurmCluster
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.skipif(bool(LEFT_OUT), reason=f"no real Slurm: {LEFT_OUT}"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.skipif(bool(DISCARDED), reason=f"no real Slurm: {DISCARDED}"), pytest.mark.timeout(1800)]
 NODES = 300.0
 """Seconds until Slurm has seen a change of a node."""
 

@@ -20,10 +20,10 @@ from graphft.runtime.process.role_process import EXIT_USAGE
 from tests.engines.conformance import check
 from tests.integration import training
 from tests.integration.plays import ROOT
-from tests.support.slurm_cluster import CPUS, GPUS, LEFT_OUT, SlurmCluster
+from tests.support.slurm_cluster import CPUS, DISCARDED, GPUS, SlurmCluster
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.skipif(bool(LEFT_OUT), reason=f"no real Slurm: {LEFT_OUT}"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.skipif(bool(DISCARDED), reason=f"no real Slurm: {DISCARDED}"), pytest.mark.timeout(900)]
 PATIENCE = 300.0
 WAITING = "waiting for a node"
 Opened = Callable[..., SlurmEngine]

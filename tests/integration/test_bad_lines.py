@@ -1,4 +1,4 @@
-"""Lines that are no records are left out, and nothing dies of it."""
+"""Lines that are no records are discarded, and nothing dies of it."""
 
 from __future__ import annotations
 

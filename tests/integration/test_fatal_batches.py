@@ -1,4 +1,4 @@
-"""A record that ends the process that reads it, in whatever way: its batch is left out, and the rest is trained."""
+"""A record that ends the process that reads it, in whatever way: its batch is discarded, and the rest is trained."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_a_record_that_kills_its_reader(
     )
     played = play(job, folder, trainers=2)
     events = played.statuses[-1].events
-    (left_out,) = [e for e in events if e.kind == "left-out"]
-    assert "of chunk 2 in pass 0 failed" in left_out.text
+    (discarded,) = [e for e in events if e.kind == "discarded"]
+    assert "of chunk 2 in pass 0 failed" in discarded.text
     failed = [e for e in events if e.kind == "step-failed"]
     assert len(failed) == options["max_failures"]
     assert all(f"died ({status})" in e.text and "of chunk 2 in pass 0" in e.text for e in failed)
-    assert f"{status}" in left_out.text
+    assert f"{status}" in discarded.text
     assert len([e for e in events if e.kind == "died"]) >= deaths
     assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}

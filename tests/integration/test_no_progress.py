@@ -57,10 +57,10 @@ def test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work(
     assert "made no progress for 9 s while computing" in text
     (where,) = [e.fields["where"] for e in played.statuses[-1].events if e.kind == "hung"]
     assert "in _hang" in where, "where the main thread is, or what reads ahead for it"
-    assert not played.result.discarded, "once is no reason to leave a batch out"
+    assert not played.result.discarded, "once is no reason to discard a batch"
 
 
-def test_a_batch_that_always_hangs_is_left_out(program: ir.Program, folder: Path, hangs: Path) -> None:
+def test_a_batch_that_always_hangs_is_discarded(program: ir.Program, folder: Path, hangs: Path) -> None:
     """It failed as one that raises an exception does."""
     for n in range(20):
         (hangs / str(n)).touch()

@@ -118,7 +118,7 @@ def test_the_job_stops_there_and_says_the_same_again(program: ir.Program, folder
     assert not (folder / "model.safetensors").exists()
 
 
-def test_async_batches_are_left_out_once_on_every_shard(program: ir.Program, folder: Path) -> None:
+def test_async_batches_are_discarded_once_on_every_shard(program: ir.Program, folder: Path) -> None:
     played = play(job(program, on_nonfinite="skip", sync=False, trainers=2, pservers=2), folder)
     assert not_once(played.job, played.folder) == []
     assert finite(played)

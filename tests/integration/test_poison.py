@@ -20,17 +20,17 @@ pytestmark = pytest.mark.timeout(600)
 BROKEN = 100
 
 
-def test_a_record_that_cannot_be_read_is_left_out_and_the_rest_is_exact(
+def test_a_record_that_cannot_be_read_is_discarded_and_the_rest_is_exact(
     program: ir.Program, folder: Path, pace: Pace, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """After it is left out a pserver dies, and everything is done again from the first step on: to the same end."""
+    """After it is discarded a pserver dies, and everything is done again from the first step on: to the same end."""
     options = {"max_failures": 2, "checkpoint_every": 0}
     job = training.job(program, pace=pace.file, blobs={"broken": BROKEN}, **options)
     played = play(
         job,
         folder,
         [
-            Act(lambda s: bool(s.left_out) and s.step >= 20, kill("pserver", 1)),
+            Act(lambda s: bool(s.discarded) and s.step >= 20, kill("pserver", 1)),
             Act(lambda s: s.generation >= 2, lambda _: pace.set(0)),
         ],
         trainers=2,
@@ -41,7 +41,7 @@ def test_a_record_that_cannot_be_read_is_left_out_and_the_rest_is_exact(
     assert all("record 100 is damaged" in e.text for e in failed)
     assert all("Traceback" in e.fields["traceback"] for e in failed)
     assert sum(played.result.failures.values()) == 2
-    (event,) = [e for e in played.statuses[-1].events if e.kind == "left-out"]
+    (event,) = [e for e in played.statuses[-1].events if e.kind == "discarded"]
     assert "DISCARDED: batch" in event.text
     assert "of chunk 2 in pass 0 failed 2 times in a row" in event.text
     assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}
@@ -65,7 +65,7 @@ def test_a_record_that_cannot_be_read_is_left_out_and_the_rest_is_exact(
         torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=1e-4)
 
 
-TOO_MUCH = "1 of 444 records would be left out, at most 0 may be: batch"
+TOO_MUCH = "1 of 444 records would be discarded, at most 0 may be: batch"
 AT_FIRST = 'on_bad_data="fail" ends the job at the first bad batch: batch'
 
 

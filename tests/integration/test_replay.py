@@ -55,7 +55,7 @@ def local(job: graphft.transpiler.Job, folder: Path) -> tuple[LocalShards, Local
 def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(
     program: ir.Program, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Batch norm, dropout, Adam, a schedule, the global norm over two shards, and a step that was left out."""
+    """Batch norm, dropout, Adam, a schedule, the global norm over two shards, and a step that was discarded."""
     played = play(job(program, on_nonfinite="skip", passes=1, checkpoint_every=4, keep_checkpoints=9), folder)
     store = CheckpointStore(folder / "checkpoints")
     last, *others = store.manifests()
@@ -65,7 +65,7 @@ def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(
     damaged = store.root / others[-2].parts[1].file
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     (step, _), *_ = where(played.job)
-    assert others[-1].step == 4 < step < last.step, "the step that was left out is among those computed again"
+    assert others[-1].step == 4 < step < last.step, "the step that was discarded is among those computed again"
     shards, trainer = local(played.job, folder)
     reached = reach(played.job, folder, shards, trainer, last.step, lambda text: None)
     assert (reached.start, reached.other) == (4, ())

@@ -1,4 +1,4 @@
-"""Storage that is away for a while: nothing is left out, and what is trained has the same bits."""
+"""Storage that is away for a while: nothing is discarded, and what is trained has the same bits."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def test_an_outage_discards_nothing(program: ir.Program, folder: Path, pace: Pac
     kinds = played.events
     assert "storage-wait" in kinds
     assert "storage-waited" in kinds
-    assert not {"step-failed", "left-out"} & set(kinds)
+    assert not {"step-failed", "discarded"} & set(kinds)
     assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}
     assert_same_bits(played.state, undisturbed.state)

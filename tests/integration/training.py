@@ -247,7 +247,7 @@ def trained_in_one_process(
     """Eager torch on the same samples: per step one batch of each slot, gradients averaged by samples. Of a step that
     is `skipped`, the schedule counts it, and nothing else is done.
 
-    `without`: positions in its chunk of the records that a batch leaves out.
+    `without`: positions in its chunk of the records that a batch discards.
     """
     config, plan = job.config, job.config.plan
 

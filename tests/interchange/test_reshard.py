@@ -52,7 +52,7 @@ def begin(folder: Path, job: Job, values: list[dict[str, Tensor]], step: int = S
 def begin_in(folder: Path, values: list[dict[str, Tensor]], step: int = STEP) -> None:
     job, store = Job.load(folder), checkpoints_of(folder)
     parts = tuple(store.write_part(0, step, i, len(values), each) for i, each in enumerate(values))
-    store.write_manifest(Manifest(0, step, job.run_id, parts, {"left_out": {}}))
+    store.write_manifest(Manifest(0, step, job.run_id, parts, {"discarded": {}}))
 
 
 def held(folder: Path) -> tuple[int, list[dict[str, Tensor]]]:
@@ -193,7 +193,7 @@ class Steps:
         self.steps.append(step)
 
     def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
-        assert metrics["left_out"] == 0
+        assert metrics["discarded"] == 0
         self.epochs.append(epoch)
 
 

@@ -100,9 +100,9 @@ class TaskRig:
     def feed(self, event: Asked | Fenced | Living | Tick) -> list[Any]:
         effects = self.machine.step(event, self.now)
         for effect in effects:
-            if isinstance(effect, Hopeless):  # the driver writes what is left out, and puts the rest back
+            if isinstance(effect, Hopeless):  # the driver writes what is discarded, and puts the rest back
                 todo = self.machine.passes[effect.pass_index].open[effect.chunk].todo
-                self.machine.put(effect.pass_index, effect.chunk, todo.left_out(todo.progress))
+                self.machine.put(effect.pass_index, effect.chunk, todo.discarded(todo.progress))
                 self.hopeless.append((effect.pass_index, effect.chunk))
         assert not self.machine.check()
         assert self.saved.write(self.machine)

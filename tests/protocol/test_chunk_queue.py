@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from graphft.plan import Plan
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, Compare, Known, Pending, Todo
-from graphft.runtime.protocol.left_out import LeftOut, Omission
+from graphft.runtime.protocol.discards import Discard, Discards
 
 P = "/q/0/"
-LEFT_OUT = "/q/left_out/0"
+DISCARDED = "/q/discarded/0"
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class MiniStore:
         return msgspec.json.decode(self.keys[chunk_queue.pending_key(P, chunk)].value, type=Pending)
 
     def known(self) -> Known:
-        return Known(LEFT_OUT, 0, self.keys.get(LEFT_OUT))
+        return Known(DISCARDED, 0, self.keys.get(DISCARDED))
 
-    def left_out(self) -> tuple[Omission, ...]:
+    def discarded(self) -> tuple[Discard, ...]:
         """Of chunk 0."""
-        return msgspec.json.decode(self.keys[LEFT_OUT].value, type=LeftOut).omissions if LEFT_OUT in self.keys else ()
+        return msgspec.json.decode(self.keys[DISCARDED].value, type=Discards).discards if DISCARDED in self.keys else ()
 
     def names(self) -> set[str]:
         return {k.removeprefix(P).split("/")[0] for k in self.keys if k.startswith(P)}
@@ -124,12 +124,12 @@ def test_a_failed_transaction_changes_nothing(store: MiniStore) -> None:
     assert store.keys == before
 
 
-def test_a_pass_is_over_when_nothing_is_to_do_which_includes_pending_and_left_out(store: MiniStore) -> None:
+def test_a_pass_is_over_when_nothing_is_to_do_which_includes_pending_and_discarded(store: MiniStore) -> None:
     """`todo` stays while a chunk is pending, and goes when it is done, with or without all batches."""
     for chunk in (1, 2):
         store.apply(chunk_queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
     fail(store, 3)
-    assert store.left_out()
+    assert store.discarded()
     _, fence = claim(store)
     assert "todo" in store.names()
     store.apply(chunk_queue.complete(P, 0, fence))
@@ -147,18 +147,18 @@ def fail(store: MiniStore, times: int, batch: int = 0, records: Sequence[int] = 
     return change
 
 
-def test_a_batch_that_fails_too_often_is_left_out_and_its_chunk_goes_on(store: MiniStore) -> None:
+def test_a_batch_that_fails_too_often_is_discarded_and_its_chunk_goes_on(store: MiniStore) -> None:
     for batch in (0, 5):
         assert fail(store, 2, batch).outcome == "released"
         change = fail(store, 1, batch)
-        assert change.outcome == "left-out"
+        assert change.outcome == "discarded"
         assert change.reason.startswith(f"batch {batch} of chunk 0 in pass 0 failed 3 times in a row")
         assert (store.todo().failures, store.todo().open) == (0, False)
-    assert store.left_out() == (Omission(0, 0, "it is bad", 3), Omission(0, 5, "it is bad", 3))
+    assert store.discarded() == (Discard(0, 0, "it is bad", 3), Discard(0, 5, "it is bad", 3))
 
 
 @pytest.mark.parametrize(
-    ("blamed", "left_out"),
+    ("blamed", "discarded"),
     [
         ([(6,), (6,), (6, 1)], (6,)),
         ([(6, 1), (), (6,)], (6,)),
@@ -167,14 +167,14 @@ def test_a_batch_that_fails_too_often_is_left_out_and_its_chunk_goes_on(store: M
         ([(), (), ()], ()),
     ],
 )
-def test_records_are_left_out_that_all_failures_blame(
-    store: MiniStore, blamed: Sequence[Sequence[int]], left_out: tuple[int, ...]
+def test_records_are_discarded_that_all_failures_blame(
+    store: MiniStore, blamed: Sequence[Sequence[int]], discarded: tuple[int, ...]
 ) -> None:
     """A record that could be read the other times stays; one failure that does not tell is no reason to lose more."""
     fail(store, 2, batch=7, records=(8,))  # of another batch: it does not count
     for records in blamed:
         fail(store, 1, records=records)
-    assert store.left_out() == (Omission(0, 0, "it is bad", 3, records=left_out),)
+    assert store.discarded() == (Discard(0, 0, "it is bad", 3, records=discarded),)
 
 
 def test_failures_of_different_batches_do_not_add_up(store: MiniStore) -> None:
@@ -182,24 +182,24 @@ def test_failures_of_different_batches_do_not_add_up(store: MiniStore) -> None:
         assert fail(store, 2, batch).outcome == "released"
 
 
-def test_nothing_is_left_out_by_who_knows_less(store: MiniStore) -> None:
-    """Another batch was left out since the record was read."""
+def test_nothing_is_discarded_by_who_knows_less(store: MiniStore) -> None:
+    """Another batch was discarded since the record was read."""
     fail(store, 2)
     known = store.known()
-    store.keys[LEFT_OUT] = Kept(msgspec.json.encode(LeftOut((Omission(0, 7, "another"),))), 9, 9)
+    store.keys[DISCARDED] = Kept(msgspec.json.encode(Discards((Discard(0, 7, "another"),))), 9, 9)
     _, fence = claim(store)
     todo = store.keys[chunk_queue.todo_key(P, 0)]
     change = chunk_queue.fail(P, 0, fence, todo, known, batch=0, reason="it is bad", max_failures=3)
     assert not store.apply(change)
 
 
-def test_what_holders_vanish_in_is_left_out_from_there_on(store: MiniStore) -> None:
+def test_what_holders_vanish_in_is_discarded_from_there_on(store: MiniStore) -> None:
     for failures in range(3):
         assert claim(store)[0] == "claimed"
         assert (store.todo().attempt, store.todo().failures) == (failures + 1, failures)
         store.expire("a")
-    assert claim(store)[0] == "left-out"
-    assert store.left_out() == (Omission(0, 0, "its holders vanished", 3, rest=True),)
+    assert claim(store)[0] == "discarded"
+    assert store.discarded() == (Discard(0, 0, "its holders vanished", 3, rest=True),)
     assert claim(store)[0] == "claimed"
 
 

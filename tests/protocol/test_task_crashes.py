@@ -194,7 +194,7 @@ class Coordinators(RuleBasedStateMachine):
                 self.deliver(name, answer)
         for effect in hopeless:
             todo = self.machine.passes[effect.pass_index].open[effect.chunk].todo
-            self.machine.put(effect.pass_index, effect.chunk, todo.left_out(todo.progress))
+            self.machine.put(effect.pass_index, effect.chunk, todo.discarded(todo.progress))
         self.save()
 
     def deliver(self, name: str, answer: Any) -> None:

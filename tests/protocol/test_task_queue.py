@@ -264,7 +264,7 @@ def test_a_pass_rolls_when_its_last_task_came_back_before(how: str) -> None:
         rig.release("a", {chunk: attempt})
     elif how == "fenced":
         rig.feed(Fenced(b"p", FinishTasks(9, "a", 0, [(chunk, attempt)], [1, 1])))
-    elif how == "failed":  # what is left out of it, or counted, is the driver's to write
+    elif how == "failed":  # what is discarded of it, or counted, is the driver's to write
         rig.machine.put(0, chunk, rig.machine.passes[0].open[chunk].todo.failed(2, ()))
     else:
         for _ in range(3 if how == "hopeless" else 1):

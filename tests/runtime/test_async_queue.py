@@ -17,8 +17,8 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
+from graphft.runtime.protocol.discards import Discard, Discards
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.protocol.left_out import LeftOut, Omission
 from graphft.runtime.queue import chunk_queue
 from graphft.runtime.queue.passes import close_passes
 from graphft.runtime.queue.requeue import Requeue
@@ -102,9 +102,9 @@ def test_a_pass_is_not_over_while_a_chunk_is_pending(scene: Stage) -> None:
         assert trainer.queue.next_pass() == 1
 
 
-def left_out(scene: Stage, chunk: int) -> tuple[Omission, ...]:
-    kv = scene.etcd.get(scene.keys.left_out(chunk))
-    return msgspec.json.decode(kv.value, type=LeftOut).omissions if kv is not None else ()
+def discarded(scene: Stage, chunk: int) -> tuple[Discard, ...]:
+    kv = scene.etcd.get(scene.keys.discarded(chunk))
+    return msgspec.json.decode(kv.value, type=Discards).discards if kv is not None else ()
 
 
 def test_a_chunk_goes_on_without_the_batch_that_failed(scene: Stage) -> None:
@@ -114,9 +114,9 @@ def test_a_chunk_goes_on_without_the_batch_that_failed(scene: Stage) -> None:
     with pytest.raises(NoData):
         other.queue.records.take(TERMS)
     one.queue.report_failure(last.key, "it cannot be read", 7)
-    assert left_out(scene, last.key[1]) == (Omission(0, 7, "it cannot be read"),)
+    assert discarded(scene, last.key[1]) == (Discard(0, 7, "it cannot be read"),)
     (again,) = take(other, 1)
-    assert (again.key, again.left_out) == (last.key, {7})
+    assert (again.key, again.discarded) == (last.key, {7})
     other.queue.records.complete([again])
     assert scene.records() == {"done": set(range(CHUNKS))}
     with pytest.raises(EndOfPass):
@@ -135,8 +135,8 @@ def test_a_job_that_would_lose_too_much_fails_and_loses_nothing_more(scene: Stag
         if batch < 2:
             trainer.queue.drop(claim.key)
             (claim,) = take(trainer, 1, terms)
-    assert [o.batch for o in left_out(scene, claim.key[1])] == [0, 1]
-    assert "3 of 80 records would be left out, at most 2 may be" in read_events(scene.etcd, scene.keys)[-1][1].text
+    assert [o.batch for o in discarded(scene, claim.key[1])] == [0, 1]
+    assert "3 of 80 records would be discarded, at most 2 may be" in read_events(scene.etcd, scene.keys)[-1][1].text
 
 
 def test_a_batch_that_hangs_while_it_is_read_ahead_is_the_one_that_failed(scene: Stage) -> None:
@@ -144,7 +144,7 @@ def test_a_batch_that_hangs_while_it_is_read_ahead_is_the_one_that_failed(scene:
     trainer = begin(scene, 0)
     (claim,) = take(trainer, 1)
     trainer.queue.report_failure(claim.key, "it hangs", 3)
-    assert [o.batch for o in left_out(scene, claim.key[1])] == [3]
+    assert [o.batch for o in discarded(scene, claim.key[1])] == [3]
 
 
 def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
@@ -219,7 +219,7 @@ def ledger_of(chunks: Sequence[Any], last: Any, lacks: set[int]) -> Ledger:
 
 
 @pytest.mark.parametrize("lacks", [{2}, {1, 2}])
-def test_a_chunk_is_requeued_for_what_is_not_left_out(scene: Stage, lacks: set[int]) -> None:
+def test_a_chunk_is_requeued_for_what_is_not_discarded(scene: Stage, lacks: set[int]) -> None:
     """Other batches of it were applied, and a shard came back without them."""
     trainer = begin(scene, 0)
     *rest, last = take(trainer, CHUNKS)
@@ -229,7 +229,7 @@ def test_a_chunk_is_requeued_for_what_is_not_left_out(scene: Stage, lacks: set[i
     trainer.queue.records.complete([*rest, again])
     requeue, ledger = Requeue(scene.etcd, scene.keys, scene.job.config.plan), ledger_of(rest, last, lacks)
     whole = lacks == {2}
-    assert requeue.left_out(ledger, 0) == ({last.key[1]} if whole else set())
+    assert requeue.discarded(ledger, 0) == ({last.key[1]} if whole else set())
     assert requeue.run(ledger) == (not whole)
     assert scene.records().get("todo", set()) == (set() if whole else {last.key[1]})
 

@@ -1,4 +1,4 @@
-"""What a launcher says at its end of records that were left out."""
+"""What a launcher says at its end of records that were discarded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import graphft
 from graphft.runtime.coordination.discarded import Discarded, describe_discarded, discarded_of
-from graphft.runtime.protocol.left_out import LeftOut, Omission
+from graphft.runtime.protocol.discards import Discard, Discards
 from tests.support.programs_by_hand import linear
 
 
@@ -37,7 +37,7 @@ def test_records_of_two_files_are_two(tmp_path: Path) -> None:
     paths = [str(tmp_path / "one.csv"), str(tmp_path / "two.csv")]
     data = graphft.files(paths, "csv", {"x": ["a", "b"], "y": ["y"]}, chunk_size=10)
     job = graphft.transpile(linear(2), chunks=data, batch_size=5)
-    third = LeftOut((Omission(0, 0, "ValueError", records=(3,)),))
+    third = Discards((Discard(0, 0, "ValueError", records=(3,)),))
     found = discarded_of(job.config, {0: third, 2: third})
     assert [one.records for one in found] == [(3,), (23,)]
     assert describe_discarded(found, 40).startswith("2 of 40 records were DISCARDED, as their batches failed: 3, 23;")

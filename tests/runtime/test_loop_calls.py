@@ -22,7 +22,7 @@ from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.protocol.left_out import LeftOut, Omission
+from graphft.runtime.protocol.discards import Discard, Discards
 from graphft.runtime.queue import task_client, task_loop
 from graphft.runtime.queue.task_client import CallRefused
 from graphft.transpiler import Job
@@ -57,8 +57,8 @@ def small(job: Job, etcd_server: EmbeddedEtcd) -> Iterator[Scene]:
         yield scene
 
 
-def left_out(scene: Scene, chunk: int) -> tuple[Omission, ...]:
-    return msgspec.json.decode(scene.value(scene.keys.left_out(chunk)), type=LeftOut).omissions
+def discarded(scene: Scene, chunk: int) -> tuple[Discard, ...]:
+    return msgspec.json.decode(scene.value(scene.keys.discarded(chunk)), type=Discards).discards
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_etcd_is_named_by_text(job: Job) -> None:
         graphft.TaskLoop(job, None)  # type: ignore[arg-type]
 
 
-def test_a_tasks_batches_are_those_of_its_pass_without_what_is_left_out(small: Scene, tmp_path: Path) -> None:
+def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(small: Scene, tmp_path: Path) -> None:
     small.coordinator().start(max_failures=1, max_discarded=8)
     small.job.save(tmp_path / "job")
     plan = small.job.config.plan
@@ -149,7 +149,7 @@ def test_a_reason_may_be_any_text(tasks: graphft.TaskLoop, scene: Scene) -> None
     assert len(tasks.get() or []) == 1
 
 
-def test_a_task_that_always_fails_is_left_out_as_a_whole(small: Scene) -> None:
+def test_a_task_that_always_fails_is_discarded_as_a_whole(small: Scene) -> None:
     """It comes back as one of which nothing is left, and is done."""
     small.coordinator().start(max_failures=3, max_discarded=8)
     failures: Counter[int] = Counter()
@@ -166,12 +166,12 @@ def test_a_task_that_always_fails_is_left_out_as_a_whole(small: Scene) -> None:
                     tasks.finish([task])
     assert failures == {0: 3}
     assert sorted(done) == [0, 0, 2, 2, 3, 3]
-    (omission,) = left_out(small, 1)
-    assert (omission.rest, omission.failures, omission.reason) == (True, 3, "chunk 1 is broken")
+    (discard,) = discarded(small, 1)
+    assert (discard.rest, discard.failures, discard.reason) == (True, 3, "chunk 1 is broken")
 
 
-def test_a_batch_that_fails_though_it_is_left_out_takes_the_rest_with_it(small: Scene) -> None:
-    """A loop that does not look at `without` would have it left out again, for ever."""
+def test_a_batch_that_fails_though_it_is_discarded_takes_the_rest_with_it(small: Scene) -> None:
+    """A loop that does not look at `without` would have it discarded again, for ever."""
     small.coordinator().start(max_failures=2, max_discarded=8)
     with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
         count = 0
@@ -180,7 +180,7 @@ def test_a_batch_that_fails_though_it_is_left_out_takes_the_rest_with_it(small: 
                 count += task.chunk == 1
                 tasks.fail(task, "broken", 0) if task.chunk == 1 else tasks.finish([task])
     assert count == 4
-    assert [(o.batch, o.rest) for o in left_out(small, 1)] == [(0, False), (0, True)]
+    assert [(o.batch, o.rest) for o in discarded(small, 1)] == [(0, False), (0, True)]
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_a_failed_job_is_no_job_that_is_done(small: Scene) -> None:
         tasks.fail(found[0], "broken")
         until(lambda: tasks.member.view.over)
         for call in (tasks.get, lambda: tasks.finish(found[1:]), lambda: tasks.request_save_model(5)):
-            with pytest.raises(GraphftError, match="would be left out, at most 0 may be"):
+            with pytest.raises(GraphftError, match="would be discarded, at most 0 may be"):
                 call()
 
 

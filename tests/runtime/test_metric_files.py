@@ -74,7 +74,7 @@ def test_of_a_batch_that_was_computed_twice_the_newest_row_counts(tmp_path: Path
     assert metrics_of(tmp_path)["accuracy"] == [(0, 1.0)]
 
 
-def test_a_row_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_a_row_that_is_cut_off_is_discarded(tmp_path: Path) -> None:
     whole = json.dumps(row(1, 0, 0.5, 4, accuracy=1.0))
     write(tmp_path, "0", row(0, 0, 0.5, 4, accuracy=1.0), torn=whole[: whole.index("}") + 1])
     assert metrics_of(tmp_path) == {"loss": [(0, 0.5)], "accuracy": [(0, 1.0)]}
@@ -85,7 +85,7 @@ def test_a_job_without_metrics_has_its_loss(tmp_path: Path) -> None:
     assert metrics_of(tmp_path) == {"loss": [(0, 0.5)]}
 
 
-def test_rows_that_a_disk_has_damaged_are_left_out(tmp_path: Path) -> None:
+def test_rows_that_a_disk_has_damaged_are_discarded(tmp_path: Path) -> None:
     write(tmp_path, "0", row(0, 0, 0.5, 4))
     with (tmp_path / "metrics" / "trainer-0.jsonl").open("ab") as file:
         file.write(b'{"step": 1, "slot\xff\n7\n[]\n{"step": 1}\n' + json.dumps(row(1, 0, 0.25, 4)).encode() + b"\n")

@@ -88,7 +88,7 @@ def test_a_row_that_does_not_fit_at_all_is_lost_and_told(tmp_path: Path) -> None
     assert (count, "slot 65536 with 4 samples does not fit into a row" in what) == (1, True)
 
 
-def test_damage_is_left_out(tmp_path: Path) -> None:
+def test_damage_is_discarded(tmp_path: Path) -> None:
     """A crash of the machine leaves zeros; a disk flips bits; a kill cuts a row off."""
     metrics = writer(tmp_path)
     for step in range(4):

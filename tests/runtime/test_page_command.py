@@ -184,7 +184,7 @@ def test_a_launch_whose_port_is_taken_begins_nothing(capsys: pytest.CaptureFixtu
         (["SCRIPT", "--page"], None, ["--page"]),
     ],
 )
-def test_the_port_may_be_left_out(
+def test_the_port_may_be_discarded(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

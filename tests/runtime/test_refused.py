@@ -13,10 +13,10 @@ from tests.runtime.trainers import stage
 
 
 def test_a_refusal_for_good_is_not_repeated(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    """The record of what is left out was sent every 0.1 s for as long as the lease lasted."""
+    """The record of what is discarded was sent every 0.1 s for as long as the lease lasted."""
     with stage(etcd_server, keys, job, tmp_path) as scene:
         trainer, tries = scene.trainer(0), list[int]()
-        key = keys.left_out(3)
+        key = keys.discarded(3)
 
         def record() -> int:
             tries.append(1)

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from graphft.runtime.checkpoint.commit import Commits, reaches
+from graphft.runtime.checkpoint.discards import recorded
 from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.omissions import recorded
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_committed, decode_generation
-from graphft.runtime.coordination.status import read_left_out
+from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import EtcdUnreachable, put_op
-from graphft.runtime.protocol.left_out import LeftOut, Omission
+from graphft.runtime.protocol.discards import Discard, Discards
 from graphft.runtime.roles.pserver import recovery as recovery_module
 from graphft.runtime.roles.pserver.recovery import Recovery
 from tests.sim.etcd_store import SimEtcd
@@ -212,28 +212,28 @@ def test_a_commit_that_a_restored_etcd_does_not_know_is_made_good(cluster: Clust
     assert cluster.shards[0].overtake(0, mine) is None, "the generation is another one now"
 
 
-def omission(batch: int) -> Omission:
-    return Omission(0, batch, f"record {batch} is damaged", 3, records=(batch,))
+def discard(batch: int) -> Discard:
+    return Discard(0, batch, f"record {batch} is damaged", 3, records=(batch,))
 
 
 def leave_out(etcd: SimEtcd, chunk: int, *batches: int) -> None:
-    record = LeftOut(tuple(map(omission, batches)))
-    etcd.put(KEYS.left_out(chunk), msgspec.json.encode(record))
+    record = Discards(tuple(map(discard, batches)))
+    etcd.put(KEYS.discarded(chunk), msgspec.json.encode(record))
 
 
-def left_out(etcd: SimEtcd) -> dict[int, list[int]]:
-    return {chunk: [o.batch for o in found.omissions] for chunk, found in read_left_out(etcd, KEYS).items()}
+def discarded(etcd: SimEtcd) -> dict[int, list[int]]:
+    return {chunk: [o.batch for o in found.discards] for chunk, found in read_discards(etcd, KEYS).items()}
 
 
 def publish(cluster: Cluster, etcd: SimEtcd, step: int) -> None:
-    """A checkpoint with what is left out, as a saver writes it."""
+    """A checkpoint with what is discarded, as a saver writes it."""
     for shard in cluster.shards:
         part = cluster.store.write_part(cluster.generation.number, step, shard.shard, SHARDS, {"n": torch.ones(1)})
         shard.publish(cluster.generation.number, step, part, recorded(etcd, KEYS))
 
 
-def test_what_is_left_out_is_known_again_when_etcd_is_lost(cluster: Cluster) -> None:
-    """Found under attack: of four records that were left out, the result told of one."""
+def test_what_is_discarded_is_known_again_when_etcd_is_lost(cluster: Cluster) -> None:
+    """Found under attack: of four records that were discarded, the result told of one."""
     leave_out(cluster.etcd, 4, 1, 5)
     leave_out(cluster.etcd, 7, 2)
     publish(cluster, cluster.etcd, 50)
@@ -243,11 +243,11 @@ def test_what_is_left_out_is_known_again_when_etcd_is_lost(cluster: Cluster) -> 
     assert made is not None
     assert made.step == 50, "for the event that tells"
     assert shard.ensure_generation() is None
-    assert left_out(fresh) == {4: [1, 5], 7: [2]}
-    assert read_left_out(fresh, KEYS) == read_left_out(cluster.etcd, KEYS), "reasons, records and all"
+    assert discarded(fresh) == {4: [1, 5], 7: [2]}
+    assert read_discards(fresh, KEYS) == read_discards(cluster.etcd, KEYS), "reasons, records and all"
 
 
-def test_what_is_left_out_is_known_again_when_etcd_is_restored(cluster: Cluster) -> None:
+def test_what_is_discarded_is_known_again_when_etcd_is_restored(cluster: Cluster) -> None:
     leave_out(cluster.etcd, 4, 1)
     early = cluster.backup()
     leave_out(cluster.etcd, 4, 1, 5)
@@ -256,16 +256,16 @@ def test_what_is_left_out_is_known_again_when_etcd_is_restored(cluster: Cluster)
     cluster.restore(early)
     leave_out(cluster.etcd, 4, 1, 9)  # found since, by processes that live on
     assert cluster.start()[0]
-    assert left_out(cluster.etcd) == {4: [1, 5, 9], 7: [2]}
+    assert discarded(cluster.etcd) == {4: [1, 5, 9], 7: [2]}
     before = cluster.backup()
     cluster.shards[0].rollback("restarted")
-    assert {k: v for k, v in cluster.backup().items() if KEYS.all_left_out in k} == {
-        k: v for k, v in before.items() if KEYS.all_left_out in k
+    assert {k: v for k, v in cluster.backup().items() if KEYS.all_discarded in k} == {
+        k: v for k, v in before.items() if KEYS.all_discarded in k
     }, "what is known is not written again"
 
 
 def test_a_later_pass_at_the_same_step_counts_more() -> None:
-    """A shard whose last batches were left out ends at the step of its checkpoint before."""
+    """A shard whose last batches were discarded ends at the step of its checkpoint before."""
     early, late = Committed(1, 8, "step-00000008.g1", 1), Committed(1, 8, "step-00000008.g1", 2)
     assert [reaches(early, late), reaches(late, early), reaches(None, early), reaches(None, None)] == [
         False,

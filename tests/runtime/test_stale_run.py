@@ -89,7 +89,7 @@ def run_of(job: Job, keys: Keys, folder: Path | None = None, ft: bool = True) ->
 def leave(etcd: Etcd, keys: Keys, run: Job, folder: Path | None = None, state: bytes = b"running") -> None:
     """What a run leaves that was killed: the record of a bad chunk, an event, its state."""
     put_job(etcd, keys, run, folder)
-    for key in (keys.left_out(1), f"{keys.events}1"):
+    for key in (keys.discarded(1), f"{keys.events}1"):
         etcd.put(key, b"{}")
     etcd.put(keys.state, state)
 
@@ -107,7 +107,7 @@ def test_another_run_that_is_over_makes_way_whole(etcd: Etcd, keys: Keys, job: J
     assert etcd.count(f"/{keys.job}-2/") == 1
 
 
-def test_an_abandoned_run_makes_way_and_what_it_left_out_goes_with_it(
+def test_an_abandoned_run_makes_way_and_what_it_discarded_goes_with_it(
     etcd: Etcd, keys: Keys, job: Job, tmp_path: Path
 ) -> None:
     """Its folder was deleted, its data were mended: the next run has all chunks to do."""

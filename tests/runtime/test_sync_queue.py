@@ -15,7 +15,7 @@ import graphft
 from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_generation
-from graphft.runtime.coordination.status import read_left_out
+from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.protocol.sync_events import Work
 from graphft.runtime.queue import passes
@@ -280,20 +280,20 @@ def test_a_lock_that_nobody_uses_is_not_waited_for(scene: Stage, monkeypatch: py
     assert len(scene.records()["todo"]) == CHUNKS
 
 
-def left_out(scene: Stage) -> dict[int, tuple[int, int]]:
-    """By chunk, the pass and the batch that is left out of it; tests leave one out of each at most."""
+def discarded(scene: Stage) -> dict[int, tuple[int, int]]:
+    """By chunk, the pass and the batch that is discarded of it; tests leave one out of each at most."""
     return {
-        c: (o.omissions[0].pass_index, o.omissions[0].batch) for c, o in read_left_out(scene.etcd, scene.keys).items()
+        c: (o.discards[0].pass_index, o.discards[0].batch) for c, o in read_discards(scene.etcd, scene.keys).items()
     }
 
 
-def test_a_pass_rolls_though_a_batch_was_left_out(scene: Stage) -> None:
+def test_a_pass_rolls_though_a_batch_was_discarded(scene: Stage) -> None:
     """The slot has nothing to do there, and goes on with the chunk's next batch."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
     trainer.queue.get(TERMS)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    assert left_out(scene) == {chunk_at(scene): (0, 0)}
+    assert discarded(scene) == {chunk_at(scene): (0, 0)}
     trainer.queue.rolled_back()
     with pytest.raises(NoData):
         trainer.queue.get(TERMS)
@@ -330,7 +330,7 @@ def test_a_later_pass_leaves_out_the_records_of_the_batch(scene: Stage) -> None:
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_new_generation_begins_where_a_batch_is_left_out(scene: Stage, saved: bool) -> None:
+def test_a_new_generation_begins_where_a_batch_is_discarded(scene: Stage, saved: bool) -> None:
     """A holder before may have sent the batch to one of the shards, which would go on with it, and the others without.
     No other failure undoes anything."""
     if saved:
@@ -342,7 +342,7 @@ def test_a_new_generation_begins_where_a_batch_is_left_out(scene: Stage, saved: 
         trainer.queue.report_failure(Work(0, 0), "it cannot be read")
         generation = generation_of(scene)
         assert generation is not None
-        assert (generation.number == 1) == (chunk_at(scene) in left_out(scene)) == (failures == 2)
+        assert (generation.number == 1) == (chunk_at(scene) in discarded(scene)) == (failures == 2)
         trainer.queue.rolled_back()
     assert (generation.step, generation.checkpoint) == ((4, "step-4.g0") if saved else (0, ""))
     assert f"batch 0 of chunk {chunk_at(scene)} in pass 0 failed 2 times in a row" in generation.reason
@@ -351,7 +351,7 @@ def test_a_new_generation_begins_where_a_batch_is_left_out(scene: Stage, saved: 
 
 
 @pytest.mark.parametrize("record", ["generation", "committed"])
-def test_a_batch_is_left_out_together_with_the_generation(scene: Stage, record: str) -> None:
+def test_a_batch_is_discarded_together_with_the_generation(scene: Stage, record: str) -> None:
     """Whatever changes in between, a shard that rolls back or a checkpoint, there is never one without the other."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
@@ -359,18 +359,18 @@ def test_a_batch_is_left_out_together_with_the_generation(scene: Stage, record: 
     value = Generation(7, 2) if record == "generation" else Committed(0, 2, "step-2.g0")
 
     def change() -> None:
-        assert not left_out(scene)
+        assert not discarded(scene)
         scene.etcd.put(getattr(scene.keys, record), msgspec.json.encode(value))
 
     trainer.member.etcd.store.before_txn = change
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    assert left_out(scene) == {chunk_at(scene): (0, 0)}
+    assert discarded(scene) == {chunk_at(scene): (0, 0)}
     generation = generation_of(scene)
     assert generation is not None
     assert (generation.number, generation.step) == ((8, 0) if record == "generation" else (1, 2))
 
 
-def test_what_is_left_out_is_known_for_as_long_as_the_job_lasts(scene: Stage) -> None:
+def test_what_is_discarded_is_known_for_as_long_as_the_job_lasts(scene: Stage) -> None:
     """Records of passes that the job will not go back to are deleted; that is none of them."""
     job = scene.job
     scene.job = Job(job.source, job.config.replace(passes=4), job.programs, job.run_id)
@@ -388,7 +388,7 @@ def test_what_is_left_out_is_known_for_as_long_as_the_job_lasts(scene: Stage) ->
     begin(scene, trainer, starts[3])
     trainer.queue.settle()
     assert [bool(scene.records(index)) for index in range(4)] == [False, True, True, True]
-    assert left_out(scene) == {chunk_at(scene): (0, 0)}
+    assert discarded(scene) == {chunk_at(scene): (0, 0)}
 
 
 def test_who_lost_the_chunk_leaves_nothing_out(scene: Stage) -> None:
@@ -398,7 +398,7 @@ def test_who_lost_the_chunk_leaves_nothing_out(scene: Stage) -> None:
     begin(scene, other)
     other.queue.get(TERMS)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    assert not left_out(scene)
+    assert not discarded(scene)
     assert generation_of(scene) == Generation(0, 0)
 
 

@@ -1,4 +1,4 @@
-"""A coordinator's services on real etcd and real ZeroMQ: start, take-over, calls that survive it, what is left out."""
+"""A coordinator's services on real etcd and real ZeroMQ: start, take-over, calls that survive it, what is discarded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
-from graphft.runtime.protocol.left_out import LeftOut, Omission
+from graphft.runtime.protocol.discards import Discard, Discards
 from graphft.runtime.protocol.messages import (
     CloseTasks,
     GetTasks,
@@ -318,12 +318,12 @@ def test_nothing_is_given_after_the_last_step(scene: Scene) -> None:
 # -- what fails -------------------------------------------------------------------------------------------------------
 
 
-def left_out(scene: Scene, chunk: int) -> tuple[Omission, ...]:
-    value = scene.value(scene.keys.left_out(chunk))
-    return msgspec.json.decode(value, type=LeftOut).omissions if value else ()
+def discarded(scene: Scene, chunk: int) -> tuple[Discard, ...]:
+    value = scene.value(scene.keys.discarded(chunk))
+    return msgspec.json.decode(value, type=Discards).discards if value else ()
 
 
-def test_a_batch_that_fails_too_often_is_left_out_and_its_task_goes_on(scene: Scene) -> None:
+def test_a_batch_that_fails_too_often_is_discarded_and_its_task_goes_on(scene: Scene) -> None:
     """The pass ends with it."""
     serving(scene, scene.coordinator().start(max_failures=2))
     trainer = scene.trainer()
@@ -335,17 +335,17 @@ def test_a_batch_that_fails_too_often_is_left_out_and_its_task_goes_on(scene: Sc
     ((_, again),) = trainer.get().items()
     told = trainer.fail(chunk, again, 1)
     assert (told.outcome, told.cause) == (
-        "left-out",
+        "discarded",
         f"batch 1 of chunk {chunk} in pass 0 failed 2 times in a row without progress (it is bad)",
     )
-    assert left_out(scene, chunk) == (Omission(0, 1, "it is bad", 2),)
+    assert discarded(scene, chunk) == (Discard(0, 1, "it is bad", 2),)
     given = trainer.tasks()
-    assert given.left_out == [(chunk, LeftOut((Omission(0, 1, "", 2),)))], "an answer has no room for reasons"
+    assert given.discarded == [(chunk, Discards((Discard(0, 1, "", 2),)))], "an answer has no room for reasons"
     assert trainer.finish(dict(given.tasks)) == []
     assert trainer.tasks(pass_index=0).pass_index == 1
 
 
-def test_a_successor_knows_what_is_left_out(scene: Scene) -> None:
+def test_a_successor_knows_what_is_discarded(scene: Scene) -> None:
     one = scene.coordinator(0).start(max_failures=1)
     trainer = scene.trainer()
     ((chunk, attempt), *_) = take_all(trainer).items()
@@ -354,7 +354,7 @@ def test_a_successor_knows_what_is_left_out(scene: Scene) -> None:
     one.await_end()
     serving(scene, scene.coordinator(1).start(max_failures=1))
     given = trainer.tasks()
-    assert given.left_out == [(chunk, LeftOut((Omission(0, 0, "", records=(3,)),)))]
+    assert given.discarded == [(chunk, Discards((Discard(0, 0, "", records=(3,)),)))]
 
 
 def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
@@ -363,10 +363,10 @@ def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
     ((chunk, attempt),) = trainer.get().items()
     assert trainer.fail(chunk, attempt, 0).outcome == "job-failed"
     assert scene.value(scene.keys.state) == b"failed"
-    assert left_out(scene, chunk) == ()
+    assert discarded(scene, chunk) == ()
     failure = one.await_end()
     assert failure is not None
-    assert "2 of 32 records would be left out, at most 0 may be" in failure.message
+    assert "2 of 32 records would be discarded, at most 0 may be" in failure.message
 
 
 def test_a_chunk_that_loses_more_pieces_than_a_record_can_name_fails_the_job(
@@ -379,7 +379,7 @@ def test_a_chunk_that_loses_more_pieces_than_a_record_can_name_fails_the_job(
     assert trainer.fail(chunk, attempt, 0).outcome == "job-failed"
     failure = one.await_end()
     assert failure is not None
-    assert f"1 pieces of chunk {chunk} are left out, more than one record of etcd can name" in failure.message
+    assert f"1 pieces of chunk {chunk} are discarded, more than one record of etcd can name" in failure.message
 
 
 def test_a_task_at_which_holders_keep_vanishing_goes_on_without_its_rest(
@@ -395,8 +395,8 @@ def test_a_task_at_which_holders_keep_vanishing_goes_on_without_its_rest(
     held = take_all(trainer)
     while not held:  # the call that finds it hopeless gets nothing
         held = trainer.get()
-    assert left_out(scene, chunk) == (Omission(0, 0, "its holders vanished", 1, rest=True),)
-    told = [e.text for _, e in read_events(scene.etcd, scene.keys) if e.kind == "left-out"]
+    assert discarded(scene, chunk) == (Discard(0, 0, "its holders vanished", 1, rest=True),)
+    told = [e.text for _, e in read_events(scene.etcd, scene.keys) if e.kind == "discarded"]
     assert len(told) == 1
     assert told[0].startswith(f"DISCARDED: chunk {chunk} from batch 0 on in pass 0 failed (its holders vanished)")
     assert trainer.finish(held) == []
@@ -416,7 +416,7 @@ def test_a_launcher_reports_the_batch_that_killed_its_trainer(scene: Scene) -> N
     assert report(attempt + 1, 10.0) is None, "its task is another's by now"
     change = report(attempt, 10.0)
     assert change is not None
-    assert left_out(scene, chunk) == (Omission(0, 2, "it was killed"),)
+    assert discarded(scene, chunk) == (Discard(0, 2, "it was killed"),)
     one.die()
     one.await_end()
     assert report(attempt, 0.3) is None, "nobody has answered"
@@ -426,7 +426,7 @@ def test_a_launcher_takes_a_late_answer(scene: Scene, monkeypatch: pytest.Monkey
     """It connected anew for each try: the answer was lost, and the next one says only that it was counted before."""
     member = scene.coordinator().start().member
     client = Mock()
-    client.receive.side_effect = [None, SimpleNamespace(message=TaskFailed(1, "left-out", "it was killed"))]
+    client.receive.side_effect = [None, SimpleNamespace(message=TaskFailed(1, "discarded", "it was killed"))]
     monkeypatch.setattr(task_client, "make_client", lambda *_: client)
     change = report_failed(scene.etcd, scene.keys, member.login, (0, 0, 0), 1, "it was killed", 60.0)
     assert change is not None

@@ -17,7 +17,7 @@ from graphft.errors import TEXT_LIMIT, describe, plain, plain_text
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation, decode_generation
-from graphft.runtime.coordination.status import read_left_out
+from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
 from graphft.runtime.protocol.sync_events import Work
@@ -88,7 +88,7 @@ def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytes
 
 @pytest.mark.parametrize("text", [LONG, "half of a pair: \ud83d"], ids=["long", "surrogate"])
 def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, text: str) -> None:
-    """The batch is left out, a new generation begins, and the reason is kept in all records."""
+    """The batch is discarded, a new generation begins, and the reason is kept in all records."""
     data = graphft.arrays(chunk_size=2, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
     job = graphft.transpile(linear(features=8), chunks=data, batch_size=1, ft=True, max_failures=1)
     with stage(etcd_server, keys, job, tmp_path) as scene:
@@ -100,9 +100,9 @@ def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys
         work = trainer.queue.get(TERMS)
         reason = trainer.tell_failure("step 0 of slot 0", ValueError(text), step=0)
         trainer.queue.report_failure(Work(0, 0), reason)
-        left_out = read_left_out(scene.etcd, keys)[work.chunk]
+        discarded = read_discards(scene.etcd, keys)[work.chunk]
         generation = decode_generation(scene.etcd.get(keys.generation))
         assert generation is not None
         assert generation.number == 1
-        assert describe(ValueError(text))[:30] in left_out.omissions[0].reason
-        assert [e.kind for _, e in read_events(scene.etcd, keys)] == ["step-failed", "left-out"]
+        assert describe(ValueError(text))[:30] in discarded.discards[0].reason
+        assert [e.kind for _, e in read_events(scene.etcd, keys)] == ["step-failed", "discarded"]

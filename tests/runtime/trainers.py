@@ -72,7 +72,7 @@ class Stage:
         return trainer
 
     def records(self, pass_index: int = 0) -> dict[str, set[int]]:
-        """Chunk numbers by kind of record; kinds that there are none of are left out."""
+        """Chunk numbers by kind of record; kinds that there are none of are discarded."""
         found: dict[str, set[int]] = {}
         for kv in self.etcd.range(self.keys.queue(pass_index), keys_only=True).kvs:
             kind, chunk = kv.key.removeprefix(self.keys.queue(pass_index)).split("/")

@@ -11,9 +11,9 @@ import torch
 
 from graphft.errors import GraphftError
 from graphft.plan import record_order
-from graphft.runtime.coordination.status import read_left_out
+from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.data import IN_ORDER, BadRecords, Reader
-from graphft.runtime.protocol.left_out import ChunkOmissions, LeftOut, count_records
+from graphft.runtime.protocol.discards import ChunkDiscards, Discards, count_records
 from tests.sim.job import Simulation
 from tests.sim.variants import Variant, expected_counts
 from tests.sim.world import Process, SimulationFailed
@@ -32,7 +32,7 @@ class ComparedSimulation(Simulation):
     expected: Left = ({}, 0)
     """Sync: what the same job leaves without faults."""
     restored = False
-    """Whether etcd was put back to a backup, which may not know what was left out until then."""
+    """Whether etcd was put back to a backup, which may not know what was discarded until then."""
 
     def check(self) -> None:
         super().check()
@@ -86,10 +86,10 @@ class ComparedSimulation(Simulation):
         return {r for r in order if random.Random(f"{self.seed} {chunk} {r}").random() < self.bad}
 
     def check_discarded(self) -> None:
-        """Shards agree on what is left out. If it is bad for good, the result depends on nothing else."""
+        """Shards agree on what is discarded. If it is bad for good, the result depends on nothing else."""
         plan, forgotten = self.job.config.plan, self.flaky or self.restored
-        left_out = read_left_out(self.store, self.keys)
-        self.counts["left out"] += count_records(plan, left_out)
+        discarded = read_discards(self.store, self.keys)
+        self.counts["discarded"] += count_records(plan, discarded)
         if self.variant.sync:  # that shards agree, `applied` sees
             if not forgotten:
                 self.check_same(*self.expected)
@@ -98,17 +98,17 @@ class ComparedSimulation(Simulation):
         if any(not torch.equal(first, other) for other in others):
             raise SimulationFailed(f"shards have applied different batches: {self.model()}")
         if self.job.config.mode == "async" and not forgotten:
-            self.check_counts(first, left_out)
+            self.check_counts(first, discarded)
 
-    def check_counts(self, counts: torch.Tensor, left_out: Mapping[int, LeftOut]) -> None:
+    def check_counts(self, counts: torch.Tensor, discarded: Mapping[int, Discards]) -> None:
         """Each pass has applied each record that it did not leave out, once."""
         plan, wanted = self.job.config.plan, []
         for chunk, records in enumerate(self.variant.chunks):
-            found = ChunkOmissions(plan, chunk, left_out.get(chunk, LeftOut()))
+            found = ChunkDiscards(plan, chunk, discarded.get(chunk, Discards()))
             passes = [found.records(p) for p in range(plan.passes)]
             wanted += [-float(sum(r not in lacking for lacking in passes)) for r in range(records)]
         if counts[: len(wanted)].tolist() != wanted:
-            raise SimulationFailed(f"applied {counts[: len(wanted)].tolist()}, left out {left_out}")
+            raise SimulationFailed(f"applied {counts[: len(wanted)].tolist()}, discarded {discarded}")
 
 
 class Undisturbed(ComparedSimulation):

@@ -255,7 +255,7 @@ class Simulation:
         return read_tensors(self.folder / "model.safetensors")[0]  # type: ignore[arg-type]
 
     def skipped(self) -> int:
-        """How many steps were left out as not finite, as the model's file says."""
+        """How many steps were discarded as not finite, as the model's file says."""
         metadata = read_tensors(self.folder / "model.safetensors")[1]  # type: ignore[arg-type]
         return int(metadata.get(SKIPPED_STEPS, 0))
 

@@ -53,7 +53,7 @@ class BadBatches(FaultySimulation):
 
 
 class NonFinite(FaultySimulation):
-    """Some records are not finite, among all the other faults: what contains one is left out, once, by every shard."""
+    """Some records are not finite, among all the other faults: what contains one is discarded, once, by every shard."""
 
 
 class Calm(ComparedSimulation):
@@ -75,14 +75,14 @@ class Calm(ComparedSimulation):
 
 
 class BadLines(Calm):
-    """Some records cannot be read by any trainer, which the reader knows: they are left out, and no process ends."""
+    """Some records cannot be read by any trainer, which the reader knows: they are discarded, and no process ends."""
 
     bad, certain = 0.06, True
 
     def check(self) -> None:
         ComparedSimulation.check(self)
         if self.counts["status 1"] or self.counts["status 75"]:
-            raise SimulationFailed(f"a process ended because of records that are left out: {self.counts}")
+            raise SimulationFailed(f"a process ended because of records that are discarded: {self.counts}")
 
 
 class CutOff(Calm):

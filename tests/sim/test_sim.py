@@ -57,7 +57,7 @@ def simulate(*options: str) -> list[str]:
 
 @cache
 def results(mode: str) -> list[str]:
-    """Of all scenarios. Seeds from 20 on: some of their records are left out."""
+    """Of all scenarios. Seeds from 20 on: some of their records are discarded."""
     return simulate("--mode", mode, "--first", "20", "--keep-going", "--scenario", *SEEDS[mode])
 
 
@@ -119,8 +119,8 @@ def test_validations_and_what_they_decide_are_those_of_the_undisturbed_job() -> 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_shards_agree_on_what_is_discarded(mode: str) -> None:
-    """Batches that cannot be read, among all other faults: what is left out is left out everywhere."""
-    assert "'left out': " in check(mode, "bad-batches")
+    """Batches that cannot be read, among all other faults: what is discarded is discarded everywhere."""
+    assert "'discarded': " in check(mode, "bad-batches")
 
 
 def test_which_records_a_sync_job_leaves_out_does_not_depend_on_who_is_ahead() -> None:
@@ -168,7 +168,7 @@ def test_a_run_without_faults_repeats_nothing(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_lines_that_no_trainer_can_read_end_no_process(mode: str) -> None:
     """A trainer that was not yet in the generation without them began the same work again, and ended."""
-    assert "'left out': " in check(mode, "bad-lines")
+    assert "'discarded': " in check(mode, "bad-lines")
 
 
 def test_a_trainer_cut_off_from_a_shard_does_not_stop_the_job() -> None:

@@ -38,7 +38,7 @@ class Variant:
     """Records of each."""
     batch: int
     nonfinite: tuple[int, ...] = ()
-    """Records with a value that is not finite: whatever contains one is to be left out."""
+    """Records with a value that is not finite: whatever contains one is to be discarded."""
 
     @property
     def sync(self) -> bool:
@@ -185,7 +185,7 @@ def _counting() -> Program:
 
 
 def with_nonfinite(variant: Variant, seed: int) -> Variant:
-    """The same job with a few records that are not finite, whose steps are to be left out."""
+    """The same job with a few records that are not finite, whose steps are to be discarded."""
     pick = random.Random(seed)
     records = pick.sample(range(sum(variant.chunks)), min(2, sum(variant.chunks)))
     return replace(variant, options=(*variant.options, ("on_nonfinite", "skip")), nonfinite=tuple(sorted(records)))
@@ -215,10 +215,10 @@ def with_more_passes(variant: Variant) -> Variant:
 
 def expected_counts(variant: Variant) -> tuple[Tensor, int]:
     """What an async job's counters of the records are at the end, minus the sum of what each batch was worth; and how
-    many batches, or units, are left out."""
+    many batches, or units, are discarded."""
     options = dict(variant.options)
     share = {"async": 1.0, "half_async": 0.5, "geo_sgd": 1 / options["trainers"]}[options["mode"]]
-    counts, left_out, first = torch.zeros(RECORDS), 0, 0
+    counts, discarded, first = torch.zeros(RECORDS), 0, 0
     unit = variant.batch * options["local_steps"]
     for chunk, records in enumerate(variant.chunks):
         for index in range(options["passes"]):
@@ -227,6 +227,6 @@ def expected_counts(variant: Variant) -> tuple[Tensor, int]:
                 if set(variant.nonfinite).isdisjoint(batch.tolist()):
                     counts[batch] -= share
                 else:
-                    left_out += 1
+                    discarded += 1
         first += records
-    return counts, left_out
+    return counts, discarded

@@ -103,13 +103,13 @@ SLOW = {
     "tests/integration/test_networks.py": ["test_two_hosts_meet_where_etcd_is"],
     "tests/integration/test_no_progress.py": [
         "test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work",
-        "test_a_batch_that_always_hangs_is_left_out",
+        "test_a_batch_that_always_hangs_is_discarded",
         "test_a_trainer_that_does_not_reach_a_shard_gets_no_work",
     ],
     "tests/integration/test_nonfinite.py": [
         "test_skipped_steps_count_for_the_schedule_and_for_nothing_else",
         "test_the_job_stops_there_and_says_the_same_again",
-        "test_async_batches_are_left_out_once_on_every_shard",
+        "test_async_batches_are_discarded_once_on_every_shard",
         "test_a_warning",
         "test_what_no_loss_shows_ends_the_job_before_it_is_saved",
     ],

@@ -28,7 +28,7 @@ MISSING = (
     else ""
 )
 """Why there can be no Slurm here; "" if there can."""
-LEFT_OUT = MISSING or "the whole suite leaves it out: make slurm" * ("GRAPHFT_SLURM" not in os.environ)
+DISCARDED = MISSING or "the whole suite leaves it out: make slurm" * ("GRAPHFT_SLURM" not in os.environ)
 """Why the tests on it are skipped: they take minutes."""
 START_SECONDS = 120.0
 CPUS, GPUS = 4, 2

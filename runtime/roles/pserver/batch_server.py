@@ -185,8 +185,8 @@ class BatchServer(ShardServer):
         if recorded is None or recorded.pass_index <= index:
             return False  # it is not over: no need to look closer
         ledger = self.machine.ledger
-        left_out = self.member.retry_while_leased(functools.partial(self.requeue.left_out, ledger, index))
-        return left_out.issuperset(self.requeue.lacking(ledger, index))
+        discarded = self.member.retry_while_leased(functools.partial(self.requeue.discarded, ledger, index))
+        return discarded.issuperset(self.requeue.lacking(ledger, index))
 
     def _finish(self) -> None:
         """When all is applied here: the last checkpoint. The first shard then commits all shards' as the job's."""

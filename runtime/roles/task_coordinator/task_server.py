@@ -23,7 +23,7 @@ from graphft.runtime.etcd.lock import Lock
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, Known, Todo
-from graphft.runtime.protocol.left_out import ChunkOmissions, LeftOut
+from graphft.runtime.protocol.discards import ChunkDiscards, Discards
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
     TASK_CALLS,
@@ -48,7 +48,7 @@ from graphft.runtime.protocol.task_events import (
 )
 from graphft.runtime.protocol.task_queue import TaskQueue
 from graphft.runtime.queue.failed_batch import going_back, or_end
-from graphft.runtime.queue.transactions import tell_left_out
+from graphft.runtime.queue.transactions import tell_discarded
 from graphft.runtime.roles.process_end import ProcessEnd
 from graphft.runtime.roles.task_coordinator.task_store import Fence, TaskStore
 from graphft.runtime.transport import ServerTransport
@@ -80,8 +80,8 @@ class TaskServer(TaskServerPort):
         self.terms = ClaimTerms()
         self.serving = False
         self.counters: Counter[str] = Counter()
-        self._left_out: Watch | None = None
-        self._left_out_here: dict[str, LeftOut] = {}
+        self._discarded: Watch | None = None
+        self._discarded_here: dict[str, Discards] = {}
         """By key, as this process has written it: the watch may be behind."""
         self._loaded_at = 0
         self._told_missing = 0
@@ -113,7 +113,7 @@ class TaskServer(TaskServerPort):
             raise JobEnded("left: SIGTERM asked this coordinator to", rule="left")
 
     def load_tasks(self) -> None:
-        self._left_out = Watch(self.member.etcd, self.keys.all_left_out)
+        self._discarded = Watch(self.member.etcd, self.keys.all_discarded)
         self.queue, self._loaded_at = self.store.load(self.options)
         log.info("queues read from etcd: %s", self.queue.counts() or "none so far")
 
@@ -244,10 +244,10 @@ class TaskServer(TaskServerPort):
             bad |= set(failed)
             self._reload()
         for answer in answers:
-            self.transport.send(answer.peer, self._with_left_out(answer))
+            self.transport.send(answer.peer, self._with_discarded(answer))
         for effect in effects:
             if isinstance(effect, Hopeless):
-                self._leave_rest_out(effect)
+                self._discard_rest(effect)
 
     def _step(self, calls: Sequence[tuple[bytes, TASK_CALLS]], bad: set[Fence]) -> list[Effect]:
         now, wall = time.monotonic(), time.time()
@@ -259,20 +259,20 @@ class TaskServer(TaskServerPort):
                 effects += self.queue.step(Asked(peer, call, wall), now)
         return effects
 
-    def _with_left_out(self, answer: Answer) -> TASK_ANSWERS:
+    def _with_discarded(self, answer: Answer) -> TASK_ANSWERS:
         message = answer.message
-        if not isinstance(message, Tasks) or not message.tasks or self._left_out is None:
+        if not isinstance(message, Tasks) or not message.tasks or self._discarded is None:
             return message
-        known, here = self._left_out.snapshot(), self._left_out_here
+        known, here = self._discarded.snapshot(), self._discarded_here
         if not known and not here:
             return message
         found = []
         for chunk, _ in message.tasks:
-            key = self.keys.left_out(chunk)
-            seen = msgspec.json.decode(known[key].value, type=LeftOut) if key in known else LeftOut()
-            found.append((chunk, max(seen, here.get(key, LeftOut()), key=lambda what: len(what.omissions))))
-        left_out = [(chunk, what.without_reasons()) for chunk, what in found if what.omissions]
-        return msgspec.structs.replace(message, left_out=left_out)
+            key = self.keys.discarded(chunk)
+            seen = msgspec.json.decode(known[key].value, type=Discards) if key in known else Discards()
+            found.append((chunk, max(seen, here.get(key, Discards()), key=lambda what: len(what.discards))))
+        discarded = [(chunk, what.without_reasons()) for chunk, what in found if what.discards]
+        return msgspec.structs.replace(message, discarded=discarded)
 
     # -- what is rare -----------------------------------------------------------------------------------------------
 
@@ -291,10 +291,10 @@ class TaskServer(TaskServerPort):
             task = self.queue.task(call.pass_index, call.chunk)
             if task is None or not task.holder or task.attempt != call.attempt:
                 return None
-            names = (keys.left_out(call.chunk), keys.generation, keys.committed, keys.pass_)
+            names = (keys.discarded(call.chunk), keys.generation, keys.committed, keys.pass_)
             read = self.member.etcd.txn([], [get_op(name) for name in names])
             known = Known(names[0], call.pass_index, read.kv(0))
-            gone = ChunkOmissions(self.options.plan, call.chunk, known.left_out()).batches(call.pass_index)
+            gone = ChunkDiscards(self.options.plan, call.chunk, known.discarded()).batches(call.pass_index)
             todo, change = chunk_queue.failed(
                 call.chunk,
                 task.todo,
@@ -310,12 +310,12 @@ class TaskServer(TaskServerPort):
             if self._carry_out(call.pass_index, call.chunk, todo, [change, *back], same):
                 return change
 
-    def _leave_rest_out(self, effect: Hopeless) -> None:
-        """Too many of a task's holders have vanished: what is not applied of it is left out."""
+    def _discard_rest(self, effect: Hopeless) -> None:
+        """Too many of a task's holders have vanished: what is not applied of it is discarded."""
         index, chunk, etcd = effect.pass_index, effect.chunk, self.member.etcd
 
-        def leave_out() -> Change | None:
-            task, key = self.queue.task(index, chunk), self.keys.left_out(chunk)
+        def discard() -> Change | None:
+            task, key = self.queue.task(index, chunk), self.keys.discarded(chunk)
             known = Known(key, index, etcd.get(key))
             limit = int(self.options.max_lost)
             found = chunk_queue.vanished(chunk, task.todo, task.todo.progress, limit, known) if task else None
@@ -324,11 +324,11 @@ class TaskServer(TaskServerPort):
             change = or_end(etcd, self.keys, self.options.plan, known, found[1], self.terms.max_discarded)
             return change if self._carry_out(index, chunk, found[0], [change]) else None
 
-        change = self.member.retry_while_leased(leave_out)
+        change = self.member.retry_while_leased(discard)
         if change is None:
             self._reload()
         else:
-            tell_left_out(self.member.events, index, chunk, change)
+            tell_discarded(self.member.events, index, chunk, change)
 
     def _carry_out(
         self, index: int, chunk: int, todo: Todo, changes: Sequence[Change], same: Sequence[Compare] = ()
@@ -343,14 +343,14 @@ class TaskServer(TaskServerPort):
         if self.store.commit([*groups, *heads, *beside], (), [*compares, *same]):
             self._reload()
             return False
-        self._note_left_out(changes[0])
+        self._note_discarded(changes[0])
         return True
 
-    def _note_left_out(self, change: Change) -> None:
+    def _note_discarded(self, change: Change) -> None:
         """Whoever is given the task next is told of it."""
         for put in change.puts:
-            if put.key.startswith(self.keys.all_left_out):
-                self._left_out_here[put.key] = msgspec.json.decode(put.value, type=LeftOut)
+            if put.key.startswith(self.keys.all_discarded):
+                self._discarded_here[put.key] = msgspec.json.decode(put.value, type=Discards)
 
     def _end(self) -> None:
         """Loops of a user's own have done all passes, and the last of them has left: no other process says so. One that
@@ -407,5 +407,5 @@ class TaskServer(TaskServerPort):
         return self.queue.story.of()
 
     def close(self) -> None:
-        if self._left_out is not None:
-            self._left_out.close()
+        if self._discarded is not None:
+            self._discarded.close()

@@ -60,8 +60,8 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
 
     # -- Ledgers ------------------------------------------------------------------------------------------------
 
-    def took(self, key: ChunkKey, batches: int, left_out: frozenset[int]) -> None:
-        self.do(Took(key, batches, left_out))
+    def took(self, key: ChunkKey, batches: int, discarded: frozenset[int]) -> None:
+        self.do(Took(key, batches, discarded))
 
     def dropped(self, key: ChunkKey) -> None:
         self.do(Dropped(key))

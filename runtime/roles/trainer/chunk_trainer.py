@@ -106,7 +106,7 @@ class ChunkTrainer(Trainer):
         self.record(self._first_steps[work.pass_index][work.chunk] + work.batch, 0, work.samples, values)
 
     def _report(self, error: Exception) -> bool:
-        """Whether that is all: records that no trainer can read are left out, and this one goes on."""
+        """Whether that is all: records that no trainer can read are discarded, and this one goes on."""
         work = self.state.work
         if work is None or not blames_batch(error):
             return False

@@ -126,8 +126,8 @@ class SlotTrainer(Trainer):
     def _is_next(self, work: Work) -> bool:
         """Waits until all steps before this one are done; False: its work has changed meanwhile.
 
-        A batch is read before its step's parameters are there. If it were blamed then, what is left out would depend on
-        which trainer is ahead: a record that fails in two passes is to be found in the first of them.
+        A batch is read before its step's parameters are there. If it were blamed then, what is discarded would depend
+        on which trainer is ahead: a record that fails in two passes is to be found in the first of them.
         """
         try:
             self.comm.await_shards(self.config.pservers)
@@ -136,7 +136,7 @@ class SlotTrainer(Trainer):
         return True
 
     def _is_void(self, generation: int, known: bool) -> bool:
-        """Waits until this trainer is in the generation that begins with a batch left out.
+        """Waits until this trainer is in the generation that begins with a batch discarded.
 
         What counts is the generation that the protocol's machine is in: the daemon's view may be ahead of it, and the
         same work would be begun again. `known`: whether etcd has left the batch out. If not, the claim is somebody

@@ -1,8 +1,8 @@
-"""What is left out of a job's data: records that made their batch fail too often. One etcd record for each chunk.
+"""What is discarded of a job's data: records that made their batch fail too often. One etcd record for each chunk.
 
-    /<job>.queue/left_out/<chunk> = LeftOut
+    /<job>.queue/discarded/<chunk> = Discards
 
-An omission begins with the batch that failed, in its pass; the same records are left out of all later passes, whose
+It begins with the batch that failed, in its pass; the same records are discarded in all later passes, whose
 batches are made of other records. What was computed before stays as it was, so going back changes nothing of it.
 """
 
@@ -18,13 +18,13 @@ from graphft.errors import plain_text
 from graphft.plan import Plan
 
 FULL_REASONS = 50
-"""Omissions of a chunk whose reasons are kept as they are; of those after them, `SHORT_REASON` characters."""
+"""Those of a chunk whose reasons are kept as they are; of those after them, `SHORT_REASON` characters."""
 SHORT_REASON = 160
 MAX_RECORD = 1 << 20
 """Bytes of a chunk's record: etcd takes 1.5 MB."""
 
 
-class Omission(msgspec.Struct, frozen=True):
+class Discard(msgspec.Struct, frozen=True):
     """Left out because batch `batch` of pass `pass_index` failed. `rest`: and all batches of the chunk behind it."""
 
     pass_index: int
@@ -36,20 +36,20 @@ class Omission(msgspec.Struct, frozen=True):
     """Positions in the chunk, where it is known which records of the batch are bad; (): all of them."""
 
 
-class LeftOut(msgspec.Struct, frozen=True):
+class Discards(msgspec.Struct, frozen=True):
     """Of one chunk."""
 
-    omissions: tuple[Omission, ...] = ()
+    discards: tuple[Discard, ...] = ()
 
-    def having(self, omission: Omission) -> LeftOut:
+    def having(self, discard: Discard) -> Discards:
         """With one more. Of many, only the first ones keep their reasons in full: the record has to stay small."""
-        if len(self.omissions) >= FULL_REASONS:
-            omission = msgspec.structs.replace(omission, reason=plain_text(omission.reason, SHORT_REASON))
-        return LeftOut((*self.omissions, omission))
+        if len(self.discards) >= FULL_REASONS:
+            discard = msgspec.structs.replace(discard, reason=plain_text(discard.reason, SHORT_REASON))
+        return Discards((*self.discards, discard))
 
-    def without_reasons(self) -> LeftOut:
+    def without_reasons(self) -> Discards:
         """What a process has to know that reads the chunk."""
-        return LeftOut(tuple(msgspec.structs.replace(omission, reason="") for omission in self.omissions))
+        return Discards(tuple(msgspec.structs.replace(discard, reason="") for discard in self.discards))
 
 
 class Stored(Protocol):
@@ -61,15 +61,15 @@ class Stored(Protocol):
     def value(self) -> bytes: ...
 
 
-class ChunkOmissions:
-    """What a chunk lacks in which pass: its LeftOut record, for the data of `plan`."""
+class ChunkDiscards:
+    """What a chunk lacks in which pass: its Discards record, for the data of `plan`."""
 
-    def __init__(self, plan: Plan, chunk: int, record: LeftOut) -> None:
+    def __init__(self, plan: Plan, chunk: int, record: Discards) -> None:
         self._plan, self._chunk = plan, chunk
-        self._positions = [(o.pass_index, positions_of(plan, chunk, o)) for o in record.omissions]
+        self._positions = [(o.pass_index, positions_of(plan, chunk, o)) for o in record.discards]
 
     def records(self, pass_index: int) -> frozenset[int]:
-        """Positions in the chunk that the pass leaves out."""
+        """Positions in the chunk that the pass discards."""
         return frozenset().union(*(found for since, found in self._positions if since <= pass_index))
 
     def samples(self, pass_index: int, batch: int) -> int:
@@ -81,22 +81,22 @@ class ChunkOmissions:
         return frozenset(b for b in range(int(self._plan.batches[self._chunk])) if not self.samples(pass_index, b))
 
 
-def omissions_of(plan: Plan, record: Stored | None) -> ChunkOmissions | None:
+def discards_of(plan: Plan, record: Stored | None) -> ChunkDiscards | None:
     """Returns what a chunk's record in etcd says; None if there is none."""
     if record is None:
         return None
-    return ChunkOmissions(plan, int(record.key.rsplit("/", 1)[1]), msgspec.json.decode(record.value, type=LeftOut))
+    return ChunkDiscards(plan, int(record.key.rsplit("/", 1)[1]), msgspec.json.decode(record.value, type=Discards))
 
 
-def count_records(plan: Plan, left_out: Mapping[int, LeftOut]) -> int:
+def count_records(plan: Plan, discarded: Mapping[int, Discards]) -> int:
     """How many records of the data these leave out, by chunk; each is counted once."""
-    return sum(len(ChunkOmissions(plan, chunk, found).records(plan.passes)) for chunk, found in left_out.items())
+    return sum(len(ChunkDiscards(plan, chunk, found).records(plan.passes)) for chunk, found in discarded.items())
 
 
-def positions_of(plan: Plan, chunk: int, omission: Omission) -> frozenset[int]:
-    """The positions in the chunk of the records that it leaves out."""
-    if omission.records:
-        return frozenset(omission.records)
-    last = int(plan.batches[chunk]) if omission.rest else omission.batch + 1
-    found = [plan.positions(omission.pass_index, chunk, b) for b in range(omission.batch, last)]
+def positions_of(plan: Plan, chunk: int, discard: Discard) -> frozenset[int]:
+    """The positions in the chunk of the records that it discards."""
+    if discard.records:
+        return frozenset(discard.records)
+    last = int(plan.batches[chunk]) if discard.rest else discard.batch + 1
+    found = [plan.positions(discard.pass_index, chunk, b) for b in range(discard.batch, last)]
     return frozenset(np.concatenate(found).tolist()) if found else frozenset()
