@@ -12,12 +12,16 @@ place (program, block, op index) and prints the lines around it, in the style of
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from graphft.ir import Block
 
+P = ParamSpec("P")
+T = TypeVar("T")
 TEXT_LIMIT = 2000
 """Characters of a text of unknown origin (an exception's, say) that a record, an event or an error holds."""
 _NOTE = 50
@@ -115,3 +119,19 @@ class ProgramError(GraphftError):
         if self.help:
             lines.append(f"help: {self.help}")
         return "\n".join(lines)
+
+
+def shown_plainly(function: Callable[P, T]) -> Callable[P, T]:
+    """Has a script that does not catch an error of this function end with its message, without graphft's frames."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except GraphftError as error:
+            from graphft.runtime.launcher.ending import without_traceback
+
+            without_traceback(error)
+            raise
+
+    return wrapped

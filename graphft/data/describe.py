@@ -35,7 +35,7 @@ from graphft.data.formats import (
 )
 from graphft.data.spec import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
 from graphft.data.urls import Stamp, Urls, expand_urls, open_url
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, shown_plainly
 from graphft.ir import Type
 
 log = logging.getLogger("graphft")
@@ -54,6 +54,7 @@ Range = tuple[int, ...]
 """Of a chunk in its file: (records, start), and of text (offset, size, line)."""
 
 
+@shown_plainly
 def files(
     urls: Urls | Mapping[str, Urls],
     format: str,
@@ -93,7 +94,10 @@ def files(
     if isinstance(urls, Mapping):
         return _describe_npy({c: expand_urls(urls[c], options) for c in check_columns(urls)}, chunk_size, options)
     names = check_columns(columns or {})
-    dtype_of = _dtypes(names, dtypes or {})
+    if unknown := [name for name in dtypes or {} if name not in names]:
+        text = f"dtypes has {', '.join(map(repr, unknown))}, but the columns are {', '.join(names)}"
+        raise UsageError(text, rule="columns", help="dtypes are given by column, and not by field")
+    dtype_of = {name: torch_dtype(name, (dtypes or {}).get(name, "float32")) for name in names}
     fields = {c: [of] if isinstance(of := (columns or {})[c], str) else list(of) for c in names}
     wanted = {f: dtype_of[c] for c, fs in fields.items() for f in fs}
     paths, ranges, stamps = expand_urls(urls, options), list[tuple[int, Range]](), dict[str, Stamp]()
@@ -145,15 +149,14 @@ class Quality:
 
     def add(self, decoded: Decoded, place: Callable[[int], str]) -> None:
         """Takes decoded records in; `place` names one by its position."""
-        bad = decoded.bad
         self.records += decoded.records
-        self.bad += len(bad)
-        for name, texts in {"": decoded.malformed, **decoded.wrong}.items():
-            if texts and name not in self.examples:
-                self.examples[name] = f"{place(min(texts))}: {texts[min(texts)]}"
+        self.bad += len(decoded.bad)
+        for i in sorted(decoded.bad):
+            for name in decoded.bad[i].keys() - self.examples.keys():
+                self.examples[name] = f"{place(i)}: {decoded.bad[i][name]}"
         for name, values in decoded.fields.items():
             if values.dtype.kind == "f" and not (finite := np.isfinite(values).all(axis=1)).all():
-                found = [int(i) for i in np.flatnonzero(~finite) if i not in bad]
+                found = [int(i) for i in np.flatnonzero(~finite) if i not in decoded.bad]
                 if found:
                     count, first = self.nonfinite.get(name) or (0, place(found[0]))
                     self.nonfinite[name] = count + len(found), first
@@ -172,23 +175,6 @@ class Quality:
 
 def _few(texts: Sequence[str], separator: str) -> str:
     return separator.join(texts[:LISTED]) + f" and {len(texts) - LISTED} more" * (len(texts) > LISTED)
-
-
-def _dtypes(columns: Sequence[str], dtypes: Mapping[str, str]) -> dict[str, str]:
-    """Returns the dtype of each column."""
-    if unknown := [name for name in dtypes if name not in columns]:
-        help = "dtypes are given by column, and not by field: name the columns as in columns={...}"
-        text = f"dtypes has {', '.join(map(repr, unknown))}, but the columns are {', '.join(columns)}"
-        raise UsageError(text, rule="columns", help=help)
-    found = {}
-    for column in columns:
-        dtype = dtypes.get(column, "float32")
-        try:
-            found[column] = torch_dtype(column, np.dtype(dtype))
-        except TypeError:
-            help = "give a NumPy dtype such as float32 or int64"
-            raise GraphftError(f"column {column}: unknown dtype {dtype!r}", rule="columns", help=help) from None
-    return found
 
 
 def _need(fields: Iterable[str], there: Sequence[str], url: str) -> None:

@@ -28,37 +28,29 @@ Record = tuple[bytes, str]
 """(the bytes with their line end, what is wrong or ""). A plain tuple: a file has millions."""
 
 
+Bad = dict[int, dict[str, str]]
+"""Says what is wrong with records, by position and field ("": it cannot be taken apart)."""
+
+
 @dataclass
 class Decoded:
-    """Some records. `fields`: by field, an array with a row for each record. Rows of bad records mean nothing."""
+    """Some records: `fields` has by field an array with a row for each record. Rows of `bad` records mean nothing."""
 
+    bad: Bad
     fields: dict[str, np.ndarray] = field(default_factory=dict)
-    malformed: dict[int, str] = field(default_factory=dict)
-    """Says what is wrong with records that can't be taken apart, by position."""
-    wrong: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Says by field and position which values are none of its dtype."""
 
     @property
     def records(self) -> int:
         return len(next(iter(self.fields.values())))
 
-    @property
-    def bad(self) -> dict[int, str]:
-        """Says what is wrong with each bad record, by position."""
-        found = dict(self.malformed)
-        for texts in self.wrong.values():
-            found |= {i: f"{found[i]}, {text}" if i in found else text for i, text in texts.items()}
-        return found
-
     def add(self, name: str, column: Any, dtype: str, width: int = 1) -> None:
         """Adds a field, with `width` values in each record, one behind the other in `column`."""
         values, wrong = to_numbers(column, dtype)
         self.fields[name] = values.reshape(-1, width)
-        texts = {
-            i // width: f"field {name} is {'empty' if v is None else repr(v)}, no {dtype}" for i, v in wrong.items()
-        }
-        if texts := {i: text for i, text in texts.items() if i not in self.malformed}:
-            self.wrong[name] = texts
+        for i, value in wrong.items():
+            texts = self.bad.setdefault(i // width, {})
+            if "" not in texts:
+                texts[name] = f"field {name} is {'empty' if value is None else repr(value)}, no {dtype}"
 
 
 def csv_header(line: bytes, url: str) -> list[str]:
@@ -152,8 +144,8 @@ def decode_text(records: Iterable[Record], header: Sequence[str] | None, dtypes:
     """Decodes those records of text that are not blank: of JSON lines if there is no `header`, else of CSV. `dtypes`:
     those of the fields that are wanted."""
     kept = [record for record in records if not record[0].isspace()]
-    decoded = Decoded(malformed={i: wrong for i, (_, wrong) in enumerate(kept) if wrong})
-    texts = _json_texts(kept, dtypes, decoded.malformed) if header is None else _csv_texts(kept, header, dtypes)
+    decoded = Decoded({i: {"": wrong} for i, (_, wrong) in enumerate(kept) if wrong})
+    texts = _json_texts(kept, dtypes, decoded.bad) if header is None else _csv_texts(kept, header, dtypes)
     for name, dtype in dtypes.items():
         decoded.add(name, texts[name], dtype)
     return decoded
@@ -181,12 +173,12 @@ def _csv_texts(records: Sequence[Record], header: Sequence[str], fields: Iterabl
     )
 
 
-def _json_texts(records: Sequence[Record], fields: Iterable[str], malformed: dict[int, str]) -> dict[str, Any]:
-    """Returns by field its values as texts; adds to `malformed`."""
+def _json_texts(records: Sequence[Record], fields: Iterable[str], bad: Bad) -> dict[str, Any]:
+    """Returns by field its values as texts; adds to `bad`."""
     import pyarrow
 
     found = [json_row(raw) for raw, _ in records]
-    malformed |= {i: wrong for i, (_, wrong) in enumerate(found) if wrong}
+    bad |= {i: {"": wrong} for i, (_, wrong) in enumerate(found) if wrong}
     return {f: pyarrow.chunked_array([[_text(row.get(f)) for row, _ in found]], pyarrow.string()) for f in fields}
 
 
@@ -270,27 +262,25 @@ def decode_parquet(
             groups.append(i)
         begin = end
     table = opened.read_row_groups(groups, columns=list(dtypes), use_threads=False).slice(start - first, records)
-    decoded = Decoded()
-    flat = {name: _flat(table.column(name), width, name, decoded.malformed) for name, width in widths.items()}
+    decoded = Decoded({})
     for name, dtype in dtypes.items():
-        decoded.add(name, flat[name] if name in flat else table.column(name), dtype, widths.get(name, 1))
+        column, width = table.column(name), widths.get(name, 0)
+        decoded.add(name, _flat(column, width, name, decoded.bad) if width else column, dtype, width or 1)
     return decoded
 
 
-def _flat(lists: Any, width: int, name: str, malformed: dict[int, str]) -> Any:
-    """Returns the values of a column of lists. A null list is one of nulls; one of another length is malformed."""
+def _flat(lists: Any, width: int, name: str, bad: Bad) -> Any:
+    """Returns the values of a column of lists. A null list is one of nulls; one of another length is bad."""
     import pyarrow
 
     whole = lists.combine_chunks()
     if not lists.null_count and whole.value_lengths().unique().to_pylist() == [width]:
         return pyarrow.chunked_array([whole.flatten()])
     rows = [[None] * width if row is None else row for row in whole.to_pylist()]
-    wrong = {
-        i: f"field {name} has {len(row)} values, expected {width}" for i, row in enumerate(rows) if len(row) != width
-    }
-    malformed |= wrong
-    values = [value for i, row in enumerate(rows) for value in ([0] * width if i in wrong else row)]
-    return pyarrow.chunked_array([values], getattr(whole.type, "value_type", None))
+    for i, row in enumerate(rows):
+        if len(row) != width:
+            bad[i], rows[i] = {"": f"field {name} has {len(row)} values, expected {width}"}, [0] * width
+    return pyarrow.chunked_array([[value for row in rows for value in row]], getattr(whole.type, "value_type", None))
 
 
 def is_list(kind: Any) -> bool:

@@ -11,7 +11,7 @@ from graphft.data.fingerprint import digest
 from graphft.data.randomness import own_generators, seed_generators, seeded, states
 from graphft.data.reference import DEFAULT_COLUMNS, Reference, named
 from graphft.data.spec import ChunkInfo, DataSpec, check_columns, split
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import GraphftError, UsageError, describe, shown_plainly
 from graphft.ir import Type
 
 log = logging.getLogger("graphft")
@@ -21,6 +21,7 @@ SAMPLED = 5
 """Evenly spaced records that are read, the first and the last among them."""
 
 
+@shown_plainly
 def dataset(
     make: str | Callable[..., Any],
     args: Mapping[str, Any] | None = None,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphft.data.fingerprint import array_digest
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, shown_plainly
 from graphft.ir import Type
 from graphft.plan import Plan
 
@@ -195,18 +195,18 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def torch_dtype(name: str, dtype: np.dtype[Any]) -> str:
+def torch_dtype(name: str, dtype: np.dtype[Any] | str) -> str:
     """Returns the name of the torch dtype that holds `dtype`. Raises GraphftError when there is none."""
     import torch
 
     try:
-        return str(torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype).removeprefix("torch.")
+        return str(torch.from_numpy(np.empty(0, np.dtype(dtype).newbyteorder("="))).dtype).removeprefix("torch.")
     except TypeError:
-        raise GraphftError(
-            f"column {name} has dtype {dtype}, which is no tensor's", rule="columns", help="encode it as numbers first"
-        ) from None
+        text, help = f"column {name} has dtype {dtype}, which is no tensor's", "encode it as numbers: float32, int64"
+        raise GraphftError(text, rule="columns", help=help) from None
 
 
+@shown_plainly
 def arrays(*unnamed: object, chunk_size: int = 4096, **columns: torch.Tensor | np.ndarray | Sequence[Any]) -> DataSpec:
     """Describes tensors or arrays, one per column, with the records along their first dimension.
 

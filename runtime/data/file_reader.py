@@ -83,7 +83,7 @@ class FileReader(Reader):
             columns, bad = {c: self._rows(c, urls[info.file], info) for c, urls in self._urls.items()}, {}
         else:
             decoded = self._decoded(info)
-            columns, bad = {}, decoded.bad
+            columns, bad = {}, {i: ", ".join(texts.values()) for i, texts in decoded.bad.items()}
             for column, names in self.spec.source["fields"].items():
                 values = np.concatenate([decoded.fields[n] for n in names], axis=1)
                 columns[column] = values.reshape(-1, *self.spec.record_shape(column))
