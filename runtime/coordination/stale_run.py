@@ -19,6 +19,8 @@ from graphft.runtime.coordination.records import Failure, Registration, RunRecor
 from graphft.runtime.coordination.revoker import leases_of_processes
 from graphft.runtime.coordination.run_record import describe_run
 from graphft.runtime.coordination.status import list_jobs
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd.embedded import HOST
 from graphft.runtime.etcd.model import KV, Store, delete_op, delete_prefix_op, mod_is, put_op, value_is
 from graphft.runtime.process.identity import file_namespace
 
@@ -210,3 +212,18 @@ def try_again(etcd: Store, keys: Keys, job: Job | JobRecord) -> str:
     again = [put_op(keys.state, b"running"), delete_op(keys.failure)]
     etcd.txn([value_is(keys.state, b"failed")], again, token=keys.state)
     return view.failure.reason if view.failure is not None else "no reason was recorded"
+
+
+def start_etcd(job: Job | JobRecord, job_dir: Path, data: str = "", host: str = "") -> EmbeddedEtcd:
+    """Returns the running server, with what an earlier run of the job left in `data` (by default in the job's folder),
+    as far as the job can go on from it. `host`: the address of this machine at which other machines reach it."""
+    if not job.config.ft:
+        forget_files(job_dir)
+    server = EmbeddedEtcd(data or job_dir / "etcd", host=host or HOST).start()
+    try:
+        with Etcd(server.endpoints) as etcd:
+            revoke_dead(etcd, Keys(job.config.name))
+    except BaseException:
+        server.stop()
+        raise
+    return server

@@ -1,8 +1,11 @@
-"""What methods of a Trainer are given: numbers that make no sense are refused before anything is done."""
+"""Calls of a Trainer: one at a time, and what makes no sense is refused before anything is done."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from graphft.errors import UsageError
@@ -56,3 +59,28 @@ def check_call(max_retries: object, checkpoint: object, epochs: object) -> None:
         )
     if not is_whole(epochs, 1):
         raise UsageError(f"epochs is {epochs!r}, expected 1 or more", rule="option", help="leave it out for one")
+
+
+class Alone:
+    """One thread at a time trains: two would count the same epochs."""
+
+    def __init__(self) -> None:
+        self._busy, self._busy_in = threading.Lock(), 0
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Raises UsageError while another call, perhaps of another thread, is in one of these."""
+        if not self._busy.acquire(blocking=False):
+            inside = self._busy_in == threading.get_ident()
+            raise UsageError(
+                f"{what} was called " + ("by a callback of train()" if inside else "while another thread trains"),
+                rule="busy",
+                help="call it when train() has returned"
+                if inside
+                else "use a Trainer from one thread; workers(), events() and signal() may be called from any",
+            )
+        self._busy_in = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._busy.release()

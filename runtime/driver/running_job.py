@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Event, PassMetrics, decode_generation
+from graphft.runtime.coordination.records import Event, PassMetrics
 from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd, make_way
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_fence import take_storage
@@ -40,8 +40,6 @@ LOOK_SECONDS, ETCD_SECONDS = 0.1, 2.0
 POLL_SECONDS = 0.01
 LOAD_LOCK = "load.lock"
 """In the run's folder: held while a state is put in place."""
-BEGIN_SECONDS = 5.0
-"""For how long a launch that etcd knows of may take to tell at which checkpoint it begins."""
 
 
 class _Ended(Exception):
@@ -74,9 +72,13 @@ def take_over(path: Path, alone: bool) -> bool:
 
 
 @contextlib.contextmanager
-def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Rest]:
-    """Holds a run of which no process works, and waits for one that does. Raises GraphftError if it is at work
-    elsewhere."""
+def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Callable[[], None]]:
+    """Holds a run of which no process works, and waits for one that does. `endpoints`: of an etcd that is not the run's
+    own, where others may begin it; "" if it is.
+
+    Yields what has etcd forget the run, which goes on from the newest checkpoint then. That raises
+    GraphftError[foreign-job], and forgets nothing, if a process is there, or another unfinished run of this name.
+    """
     with contextlib.ExitStack() as stack:
         # Launchers with an etcd that is not the run's own share its folder: loads would write the same files.
         stack.enter_context(locked(path, _tell_of_another_load, file=LOAD_LOCK))
@@ -84,47 +86,22 @@ def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Rest]:
             take_over(path, True)
             stack.enter_context(locked(path))
             take_storage(path)
-        yield Rest(job, path, endpoints)
+        yield functools.partial(_forget, job, path, endpoints)
 
 
 def _tell_of_another_load(holder: str) -> None:
     tell(f"{holder} loads a state into the run; waiting for its end")
 
 
-@dataclass(frozen=True)
-class Rest:
-    """Of a run that is held. `endpoints`: of an etcd that is not the run's own, where others may begin it: "" if it
-    is."""
-
-    job: Job
-    path: Path
-    endpoints: str
-
-    def forget(self) -> None:
-        """What etcd knows of the run, which goes on from the newest checkpoint then. Raises GraphftError[foreign-job],
-        and forgets nothing, if a process is there, or another run of this name that is unfinished."""
-        if not self.endpoints:
-            forget_own_etcd(self.path)
-            return
-        with connect(self.endpoints) as etcd:
-            keys = Keys(self.job.config.name)
-            make_way(etcd, keys, self.job)  # of another run that may go on nothing is deleted
-            if etcd.get(keys.spec) is not None:
-                forget_dead(etcd, keys)
-
-    def begun_at(self) -> str | None:
-        """The checkpoint ("": the initial values) at which another launch has begun since `forget`. None: none has, or
-        it has read no checkpoint yet."""
-        if not self.endpoints:
-            return None
-        with connect(self.endpoints) as etcd:
-            keys, end = Keys(self.job.config.name), time.monotonic() + BEGIN_SECONDS
-            while True:
-                if (found := decode_generation(etcd.get(keys.generation))) is not None:
-                    return found.checkpoint
-                if etcd.get(keys.spec) is None or time.monotonic() > end:
-                    return None
-                time.sleep(POLL_SECONDS)
+def _forget(job: Job, path: Path, endpoints: str) -> None:
+    if not endpoints:
+        forget_own_etcd(path)
+        return
+    with connect(endpoints) as etcd:
+        keys = Keys(job.config.name)
+        make_way(etcd, keys, job)  # of another run that may go on nothing is deleted
+        if etcd.get(keys.spec) is not None:
+            forget_dead(etcd, keys)
 
 
 def shut_down() -> UsageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,9 +169,8 @@ class Replacement:
             raise self._unwritten(error, "nothing was changed: make room there, and call it again") from error
         return Manifest(generation, step, self.job.run_id, tuple(parts), {**self.newest.meta, MADE: by})
 
-    def put_in_place(self, manifest: Manifest, begun_at: Callable[[], str | None] = lambda: None) -> None:
-        """The job goes on from it when its etcd knows of no other. `begun_at`: the checkpoint of a launch that has
-        begun meanwhile. Raises GraphftError[storage], and [foreign-job] if it is another one."""
+    def put_in_place(self, manifest: Manifest) -> None:
+        """The job goes on from it when its etcd knows of no other. Raises GraphftError[storage]."""
         try:
             self.store.write_manifest(manifest)
         except OSError as error:  # it may lie there nevertheless: after its rename, or a request without an answer
@@ -179,22 +178,8 @@ class Replacement:
                 "nothing was changed" if self.store.take_back(manifest) else "whether the new state counts is unknown"
             )
             raise self._unwritten(error, f"{known}: make room there, and call it again") from error
-        self._check_followed(manifest, begun_at())
         with contextlib.suppress(OSError):  # who goes on from it sets the floor, or waits until it can
             self.store.set_floor(manifest)
-
-    def _check_followed(self, manifest: Manifest, begun: str | None) -> None:
-        """A launch whose etcd was empty looked for the newest checkpoint perhaps a moment before this one was there."""
-        if begun is None or begun == manifest.directory:
-            return
-        if begun == self.newest.directory:  # else it may have come from this one, and gone on
-            self.store.take_back(manifest)
-        at = begun or "its initial values"
-        raise GraphftError(
-            f"another script has begun the run meanwhile, at {at}: the new state does not count",
-            rule="foreign-job",
-            help="end that script, and call it again",
-        )
 
     def _unwritten(self, error: OSError, help: str) -> GraphftError:
         what = f"the new state cannot be written to {self.store.where('')}: {error}"

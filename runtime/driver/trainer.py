@@ -25,8 +25,7 @@ from graphft.runtime.callbacks.teller import Teller
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.driver import state as states
-from graphft.runtime.driver.alone import Alone
-from graphft.runtime.driver.checks import check_call, check_place, check_role
+from graphft.runtime.driver.checks import Alone, check_call, check_place, check_role
 from graphft.runtime.driver.epoch_metrics import epoch_metrics, missed_epoch, tell_idle_rates
 from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
 from graphft.runtime.driver.newest import NewestCheckpoint
@@ -321,11 +320,11 @@ class Trainer:
             self._stop()
             self._newest.step(None)
             words = f"interrupted; run again to go on with {self.job_dir}"
-            with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints) as rest:
+            with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints) as forget:
                 replacement = states.Replacement.of(self.job, self._program, self.job_dir, state)
                 written = replacement.write()
-                rest.forget()  # and no sooner: another script may begin as soon as etcd knows of no run
-                replacement.put_in_place(written, rest.begun_at)
+                forget()  # and no sooner: another script may begin as soon as etcd knows of no run
+                replacement.put_in_place(written)
 
     def save(
         self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None

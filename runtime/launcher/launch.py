@@ -19,13 +19,12 @@ from graphft.runtime.callbacks.told import FILE as TOLD
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import NOTE, WAIT_SECONDS, check_note, connect, read_note, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
-from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.job_storage import MODEL, delete_entries, fetch_result, is_complete, publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.lost_rows import read_lost_rows
 from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.runs import link_newest
-from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
+from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, start_etcd, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_fence import StorageFence, forget_launcher, take_storage
 from graphft.runtime.coordination.taken_validations import TakenValidations

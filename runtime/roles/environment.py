@@ -25,10 +25,10 @@ from graphft.runtime.coordination.connect import (
     note_etcd,
     write_endpoints,
 )
-from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.job_storage import JOBS, fetch, is_complete, publish, stored_run
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.runs import run_at, run_in
+from graphft.runtime.coordination.stale_run import make_way, start_etcd
 from graphft.runtime.coordination.storage_fence import take_storage
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
 from graphft.runtime.process.folder_lock import locked
@@ -194,7 +194,6 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
 def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None:
     from graphft.devices import find_device
     from graphft.runtime.coordination.run_record import put_job
-    from graphft.runtime.coordination.stale_run import make_way
     from graphft.runtime.execute.determinism import enforce
 
     if spec.kind != "coordinator":  # which computes nothing

@@ -11,10 +11,9 @@ import msgspec
 from graphft.errors import GraphftError, UsageError
 from graphft.ops.context import SessionPort
 from graphft.runtime.coordination.connect import JobEnded
-from graphft.runtime.coordination.job_view import read_view
+from graphft.runtime.coordination.job_view import out_of_reach, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.reach import out_of_reach
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import KV, LeaseLost, absent, put_op, value_is
 from graphft.runtime.etcd.lease_keeper import LATE

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphft.runtime.coordination.job_view import JobView
-from graphft.runtime.coordination.reach import out_of_reach
+from graphft.runtime.coordination.job_view import JobView, out_of_reach
 from graphft.runtime.coordination.records import Registration
 
 LOCAL, LAN = "tcp://127.0.0.1:5", "tcp://10.0.0.1:5"
