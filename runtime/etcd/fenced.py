@@ -15,11 +15,9 @@ from graphft.runtime.etcd.model import (
     KV,
     Compare,
     Op,
-    RangeResult,
     Store,
     TxnResult,
     Verify,
-    WatchStream,
     delete_op,
     delete_prefix_op,
     get_op,
@@ -37,6 +35,10 @@ class FencedStore:
 
     def __init__(self, store: Store, key: str, value: bytes) -> None:
         self.store, self.key, self.value = store, key, value
+        self.ping, self.get, self.range, self.count = store.ping, store.get, store.range, store.count
+        self.lease_grant, self.lease_revoke = store.lease_grant, store.lease_revoke
+        self.lease_keepalive_once, self.is_full = store.lease_keepalive_once, store.is_full
+        self.compact, self.watch, self.close = store.compact, store.watch, store.close
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -93,41 +95,6 @@ class FencedStore:
 
     def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
         return _deleted(self.txn([], [delete_prefix_op(prefix)], verify=_never, deadline=deadline))
-
-    def ping(self, deadline: float = 3.0) -> None:
-        self.store.ping(deadline)
-
-    def get(self, key: str, *, deadline: float | None = None) -> KV | None:
-        return self.store.get(key, deadline=deadline)
-
-    def range(
-        self, prefix: str, *, limit: int = 0, keys_only: bool = False, deadline: float | None = None
-    ) -> RangeResult:
-        return self.store.range(prefix, limit=limit, keys_only=keys_only, deadline=deadline)
-
-    def count(self, prefix: str, *, deadline: float | None = None) -> int:
-        return self.store.count(prefix, deadline=deadline)
-
-    def lease_grant(self, ttl: int, *, deadline: float | None = None) -> tuple[int, int]:
-        return self.store.lease_grant(ttl, deadline=deadline)
-
-    def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int:
-        return self.store.lease_keepalive_once(lease, deadline=deadline)
-
-    def lease_revoke(self, lease: int, *, deadline: float | None = None) -> bool:
-        return self.store.lease_revoke(lease, deadline=deadline)
-
-    def compact(self, revision: int, *, deadline: float | None = None) -> None:
-        self.store.compact(revision, deadline=deadline)
-
-    def is_full(self) -> bool:
-        return self.store.is_full()
-
-    def watch(self, prefix: str, start_revision: int) -> WatchStream:
-        return self.store.watch(prefix, start_revision)
-
-    def close(self) -> None:
-        self.store.close()
 
 
 def _without_fence(result: TxnResult) -> TxnResult:
