@@ -32,9 +32,7 @@ from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, Ta
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.messages import BatchAck, BatchPush, LedgerQuery, Message, Parameters, Pull, Query
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
-from graphft.runtime.protocol.retained_versions import RetainedVersions
 from graphft.runtime.protocol.shard import Shard
-from graphft.runtime.protocol.staleness import Staleness
 
 BatchKey = tuple[int, int, int]
 """(pass, chunk, batch)"""
@@ -281,3 +279,60 @@ class AsyncShard(Shard):
 
 def _name(key: BatchKey) -> str:
     return f"batch {key[2]} of chunk {key[1]} in pass {key[0]}"
+
+
+SHOWN = 16
+
+
+class Staleness:
+    """Counts applied batches by staleness: by how many versions the parameters had moved on since the gradient's."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (SHOWN + 1)
+        """Of staleness 0 to 15, and of all above."""
+        self.max = self._sum = 0
+
+    def add(self, staleness: int) -> None:
+        self.counts[min(staleness, SHOWN)] += 1
+        self.max = max(self.max, staleness)
+        self._sum += staleness
+
+    @property
+    def mean(self) -> float:
+        return self._sum / max(1, sum(self.counts))
+
+
+LIMIT = 6
+"""Versions per trainer. One that computes has two: what it computes from, and what it was sent meanwhile."""
+
+
+class RetainedVersions:
+    """By trainer, the versions that it was sent and has not gone beyond, lowest first: the lowest, which it most likely
+    computes from, and the newest, which it will go on to; `LIMIT` of them at most."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, list[int]] = {}
+
+    def sent(self, trainer: str, version: int) -> None:
+        """The trainer may compute from this version from now on."""
+        versions = self._sent.setdefault(trainer, [])
+        if version not in versions:
+            versions.append(version)
+            del versions[1 : 1 - LIMIT]
+
+    def pushed(self, trainer: str, version: int) -> None:
+        """A gradient of this version came: parameters only get newer, so it computes from no older one any more."""
+        self._sent[trainer] = [v for v in self._sent.get(trainer, ()) if v >= version]
+
+    def left(self, trainer: str) -> None:
+        self._sent.pop(trainer, None)
+
+    def has(self, trainer: str, version: int) -> bool:
+        return version in self._sent.get(trainer, ())
+
+    def trainers(self) -> frozenset[str]:
+        return frozenset(self._sent)
+
+    def all(self) -> frozenset[int]:
+        """The versions whose copies are needed."""
+        return frozenset(v for versions in self._sent.values() for v in versions)

@@ -52,9 +52,9 @@ from graphft.runtime.protocol.messages import (
     Refused,
     Welcome,
 )
-from graphft.runtime.protocol.silence import Silence
 from graphft.runtime.protocol.story import Story
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
+from graphft.runtime.protocol.trainer_state import Silence
 
 NEVER = float("-inf")
 PROBE_SECONDS = 1.0

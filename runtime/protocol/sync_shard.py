@@ -40,8 +40,7 @@ from graphft.runtime.protocol.messages import (
     Push,
     Query,
 )
-from graphft.runtime.protocol.partial_sums import PartialSums
-from graphft.runtime.protocol.round import Round
+from graphft.runtime.protocol.round import PartialSums, Round
 from graphft.runtime.protocol.shard import Shard
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,

@@ -38,7 +38,6 @@ from graphft.errors import GraphftError
 from graphft.runtime.protocol.checks import sync_answer_problem
 from graphft.runtime.protocol.events import Count, Tick
 from graphft.runtime.protocol.messages import Empty, Hello, Parameters, Pull, Push, Query, Refused, Welcome
-from graphft.runtime.protocol.silence import Silence
 from graphft.runtime.protocol.story import Story
 from graphft.runtime.protocol.sync_events import (
     Begin,
@@ -58,7 +57,7 @@ from graphft.runtime.protocol.sync_events import (
     TrainerOptions,
     Work,
 )
-from graphft.runtime.protocol.trainer_state import BucketCache, Current, ShardConnection, SlotState
+from graphft.runtime.protocol.trainer_state import BucketCache, Current, ShardConnection, Silence, SlotState
 
 NEVER = float("-inf")
 

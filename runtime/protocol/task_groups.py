@@ -43,13 +43,12 @@ class TaskCounts(msgspec.Struct, frozen=True):
 class QueueState(msgspec.Struct, frozen=True):
     """The value of `/<job>.tasks/state`. Attempts below `attempts` may have been given out; `closed`: the job's last
     step is applied, nothing is given out any more. `generation`: sync, the newest that a slot was asked for in.
-    `complete`: so is the job, when no trainer is left, and none is `missing`: so many have died since all is done."""
+    `complete`: so is the job, when no trainer is left, and the model is saved."""
 
     attempts: int = 1
     closed: bool = False
     generation: int = 0
     complete: bool = False
-    missing: int = 0
 
 
 class ModelSaver(msgspec.Struct, frozen=True):

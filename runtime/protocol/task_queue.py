@@ -39,7 +39,6 @@ from graphft.runtime.protocol.messages import (
     TasksSettled,
 )
 from graphft.runtime.protocol.story import Story
-from graphft.runtime.protocol.task_checks import task_problem
 from graphft.runtime.protocol.task_events import (
     Answer,
     Asked,
@@ -52,6 +51,7 @@ from graphft.runtime.protocol.task_events import (
     Tick,
     TookAway,
     fences_of,
+    task_problem,
 )
 from graphft.runtime.protocol.task_groups import GROUP, ModelSaver, QueueState, Task, TaskCounts, group_of
 from graphft.runtime.protocol.task_pass import PassTasks
@@ -91,7 +91,6 @@ class TaskQueue:
         self._held: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
         """By trainer, (pass, chunk) of what it holds."""
         self.closed = self.complete = False
-        self.missing = 0
         self._leaving: set[str] = set()
         """Trainers that have said that the job is complete."""
         self._marker: int | None = None
@@ -118,7 +117,7 @@ class TaskQueue:
         """Takes in what a coordinator before has saved. `marker`: the pass that is worked on; `groups`: records by pass
         and group."""
         self.attempts, self.closed, self.generation = state.attempts, state.closed, state.generation
-        self.complete, self.missing, self.saver = state.complete, state.missing, saver
+        self.complete, self.saver = state.complete, saver
         self.current, self.begun = marker, max([min(marker, self.plan.passes - 1), *map(int, counts)])
         for index in sorted(map(int, counts)):
             if counts[str(index)].todo or counts[str(index)].pending:
@@ -144,7 +143,7 @@ class TaskQueue:
         if not (groups or self._over or self._marker is not None or self._saver_changed or self._closing):
             return None
         saver, over = self.saver if self._saver_changed else None, self._over
-        state = QueueState(self.attempts, self.closed, self.generation, self.complete, self.missing)
+        state = QueueState(self.attempts, self.closed, self.generation, self.complete)
         changes = Changes(groups, self.counts(), state, self._marker, saver, over)
         for tasks in self.passes.values():
             tasks.touched.clear()
@@ -167,6 +166,11 @@ class TaskQueue:
             counts.setdefault(str(index), TaskCounts(0, 0, self.size))
         return counts
 
+    @property
+    def unsaved(self) -> bool:
+        """True when the trainer that was to save the model has died after all passes were done: another one has to."""
+        return self.saver is not None and not self.saver.trainer
+
     # -- the only mutator ---------------------------------------------------------------------------------------
 
     def step(self, event: Asked | Fenced | Living | Tick, now: float) -> list[Effect]:
@@ -176,7 +180,7 @@ class TaskQueue:
         if isinstance(event, Fenced):
             return [self._fenced(event)]
         if isinstance(event, Living):
-            return self._living(event.trainers, event.come)
+            return self._living(event.trainers)
         return self._look(now)
 
     def problem(self, call: TASK_CALLS) -> str:
@@ -381,10 +385,10 @@ class TaskQueue:
 
     # -- time and trainers --------------------------------------------------------------------------------------
 
-    def _living(self, trainers: frozenset[str], come: frozenset[str]) -> list[Effect]:
-        if self.current >= self.plan.passes:  # of those that died while nobody served it is not known
-            dead = self.living - trainers - self._leaving if self.met else frozenset()
-            self._count_missing(dead, trainers - self.living if self.met else come)
+    def _living(self, trainers: frozenset[str]) -> list[Effect]:
+        dead = self.living - trainers - self._leaving if self.met else frozenset()
+        if self.current >= self.plan.passes and self.saver is not None and self.saver.trainer in dead:
+            self.saver, self._saver_changed = ModelSaver("", 0.0), True
         self.living, self.met = trainers, True
         for gone in [t for t in self._held if t not in trainers]:
             for index, chunk in sorted(self._held[gone]):
@@ -395,15 +399,6 @@ class TaskQueue:
             del self.calls[gone]
             self._got_nothing.pop(gone, None)
         return []
-
-    def _count_missing(self, dead: frozenset[str], come: frozenset[str]) -> None:
-        """All is done, but perhaps for the model, which a loop saves: one that dies may have been about to. Who comes
-        takes the place of one that is missing."""
-        missing = max(0, self.missing + len(dead) - len(come))
-        if missing != self.missing:
-            self.missing, self._closing = missing, True
-        if self.saver is not None and self.saver.trainer in dead:
-            self.saver, self._saver_changed = ModelSaver("", 0.0), True
 
     def _look(self, now: float) -> list[Effect]:
         """Takes away what was not renewed in time."""

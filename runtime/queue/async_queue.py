@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Protocol
+
+import numpy as np
 
 from graphft.ops.context import NO_TERMS, ChunkWork, ClaimTerms, NoData
 from graphft.plan import chunk_batch_seed
@@ -152,3 +155,22 @@ class StaticAssignment(OpenQueue):
 
     def next_pass(self) -> int:
         raise NoData  # the passes follow one another in what is left
+
+
+def batches_of(
+    unit: ChunkWork, *, count: int, batch_size: int, seed: int, order: np.ndarray, number: int = 0
+) -> list[ChunkWork]:
+    """The batches of a unit that have samples, in order. `count`: of a whole unit; `seed`: the job's; `order`: the
+    positions in the chunk of its records, as the pass reads them; `number`: of the first batch.
+
+    Batches are those that the chunk has in any other mode, with their random seeds.
+    """
+    first, discarded = unit.batch * count, list(unit.without)
+    batches = []
+    for batch in range(first, min(first + count, -(-len(order) // batch_size))):
+        records = order[batch * batch_size : (batch + 1) * batch_size]
+        samples = len(records) - int(np.isin(records, discarded).sum())
+        seed_of = chunk_batch_seed(seed, unit.pass_index, unit.chunk, batch)
+        if samples:
+            batches.append(replace(unit, batch=batch, samples=samples, number=number + batch - first, seed=seed_of))
+    return batches

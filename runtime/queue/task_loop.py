@@ -36,7 +36,7 @@ from graphft.runtime.protocol.messages import (
     Tasks,
     TasksSettled,
 )
-from graphft.runtime.protocol.task_checks import MAX_SECONDS
+from graphft.runtime.protocol.task_events import MAX_SECONDS
 from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient, fail_task
 
 MAX_HELD = 16384
@@ -70,7 +70,8 @@ class TaskLoop:
     It is registered under a lease: when it dies, or is not heard of for `chunk_timeout`, its tasks are given to others.
     Each call waits for the coordinator that serves, also across the death of one (that it waits is logged), and is
     never carried out twice. The job is complete when all passes are done, and the last loop that was told so has left
-    its `with` block without an exception; one that dies after that, or has an exception, is waited for: start it again.
+    its `with` block without an exception. If the one that was to save the model dies, or has one, the job waits for it:
+    start it again.
 
     Raises UsageError for a job that has no such coordinator, or whose pservers run (they would wait for what this loop
     does), for one that is at work in another etcd, and for arguments that cannot be. Calls raise GraphftError when the

@@ -10,7 +10,7 @@ import pytest
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.async_events import AsyncTrainerOptions, BeginBatch, CloseBatch, Dropped, Loaded, Took
-from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
+from graphft.runtime.protocol.async_shard import LIMIT, ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
 from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import ALL, Ledger
@@ -25,7 +25,6 @@ from graphft.runtime.protocol.messages import (
     Welcome,
 )
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
-from graphft.runtime.protocol.retained_versions import LIMIT
 from graphft.runtime.protocol.story import IllegalTransition
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
 from tests.protocol import rigs

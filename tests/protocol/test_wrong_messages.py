@@ -24,7 +24,7 @@ from graphft.runtime.protocol.messages import (
     Refused,
     Welcome,
 )
-from graphft.runtime.protocol.peers import Peers
+from graphft.runtime.protocol.shard import Peers
 from graphft.runtime.protocol.story import LONGEST, Story
 from graphft.runtime.protocol.sync_events import Fail, FromShard, SendShard
 from tests.protocol.rigs import ShardRig, TrainerRig, codes, counted, of

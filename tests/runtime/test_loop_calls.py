@@ -26,7 +26,7 @@ from graphft.runtime.protocol.discards import Discard, Discards
 from graphft.runtime.queue import task_client, task_loop
 from graphft.runtime.queue.task_client import CallRefused
 from graphft.transpiler import Job
-from tests.runtime.coordinators import Coordinator, Scene, scene_of
+from tests.runtime.coordinators import Scene, scene_of
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
@@ -219,8 +219,9 @@ def test_a_loop_that_did_not_see_the_end_completes_nothing(small: Scene) -> None
         assert one.serves
 
 
-def all_done_but_one_died(small: Scene, *, saves: bool) -> tuple[Coordinator, tuple[Job, str]]:
-    """The coordinator that serves, and where loops find it. `saves`: it was about to save the model."""
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_who_dies_while_it_saves_the_model_is_waited_for(small: Scene, taken_over: bool) -> None:
+    """Else the job would be complete, and nobody could save it any more."""
     one = small.coordinator().start()
     where = small.job, small.server.endpoints[0]
     with graphft.TaskLoop(*where) as first:
@@ -228,41 +229,20 @@ def all_done_but_one_died(small: Scene, *, saves: bool) -> tuple[Coordinator, tu
         while (found := first.get()) is not None:
             first.finish(found)
         assert dies.get() is None
-        assert not saves or dies.request_save_model(600)
+        assert dies.request_save_model(600)
         small.etcd.lease_revoke(dies.member.lease)
-        until(lambda: one.server.queue.missing == 1)
+        until(lambda: one.server.queue.unsaved)
     until(lambda: one.server.queue.complete)
-    return one, where
-
-
-@pytest.mark.parametrize("taken_over", [False, True])
-def test_who_dies_while_it_saves_the_model_is_waited_for(small: Scene, taken_over: bool) -> None:
-    """Else the job would be complete, and nobody could save it any more."""
-    one, where = all_done_but_one_died(small, saves=True)
     if taken_over:
         one.die()
         one.await_end()
         one = small.coordinator(1).start()
     until(lambda: one.serves and not one.member.view.trainers)
     assert small.value(small.keys.state) == b"running"
-    until(lambda: any(e.kind == "missing-loops" for _, e in read_events(small.etcd, small.keys)))
+    until(lambda: any(e.kind == "unsaved-model" for _, e in read_events(small.etcd, small.keys)))
     with graphft.TaskLoop(*where) as again:
-        until(lambda: one.server.queue.missing == 0)
         assert again.get() is None
         assert again.request_save_model(5)
-    assert one.await_end() is None
-    assert small.value(small.keys.state) == b"complete"
-
-
-def test_who_comes_while_no_coordinator_serves_takes_the_place_of_one_that_died(small: Scene) -> None:
-    """A machine is lost with the coordinator and a loop; the loop is back first. The job never ended."""
-    one, where = all_done_but_one_died(small, saves=False)
-    one.die()
-    one.await_end()
-    with graphft.TaskLoop(*where) as again:
-        one = small.coordinator(1).start()
-        until(lambda: one.serves and one.server.queue.missing == 0)
-        assert again.get() is None
     assert one.await_end() is None
     assert small.value(small.keys.state) == b"complete"
 

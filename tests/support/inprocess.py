@@ -18,7 +18,7 @@ from graphft.literals import dtype_of
 from graphft.ops.context import ChunkWork, Context, NoData
 from graphft.plan import Located, batch_seed
 from graphft.runtime.execute.lowering import Lowered, lower
-from graphft.runtime.queue.units import batches_of
+from graphft.runtime.queue.async_queue import batches_of
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS

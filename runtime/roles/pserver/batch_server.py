@@ -15,10 +15,9 @@ from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, meta_of
 from graphft.runtime.checkpoint.described import QUEUE, async_queue
 from graphft.runtime.coordination.records import Committed, Generation
-from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
+from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard, Staleness
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.round import Contribution
-from graphft.runtime.protocol.staleness import Staleness
 from graphft.runtime.queue.requeue import Requeue
 from graphft.runtime.roles.pserver.shard_server import ShardServer
 

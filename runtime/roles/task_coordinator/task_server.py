@@ -84,7 +84,7 @@ class TaskServer(TaskServerPort):
         self._discarded_here: dict[str, Discards] = {}
         """By key, as this process has written it: the watch may be behind."""
         self._loaded_at = 0
-        self._told_missing = 0
+        self._told_unsaved = False
         self._next_look = self._next_check = 0.0
         self._window = (time.monotonic(), 0, 0)
         self._rates = (0.0, 0.0)
@@ -196,7 +196,7 @@ class TaskServer(TaskServerPort):
         now, view, effects = time.monotonic(), self.member.view, []
         told = self.queue.met and view.trainers.keys() == self.queue.living
         if self.member.watcher.revision >= self._loaded_at and not told:
-            self.queue.step(Living(frozenset(view.trainers), self._come()), now)
+            self.queue.step(Living(frozenset(view.trainers)), now)
         if now >= self._next_look:
             self._next_look = now + self.options.timeout / LOOKS
             effects = self.queue.step(Tick(), now)
@@ -211,14 +211,6 @@ class TaskServer(TaskServerPort):
         if self.queue.complete and not (view.trainers or view.pservers or view.over):
             self._end()
         self._measure(now)
-
-    def _come(self) -> frozenset[str]:
-        """Trainers that the coordinator before, whose state was loaded, has not counted."""
-        if self.queue.met:
-            return frozenset()
-        seen = self.member.watcher.snapshot()
-        keys = {name: seen.get(self.keys.trainer(name)) for name in self.member.view.trainers}
-        return frozenset(n for n, kv in keys.items() if kv and kv.create_revision > self.store.state_revision)
 
     def _answer(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:
         """Lets the machine decide, saves, and answers. Calls whose fence does not hold are taken in once more as such;
@@ -353,17 +345,12 @@ class TaskServer(TaskServerPort):
                 self._discarded_here[put.key] = msgspec.json.decode(put.value, type=Discards)
 
     def _end(self) -> None:
-        """Loops of a user's own have done all passes, and the last of them has left: no other process says so. One that
-        died then may have had a model to save: it is waited for."""
-        missing = self.queue.missing
-        if missing and missing != self._told_missing:
-            self.member.events.emit(
-                "missing-loops",
-                f"all passes are done, and {missing} of the loops died before they left: start as many again, which "
-                "end the job",
-            )
-        self._told_missing = missing
-        if missing:
+        """Loops of a user's own have done all passes, and the last of them has left: no other process says so."""
+        if self.queue.unsaved:
+            if not self._told_unsaved:
+                what = "the loop that was to save the model has died: start one again, which ends the job"
+                self.member.events.emit("unsaved-model", f"all passes are done, but {what}")
+            self._told_unsaved = True
             return
         self.store.commit([put_op(self.keys.state, b"complete")], ())
         self.member.events.emit("complete", "all passes are done, by loops of their own, and the last one has left")

@@ -32,8 +32,6 @@ class TaskStore:
         self.member, self.keys, self.lock = member, member.keys, lock
         self.plan = member.config.plan
         self.loads = 0
-        self.state_revision = 0
-        """At which the state that was read last had been saved."""
         self.commits = 0
         self._written: dict[str, bytes | None] = {}
         """Of the records that are looked after, what they hold."""
@@ -56,7 +54,6 @@ class TaskStore:
         self._written[self.keys.task_state] = state.value if state is not None else None
         self._written[self.keys.pass_] = marker.value if marker is not None else None
         self.loads += 1
-        self.state_revision = state.mod_revision if state is not None else 0
         found = self._decoded(state, QueueState) or QueueState()
         known: dict[str, TaskCounts] | None = self._decoded(counts, _COUNTS)
         if known is None:

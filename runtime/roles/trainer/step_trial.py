@@ -29,7 +29,7 @@ from graphft.plan import batch_seed
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.data import BatchKey, Prefetcher
 from graphft.runtime.execute.lowering import Observe, lower
-from graphft.runtime.queue.units import batches_of
+from graphft.runtime.queue.async_queue import batches_of
 from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.proof import digest, undisturbed
 from graphft.runtime.roles.trainer.scope import trainer_scope

@@ -8,7 +8,7 @@ from graphft.errors import GraphftError
 from graphft.loss_results import reported
 from graphft.ops.context import ChunkWork, LocalPort, WorkChanged
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.queue.units import batches_of
+from graphft.runtime.queue.async_queue import batches_of
 from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.learning_rates import rate_names
 from graphft.runtime.roles.trainer.async_comm import AsyncComm
