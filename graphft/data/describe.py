@@ -43,8 +43,8 @@ log = logging.getLogger("graphft")
 FORMATS = ("parquet", "csv", "jsonl", "npy")
 BAD_SHARE = 0.01
 """More bad records than this share are an error, fewer a warning: a job discards what it cannot read."""
-LISTED = 5
-"""Fields that a message names."""
+LISTED = 3
+"""Fields of which a message gives an example."""
 _REMEDY = (
     "convert these fields to numbers (one for each category; a missing value is an empty field), drop such records, "
     "give the column another dtype, or leave the field out of columns"
@@ -166,7 +166,10 @@ class Quality:
         if self.nonfinite:
             found = [f"{name} in {n:,} records (first: {place})" for name, (n, place) in self.nonfinite.items()]
             log.warning("NaN (empty fields) or infinite values: %s", _few(found, ", "))
-        text = f"{self.bad:,} of {self.records:,} records cannot be read: {_few([*self.examples.values()], '; ')}"
+        text = f"{self.bad:,} of {self.records:,} records cannot be read: "
+        text += "; ".join([*self.examples.values()][:LISTED])
+        if others := [*self.examples][LISTED:]:
+            text += f"; and {', '.join(name or 'whole records' for name in others)}"
         if self.bad > BAD_SHARE * self.records:
             raise UsageError(text, rule="data", help=_REMEDY)
         if self.bad:

@@ -83,7 +83,7 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
     try:
         opened = fsspec.open(url, "rb", **options)  # kept: a zip file closes when its file system goes
         with opened as file:
-            yield file, _stamp_of(opened)
+            yield file, _stamp_of(opened, file)
     except ImportError as e:
         text = f"{url} needs a package that is not installed"
         raise GraphftError(text, rule="missing-package", help=str(e)) from e
@@ -94,14 +94,14 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
         raise UsageError(text, rule="missing-file", help=help) from e.with_traceback(None)  # of a library's frames
 
 
-def _stamp_of(opened: Any) -> Stamp:
+def _stamp_of(opened: Any, file: IO[bytes]) -> Stamp:
     """Returns size and mark of a file that fsspec opened."""
     from fsspec.implementations.local import LocalFileSystem
 
     if isinstance(opened.fs, LocalFileSystem):
         found = os.stat(opened.path)
         return Stamp(found.st_size, f"mtime {found.st_mtime_ns}")
-    info: Mapping[str, Any] = opened.fs.info(opened.path)
+    info: Mapping[str, Any] = getattr(file, "details", None) or opened.fs.info(opened.path)
     return Stamp(int(info["size"] or 0), next((f"{name} {info[name]}" for name in MARKS if info.get(name)), ""))
 
 
