@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import workloads
 
-from graphft.runtime.process.metric_files import read_table
+from graphft.runtime.process.metric_table import read_rows
 from graphft.transpiler import Job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +48,7 @@ class Run:
     """A job under a launcher of its own, which gets these options."""
 
     def __init__(self, job: Job, folder: Path, *options: str) -> None:
-        self.folder, self.trainers = folder, job.config.trainers
+        self.folder = folder
         job.save(folder)
         command = [sys.executable, "-m", "graphft", "launch", "--job", str(folder), "--quiet", *options]
         self.launcher = psutil.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
@@ -63,19 +63,19 @@ class Run:
             self.launcher.terminate()
             self.launcher.wait()
         times = self._times()
-        steps = (bisect.bisect(times, ended) - bisect.bisect(times, started)) / self.trainers
+        steps = bisect.bisect(times, ended) - bisect.bisect(times, started)
         return Measured((ended - started) / steps, {role: (after[role] - before[role]) / steps for role in ROLES})
 
     def _warm_up(self) -> None:
         end = time.monotonic() + START_SECONDS
-        while len(self._times()) < WARM_STEPS * self.trainers:
+        while len(self._times()) < WARM_STEPS:
             if time.monotonic() > end or self.launcher.poll() is not None:
                 raise RuntimeError(f"the job does not run; see {self.folder / 'logs'}")
             time.sleep(0.1)
 
     def _times(self) -> list[float]:
-        """When the batches so far were computed, in Unix seconds."""
-        return sorted(read_table(self.folder).at.tolist())
+        """When the steps so far were applied, in Unix seconds."""
+        return sorted(read_rows(self.folder).at.tolist())
 
     def _cpu_seconds(self) -> dict[str, float]:
         found = dict.fromkeys(ROLES, 0.0)

@@ -152,12 +152,9 @@ def baseline(train: Flights, held_out: Flights) -> float:
         return float(roc_auc_score(held_out.late, trees.decision_function(table(held_out))))
 
 
-def plot(losses: list[tuple[int, int, float]], file: Path) -> None:
-    """The loss of each step (mean over the slots), and its mean over the last 50 of them."""
-    by_step: dict[int, list[float]] = {}
-    for step, _, loss in losses:
-        by_step.setdefault(step, []).append(loss)
-    steps, means = list(by_step), np.array([np.mean(v) for v in by_step.values()])
+def plot(losses: list[tuple[int, float]], file: Path) -> None:
+    """The loss of each step, and its mean over the last 50 of them."""
+    steps, means = np.array(losses).T
     window = min(50, len(means))
     pyplot.figure(figsize=(8, 4))
     pyplot.plot(steps, means, linewidth=0.5, alpha=0.5, label="step")
@@ -250,7 +247,7 @@ def main() -> None:
     result = job.run(on_status=KillOnce(options.kill_at))
 
     graphft.load_into(model, result.model)
-    plot(result.losses, options.out / "flights-loss.png")
+    plot(result.metrics["loss"], options.out / "flights-loss.png")
     print(
         f"held-out AUC  {roc_auc_score(held_out.late, predict(model, held_out)):.4f}  this model\n"
         f"              {baseline(train, held_out):.4f}  gradient-boosted trees of scikit-learn on the same split\n"

@@ -59,8 +59,8 @@ def check_finite(ctx: Context, loss: Tensor) -> None:
 
 @op("report_metrics", effect=True)
 def report_metrics(ctx: Context, *values: Tensor) -> None:
-    """Gives the loss and the metrics of this (step, slot), one float each, to its contribution: the shards sum them up
-    (attribute `metrics` of listen_and_serv). Stands before send_barrier: an empty contribution has none."""
+    """Gives the loss and the metrics of a batch, one float each, to its contribution, for shard 0 (attribute `metrics`
+    of listen_and_serv). Stands before send_barrier, or in block local: a unit's are the means over its samples."""
     assert ctx.comm is not None
     ctx.comm.report(values)
 

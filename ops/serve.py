@@ -79,7 +79,8 @@ def listen_and_serv(
     Every `checkpoint_every` steps (0: only at the end) `checkpoint_block` runs; with `checkpoint_passes` at the end of
     every pass, too. A slot of which nothing came for `idle_timeout` seconds is taken from its trainer (0: never).
 
-    `metrics` names the values that contributions report: means over a pass, in `/<job>.metrics/<pass>` at its end.
+    `metrics` names the values that contributions report to this shard. It records their means, weighted by samples: a
+    row of the job's table for each step, and at the end of each pass `/<job>.metrics/<pass>`.
 
     After each `validate_every` steps and at the end (0: never), or with `validate_passes` at the end of every pass,
     `checkpoint_block` runs, too, and whoever commits that checkpoint opens its validation at

@@ -38,7 +38,6 @@ _AT_LEAST = {
     "checkpoint_every": 0,
     "checkpoint_seconds": 0,
     "keep_checkpoints": 1,
-    "metrics_limit": 0,
     "max_failures": 1,
     "lease_ttl": 1,
     "slice_unit": 64,
@@ -51,7 +50,7 @@ _AT_LEAST = {
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
-_YOUNG = ("dispatch", "passes_on_demand", "metrics_limit", "validate")
+_YOUNG = ("dispatch", "passes_on_demand", "validate")
 _NOT_HASHED = ("name", "etcd_endpoints", "storage", "exact", "torch_version", "cpu_capability", "onednn_isa")
 
 
@@ -107,9 +106,6 @@ class JobConfig:
     """A checkpoint is taken, too, when the newest committed one is so old; 0: never for its age."""
     keep_checkpoints: int = 3
     """Checkpoints that are kept, the newest ones."""
-    metrics_limit: int = 256
-    """Megabytes that the files in `metrics/` may take, about; of older steps only each 16th, then each 256th is kept.
-    0: any number."""
     on_trainer_loss: Literal["takeover", "wait"] = "takeover"
     """Sync: the other trainers take over a dead one's slots; or each keeps to one slot, and the step waits."""
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"

@@ -77,7 +77,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
         *([CompensateDelay(float(c.dc_lambda), float(c.dc_decay))] if c.mode == "dc_asgd" else []),
         InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
         CheckFinite(c.on_nonfinite),
-        *([ReportMetrics()] if c.passes_on_demand else []),
+        ReportMetrics(),
         InsertQueue(
             c.sync, c.ft, c.chunk_timeout, c.max_failures, c.may_discard, c.dispatch, on_demand=c.passes_on_demand
         ),

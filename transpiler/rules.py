@@ -244,7 +244,7 @@ def _slot_count(programs: Jobs) -> Found:
 @job_rule("serve-agree", "pservers serve their own shard, and agree on everything else")
 def _serve_agree(programs: Jobs) -> Found:
     first: dict[str, object] | None = None
-    own = ("shard", "optimize_blocks", "schedule_block", "reduce_block", "checkpoint_block")
+    own = ("shard", "optimize_blocks", "schedule_block", "reduce_block", "checkpoint_block", "metrics")
     for shard, program in enumerate(_pservers(programs)):
         ops = list(_ops(program, "listen_and_serv"))
         if len(ops) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import time
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,14 @@ class Run:
             every, records = job.config.validate.every, job.config.validate.data.records
             options["validate"] = {"every": every or "epoch", "records": records}
         return Run(job.config.name, job.run_id, folder, options)
+
+
+def check_library(name: str, callback: str) -> None:
+    """Raises UsageError if it is not installed. It is loaded when the callback is first told something."""
+    if importlib.util.find_spec(name) is None:
+        raise UsageError(
+            f"callback {callback} needs the package {name}", rule="callbacks", help=f'pip install "graphft[{name}]"'
+        )
 
 
 def _check_parameters(callback: Any, name: str) -> None:
@@ -170,12 +179,11 @@ class Callbacks:
         """How many epochs everybody was told of; None: nobody hears of them."""
         return min((at[1] for _, at in self._hearing("on_epoch")), default=None)
 
-    def step(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Tells those who were not told of it. None: there is nothing to tell."""
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tells those who were not told of it."""
         for callback, at in self._hearing("on_step"):
             if at[0] <= step:
-                if metrics is not None:
-                    callback.on_step(step, dict(metrics))
+                callback.on_step(step, dict(metrics))
                 at[0] = step + 1
 
     def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from graphft.errors import UsageError
-from graphft.fileio import read_regular, write_atomically
+from graphft.fileio import make_folder, read_regular, write_atomically
 from graphft.runtime.callbacks.callbacks import Run
-from graphft.runtime.callbacks.csv_table import CsvTable
 from graphft.sealed_json import parse_json
 
 OWN = "csv-logger.json"
 """In the run's folder: the files elsewhere that have its rows."""
+BLOCK = 1 << 16
 
 
 class CSVLogger:
@@ -93,3 +95,79 @@ def _foreign(path: Path, why: str) -> UsageError:
         rule="callbacks",
         help="give another path, or none: CSVLogger() writes into the run's folder",
     )
+
+
+class CsvTable:
+    """A file to which rows are added over many scripts, whichever of them are killed: each number once, in order. The
+    first column, `key`, has the number; the others are those of the first row.
+
+    Raises OSError; ValueError for a file that is no such table.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self.key = path, key
+        self._open()
+
+    def _open(self) -> None:
+        make_folder(self.path.parent)
+        self._file = self.path.open("r+b" if self.path.exists() else "w+b")
+        self._mend()
+        self._columns = self._header()
+        self.newest = self._last_number()
+        """-1: there is no row."""
+
+    def write(self, number: int, values: Mapping[str, float | str]) -> None:
+        """Adds a row, unless there is one with this number or a later one."""
+        if number <= self.newest:
+            return
+        if not self._columns:
+            self._columns = [self.key, *values]
+            self._file.write(_line(self._columns))
+        row: Mapping[str, float | str] = {**values, self.key: number}
+        self._file.write(_line([row.get(name, "") for name in self._columns]))
+        self.newest = number
+
+    def flush(self) -> None:
+        """All rows so far are on the disk then, in the file of this name."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _mend(self) -> None:
+        """Takes away the part of a line that a killed script left, and goes to the end."""
+        end = at = self._file.seek(0, os.SEEK_END)
+        whole = 0
+        while at and not whole:
+            begin = max(0, at - BLOCK)
+            self._file.seek(begin)
+            whole = begin + self._file.read(at - begin).rfind(b"\n") + 1 if at else 0
+            whole, at = (whole, begin) if whole > begin else (0, begin)
+        if whole < end:
+            self._file.truncate(whole)
+        self._file.seek(0, os.SEEK_END)
+
+    def _header(self) -> list[str]:
+        self._file.seek(0)
+        line = self._file.readline().decode()
+        self._file.seek(0, os.SEEK_END)
+        columns = next(csv.reader([line]), [])
+        if columns and columns[0] != self.key:
+            raise ValueError(f"its first column is {columns[0]!r}, expected {self.key!r}")
+        return columns
+
+    def _last_number(self) -> int:
+        """Of the last row; a row is shorter than a block."""
+        end = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, end - BLOCK))
+        lines = self._file.read().splitlines()
+        if len(lines) < 2:
+            return -1
+        return int(lines[-1].split(b",")[0])
+
+
+def _line(cells: Sequence[object]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()

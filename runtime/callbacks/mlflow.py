@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from graphft.runtime.callbacks.callbacks import Run
-from graphft.runtime.callbacks.library import check_library
+from graphft.runtime.callbacks.callbacks import Run, check_library
 
 TAG = "graphft.run"
 """Of an MLflow run: the id of the run that it is of. By it the next script finds it, on another machine, too."""

@@ -9,8 +9,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from graphft.runtime.callbacks.callbacks import Run
-from graphft.runtime.callbacks.library import check_library
+from graphft.runtime.callbacks.callbacks import Run, check_library
 from graphft.runtime.coordination.records import Event
 
 KINDS = ("train", "epoch", "validation")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graphft.errors import UsageError
-from graphft.runtime.callbacks.callbacks import Run
-from graphft.runtime.callbacks.library import check_library
+from graphft.runtime.callbacks.callbacks import Run, check_library
 from graphft.runtime.callbacks.wandb_files import rows_of_offline_runs
 
 STEPS = {"train": "train/step", "epoch": "epoch/epoch", "validation": "validation/epoch"}

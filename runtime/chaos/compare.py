@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -14,7 +15,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
-from graphft.runtime.process.metric_files import read_table
+from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.process.validations import read_validations
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.runtime.validation.best_model import BestModels
@@ -51,18 +52,13 @@ def _validated(job: Job, folder: Path) -> dict[str, Tensor]:
 
 
 def metric_differences(reference: Path, folder: Path) -> tuple[int, list[str]]:
-    """Of loss and metrics of each batch, as the metrics of two folders have them: how many values both have, and which
-    differ, in words. Rows that a process lost, as it was killed, are in one of them only; but not all of them are."""
-    one, other = (_by_batch(path) for path in (reference, folder))
-    common = sorted(one.keys() & other.keys())
-    different = [key for key in common if one[key] != other[key]]
-    told = [f"{name} of step {step}, slot {slot}: differs" for step, slot, name in different]
-    return len(common), told if common or not one else [f"none of its {len(one)} losses and metrics is there"]
-
-
-def _by_batch(folder: Path) -> dict[tuple[int, int, str], str]:
-    rows = read_table(folder).rows()
-    return {(row.step, row.slot, name): float(value).hex() for row in rows for name, value in row.values.items()}
+    """Of the metrics tables in two folders: how many steps are compared, and which differ, in words."""
+    one, other = (read_rows(path).data for path in (reference, folder))
+    count = min(len(one), len(other))
+    bits = [np.ascontiguousarray(rows["values"][:count]).view(np.int64) for rows in (one, other)]
+    differs = (one["samples"][:count] != other["samples"][:count]) | (bits[0] != bits[1]).any(1)
+    lengths = [f"its table of metrics has {len(other)} steps, the reference's {len(one)}"] * (len(one) != len(other))
+    return count, [*lengths, *(f"metrics of step {step}: differ" for step in np.flatnonzero(differs))]
 
 
 def _last(job: Job, store: CheckpointStore, folder: Path) -> Manifest:

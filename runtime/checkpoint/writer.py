@@ -65,6 +65,8 @@ class Saver:
         self._close_records = close_records
         self._initial = job.pserver_program(commits.shard).values
         self.counters: Counter[str] = Counter()
+        self.before: Callable[[], object] = lambda: None
+        """Called before a part is written, in the saver's thread."""
         self._pending = PendingSnapshots()
         self._failure: BaseException | None = None
         self._finishing = False
@@ -206,6 +208,7 @@ class Saver:
         self._look_for_last()
         if not self._may_be_saved(item):
             return
+        self.before()
         part = commits.store.write_part(
             item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
         )

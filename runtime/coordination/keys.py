@@ -258,11 +258,6 @@ class Keys:
         """Where the run's time went so far, as its launcher tells."""
         return f"/{self.job}.time"
 
-    @property
-    def lost_rows(self) -> str:
-        """How many rows of metrics a trainer could not write, by its id."""
-        return f"/{self.job}.lost_rows/"
-
     def loading(self, role: str, name: str) -> str:
         """What a process of a role loads before it registers."""
         return f"{self.status}loading/{role}/{name}"

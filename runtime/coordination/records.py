@@ -138,7 +138,6 @@ class TrainerStatus(msgspec.Struct, frozen=True):
 
     step: int = 0
     pass_index: int = 0
-    loss: float | None = None
     samples: int = 0
     samples_per_second: float = 0.0
     skipped: int = 0
@@ -147,8 +146,6 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     """What it waits for and cannot go on without: storage that is away."""
     unreached: list[str] = []
     """Shards that do not answer it, with their addresses."""
-    metrics: dict[str, float] = {}
-    """Of its newest batch, as `loss_fn` returned them."""
     seconds: dict[str, float] = {}
     """Where its time went since it began: `process.time_split.Activity`."""
     paused: bool = False
@@ -181,6 +178,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """By the names of their variables, what its optimizers used last."""
     checkpoint_age: float | None = None
     """Seconds since the newest committed checkpoint was written (async: the shard's own); None without one."""
+    metrics: dict[str, float] = {}
+    """Shard 0: the loss and metrics of its newest step, means over the samples."""
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):
@@ -215,6 +214,15 @@ class PassMetrics(msgspec.Struct, frozen=True):
 
     samples: int
     means: dict[str, float | str]
+    lacking: int = 0
+    """Steps whose row is not there: a shard 0 has died, and its machine with it."""
+    began: float = 0.0
+    ended: float = 0.0
+    """When its first and its last step were applied (seconds since 1970)."""
+
+    def numbers(self) -> dict[str, float]:
+        """Returns the means and `samples`."""
+        return {name: float(mean) for name, mean in self.means.items()} | {"samples": self.samples}
 
 
 class Validating(msgspec.Struct, frozen=True):

@@ -20,7 +20,6 @@ from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.etcd.channel import FULL_HELP
 from graphft.runtime.etcd.model import KV, Store, Transactions
 from graphft.runtime.process.identity import Identity
-from graphft.runtime.process.means import mean_of
 from graphft.runtime.protocol.chunk_queue import chunk_of
 from graphft.runtime.protocol.discards import Discards
 from graphft.runtime.protocol.task_groups import TaskCounts
@@ -136,18 +135,19 @@ class JobStatus:
 
     @property
     def loss(self) -> float | None:
-        """Mean of the live trainers' newest losses."""
-        losses = [(t["loss"], 1) for t in self.trainers.values() if t.get("loss") is not None]
-        return mean_of(losses) if losses else None
+        """Of the newest step that shard 0 has applied; None before the first."""
+        return self._newest.get("loss")
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What `loss_fn` returned beside the loss: means of the live trainers' newest values."""
-        found: dict[str, list[tuple[float, int]]] = {}
-        for trainer in self.trainers.values():
-            for name, value in trainer.get("metrics", {}).items():
-                found.setdefault(name, []).extend([] if value is None else [(value, 1)])
-        return {name: mean_of(values) for name, values in found.items() if values}
+        """What `loss_fn` returned beside the loss, of that step."""
+        return {name: value for name, value in self._newest.items() if name != "loss"}
+
+    @property
+    def _newest(self) -> dict[str, float]:
+        """Without what is not finite."""
+        found = self.pservers.get(0, {}).get("metrics", {})
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def learning_rates(self) -> dict[str, float]:
@@ -288,16 +288,11 @@ def read_discards(etcd: Transactions, keys: Keys, deadline: float | None = None)
 
 
 def read_metrics(etcd: Store, keys: Keys) -> dict[str, float]:
-    """`loss`, and each metric that `loss_fn` returned: means of what the live trainers reported last, at most some
-    seconds ago; without those that are not finite. Raises EtcdError."""
-    reports: list[dict[str, Any]] = [json.loads(kv.value) for kv in etcd.range(f"{keys.status}trainer/").kvs]
-    found: dict[str, list[tuple[float, int]]] = {}
-    for report in reports:
-        for name, value in {"loss": report.get("loss"), **report.get("metrics", {})}.items():
-            if value is not None:
-                found.setdefault(name, []).append((value, 1))
-    means = {name: mean_of(values) for name, values in found.items()}
-    return {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    """Returns `loss`, and each metric that `loss_fn` returned, of a step at most some seconds ago, as shard 0 has
+    reported it last; without those that are not finite. Raises EtcdError."""
+    kv = etcd.get(f"{keys.status}pserver/0")
+    found: dict[str, Any] = json.loads(kv.value).get("metrics", {}) if kv is not None else {}
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
 def _loading(reports: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.connect import connect
+from graphft.runtime.coordination.epoch_metrics import recorded_epoch
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
@@ -230,11 +229,7 @@ class RunningJob:
         """What a pass came to that is over; None while etcd does not tell."""
         if self.supervisor is None:
             return None
-        try:
-            kv = self.supervisor.etcd.get(Keys(self.job.config.name).pass_metrics(index))
-        except EtcdError:
-            return None
-        return msgspec.json.decode(kv.value, type=PassMetrics) if kv is not None else None
+        return recorded_epoch(self.supervisor.etcd, Keys(self.job.config.name), index)
 
     def events(self) -> Sequence[Event]:
         """What etcd keeps of them, up to now; as it was seen last when etcd does not tell."""

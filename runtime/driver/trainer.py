@@ -21,7 +21,7 @@ from typing import Any, Literal
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.runtime.callbacks.callbacks import Callbacks
-from graphft.runtime.callbacks.teller import Teller
+from graphft.runtime.callbacks.runner import CallbackRunner
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.driver import state as states
@@ -127,7 +127,7 @@ class Trainer:
         if self._folder.before:  # another run than the newest: also where nothing is left to train
             tell(self._folder.describe(self.job.config))
             self._folder = RunFolder(self._folder.path)
-        self._teller = Teller(told, self.job, self._folder.path, tell)
+        self._callbacks = CallbackRunner(told, self.job, self._folder.path, tell)
         self._running: RunningJob | None = None
         self._past: Sequence[Event] = ()
         self._trained = 0
@@ -223,9 +223,9 @@ class Trainer:
         if target <= first:  # nothing is left to train, but it is to be told
             target, first = first, first - 1
         epoch, words = first + 1, "interrupted in epoch {}; run again to go on with {}"
-        with interruptible(lambda: words.format(epoch, self.job_dir)), self._ended_by_errors(), self._teller:
+        with interruptible(lambda: words.format(epoch, self.job_dir)), self._ended_by_errors(), self._callbacks:
             self._tell_missed(done, most)
-            one_by_one = self._teller.callbacks.hears("on_epoch")  # which is to find the epoch's state
+            one_by_one = self._callbacks.callbacks.hears("on_epoch")  # which is to find the epoch's state
             self._want(epoch if one_by_one else target, most)
             for epoch in range(first + 1, target):
                 self._train_one(epoch, False)
@@ -239,24 +239,24 @@ class Trainer:
     def _train_one(self, epoch: int, saved: bool) -> dict[str, float]:
         begun, first = self._counted_from, self._end_of(epoch - 1)
         running = self._await(epoch, saved)
-        self._teller.steps_until(self._end_of(epoch))
+        self._callbacks.steps_until(self._end_of(epoch))
         self._trained, self._counted_from = epoch, time.monotonic()
         tell_idle_rates(self.job, epoch, self._idle_rates)
         with self._explained():
             metrics: dict[str, float] = {"epoch": epoch, **epoch_metrics(running, epoch - 1)}
         metrics |= {"steps": self._end_of(epoch) - first, "seconds": self._counted_from - begun}
         metrics |= {"failures": self._retries.count, "preemptions": self._retries.preempted}
-        self._teller.epoch(epoch, metrics)
+        self._callbacks.epoch(epoch, metrics)
         return metrics
 
     def _tell_missed(self, done: int, most: int | None = None) -> None:
         """Tells of the epochs that were done while no script was there to hear of it. `most`: the job may be started
         for it, which knows more than its folder does, and may have so many failures."""
-        if not self._teller.missed(done):
+        if not self._callbacks.missed(done):
             return
         if most is not None:
             self._want(done, most)
-        self._teller.catch_up(done, lambda sums: missed_epoch(self.job, self.job_dir, sums, self._running))
+        self._callbacks.catch_up(done, lambda epoch: missed_epoch(self.job, self.job_dir, epoch, self._running))
 
     def validate(self, validation: Validation | None = None) -> dict[str, float]:
         """Means of the loss and the metrics over data that is not trained on, with the weights of the newest checkpoint
@@ -274,9 +274,9 @@ class Trainer:
             state = self.state_dict()
             metrics = validate_here(evaluation, config, state["model"], self.job.config.device)
             note_validation(self.job_dir, state["epoch"], state["step"], metrics)
-        with self._ended_by_errors(), self._teller:
+        with self._ended_by_errors(), self._callbacks:
             self._tell_missed(self.epoch)
-            self._teller.validation(state["epoch"], metrics)
+            self._callbacks.validation(state["epoch"], metrics)
         return metrics
 
     def _evaluation_of(self, validation: Validation) -> Program:
@@ -353,19 +353,19 @@ class Trainer:
             with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
                 self._settle(SETTLE_SECONDS)
                 self._stop()
-            self._teller.end()
-        elif self._teller.callbacks and not (self._failed or self._teller.begun):
+            self._callbacks.end()
+        elif self._callbacks.callbacks and not (self._failed or self._callbacks.begun):
             self._tell_at_end()
 
     def _tell_at_end(self) -> None:
         """All epochs were done, and `train()` was not called: callbacks are told what a script that died did not tell.
         The script has ended well: what is wrong is a line."""
         try:
-            with self._teller:
+            with self._callbacks:
                 self._tell_missed(self.epoch)
         except GraphftError as error:
             tell(f"callbacks could NOT be told of what was trained before: {error.message}; {error.help}")
-        self._teller.end()
+        self._callbacks.end()
 
     # -- to look, and to disturb ------------------------------------------------------------------------------------
 
@@ -431,7 +431,7 @@ class Trainer:
             self._look_at(running)
             time.sleep(_pause(begun))
         self._look_at(running)
-        self._teller.hear(running.events())
+        self._callbacks.hear(running.events())
         return running
 
     @contextlib.contextmanager
@@ -446,7 +446,7 @@ class Trainer:
 
     def _look_at(self, running: RunningJob) -> None:
         if running.status is not None:
-            self._teller.look(running.status)
+            self._callbacks.look(running.status)
 
     def _run(self, passes: int) -> None:
         running = self._running
@@ -479,6 +479,6 @@ class Trainer:
             self._past = running.events()
             running.stop()  # interrupted, it is not forgotten
             self._running, self._trained = None, 0
-            if self._teller.begun:
-                with self._teller:
-                    self._teller.hear(self._past)
+            if self._callbacks.begun:
+                with self._callbacks:
+                    self._callbacks.hear(self._past)

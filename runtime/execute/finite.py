@@ -7,8 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from graphft.transpiler.passes.report_metrics import PASS_METRICS
-
 NAMES = 8
 """So many variables are named; of others the number."""
 
@@ -34,11 +32,10 @@ def nonfinite_rows(values: Tensor) -> list[int]:
 
 
 def no_longer_finite(values: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, int]:
-    """By name, how many values are not finite that were so at first: a buffer may hold a mask of infinities.
-    What a pass comes to does not count: a metric may be 0 / 0."""
+    """By name, how many values are not finite that were so at first: a buffer may hold a mask of infinities."""
     counts = {}
     for name, value in values.items():
-        if name != PASS_METRICS and not is_finite(value.detach()):
+        if not is_finite(value.detach()):
             bad, first = ~value.detach().isfinite(), initial.get(name)
             if first is not None and first.shape == value.shape:
                 bad &= first.to(value.device).isfinite()

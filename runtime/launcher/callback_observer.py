@@ -1,9 +1,8 @@
-"""The callbacks of `job.run`: told in the launcher's own loop, of a job whose passes follow one another."""
+"""The callbacks of `job.run`: called in the launcher's own loop, of a job whose epochs follow one another."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
 from graphft.runtime.callbacks.callbacks import Callbacks
-from graphft.runtime.callbacks.epoch_sums import EpochSums
-from graphft.runtime.callbacks.step_rows import PATIENCE_SECONDS
-from graphft.runtime.callbacks.teller import Teller
+from graphft.runtime.callbacks.runner import CallbackRunner
+from graphft.runtime.coordination.epoch_metrics import epoch_of_table, recorded_epoch
 from graphft.runtime.coordination.job_storage import is_complete
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.etcd.model import Store
 from graphft.runtime.launcher.ending import WORDS_SECONDS, Reached
 from graphft.runtime.launcher.process_ends import past_epoch
 from graphft.runtime.launcher.tell import tell
@@ -36,12 +36,9 @@ class CallbackObserver:
 
     def __init__(self, callbacks: Callbacks, job: Job, job_dir: Path, on_status: OnStatus | None) -> None:
         self.job, self._job_dir, self._on_status = job, job_dir, on_status
-        self.teller = Teller(callbacks, job, job_dir, tell)
+        self.runner = CallbackRunner(callbacks, job, job_dir, tell)
         self._stack, self._begun, self._finished = ExitStack(), False, False
         self._validated: Validated | None = None
-        self._over = [(0.0, 0)]
-        """When it was seen that passes up to which step are over: the last look that is `PATIENCE_SECONDS` old, and
-        those after it."""
 
     def __enter__(self) -> CallbackObserver:
         return self
@@ -63,35 +60,37 @@ class CallbackObserver:
         if self._on_status is not None:
             self._on_status(supervisor, status)
         self._begin()
-        self.teller.look(status, self._ended, self._over_by_now(status))
+        over = self._over(status.step) if status.state == "complete" else status.pass_index
+        self.runner.look(status, over, lambda epoch: self._metrics(epoch, supervisor.etcd))
         if status.validated != self._validated:
             self._validated = status.validated
-            self.teller.validations(read_validations(self._job_dir).values())
+            self.runner.validations(read_validations(self._job_dir).values())
 
     def finish(self, step: int) -> None:
         """All steps before this one are done, and no process writes any more."""
         self._begin()
-        self.teller.steps(step, self._ended)
-        self.teller.tell_lacking()
-        self.teller.validations(read_validations(self._job_dir).values())
-        self.teller.end()
+        self.runner.steps(self._over(step), self._metrics)
+        self.runner.steps_until(step)
+        self.runner.validations(read_validations(self._job_dir).values())
+        self.runner.end()
         self._finished = True
 
     def _begin(self) -> None:
         """At the first look: the folder is this launcher's then."""
         if not self._begun:
             self._begun = True
-            self._stack.enter_context(self.teller)
+            self._stack.enter_context(self.runner)
 
-    def _over_by_now(self, status: JobStatus) -> int:
-        """Steps before this one get no more rows: trainers that were slow to write have written them."""
-        now, starts = time.monotonic(), self.job.config.plan.start_steps
-        step = starts[min(status.pass_index, self.job.config.plan.passes)]
-        if step > self._over[-1][1]:
-            self._over.append((now, step))
-        while len(self._over) > 1 and self._over[1][0] + PATIENCE_SECONDS <= now:
-            del self._over[0]
-        return self._over[0][1]
+    def _over(self, steps: int) -> int:
+        """Returns how many epochs a complete job of so many steps has."""
+        return self.job.config.plan.pass_of(steps) if self.job.config.sync else self.job.config.passes
 
-    def _ended(self, sums: EpochSums) -> dict[str, float]:
-        return past_epoch(self.job.config, self._job_dir, sums)
+    def _metrics(self, epoch: int, etcd: Store | None = None) -> dict[str, float] | None:
+        """Returns those that the table here has, if it has all, or that etcd has; without etcd what there is."""
+        found = epoch_of_table(self._job_dir, self.job.config, epoch - 1)
+        if found.lacking and etcd is not None:
+            recorded = recorded_epoch(etcd, Keys(self.job.config.name), epoch - 1)
+            if recorded is None:
+                return None
+            found = recorded
+        return past_epoch(self.job.config, self._job_dir, epoch, found)

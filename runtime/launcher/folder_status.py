@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from graphft.errors import GraphftError, describe, plain_text
-from graphft.runtime.callbacks.told import FILE as TOLD
+from graphft.runtime.callbacks.cursor import FILE as TOLD
 from graphft.runtime.checkpoint.discards import lost_so_far
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.checkpoint.store import StorageUnavailable

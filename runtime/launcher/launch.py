@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
-from graphft.runtime.callbacks.told import FILE as TOLD
+from graphft.runtime.callbacks.cursor import FILE as TOLD
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import NOTE, WAIT_SECONDS, check_note, connect, read_note, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.job_storage import MODEL, delete_entries, fetch_result, is_complete, publish
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.lost_rows import read_lost_rows
 from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.runs import link_newest
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, start_etcd, tell_failed, try_again
@@ -38,7 +37,7 @@ from graphft.runtime.launcher.ending import Reached, interruptible, without_trac
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
-from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
+from graphft.runtime.launcher.process_ends import note_failed, note_launch
 from graphft.runtime.launcher.result import Result, steps_of
 from graphft.runtime.launcher.run_folder import RunFolder, open_run, saved_run
 from graphft.runtime.launcher.supervise import STATUS_EVERY_SECONDS, supervise, why_failed
@@ -338,7 +337,6 @@ class _Launch:
         fetch_result(self.job_dir)
         if config.validate is not None:
             delete_entries(self.job_dir)
-        note_lost_rows(self.job_dir, read_lost_rows(etcd, self.keys))
         seconds, discarded = time.monotonic() - self.begun_at, discarded_of(config, status.discarded)
         result = Result.of(self.job_dir, status.step, seconds, discarded)
         if display is not None:

@@ -1,8 +1,8 @@
 """What became of a run's processes: `ends.jsonl` in its folder, which outlives the launchers that write it.
 
 A line: {at (seconds since 1970), name ("trainer 0"), kind ("failure" or "preemption"), what}; {at, kind: "launch"}; or
-{at, kind: "failed", what}: the job did; or {at, kind: "lost-rows", what}: so many rows of metrics are lost; or
-{at, kind: "saved", what}: there was a checkpoint, of this step.
+{at, kind: "failed", what}: the job did;
+or {at, kind: "saved", what}: there was a checkpoint, of this step.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Literal
 from graphft.errors import GraphftError, plain_text
 from graphft.fileio import read_regular
 from graphft.runtime.coordination.job_storage import put_mark, read_mark, storage_of
-from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.records import Event, PassMetrics
+from graphft.runtime.launcher.tell import tell
 from graphft.sealed_json import parse_json
 from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:
-    from graphft.runtime.callbacks.epoch_sums import EpochSums
     from graphft.transpiler import JobConfig
 
 log = logging.getLogger("graphft")
@@ -43,8 +43,6 @@ class ProcessEnds:
     preemptions: dict[str, int] = field(default_factory=dict)
     failed: str = ""
     """Why the job failed in the last launch, if it did."""
-    lost_rows: int = 0
-    """Rows of metrics that the disk did not take."""
     saved: bool = False
     """Whether a checkpoint is known to have been there."""
 
@@ -61,12 +59,6 @@ def note_end(job_dir: Path, name: str, kind: Kind, what: str) -> None:
 def note_failed(job_dir: Path, why: str) -> None:
     """The job itself has failed."""
     _append(job_dir, {"kind": "failed", "what": why})
-
-
-def note_lost_rows(job_dir: Path, count: int) -> None:
-    """So many rows of metrics are lost; nothing is noted if none is."""
-    if count:
-        _append(job_dir, {"kind": "lost-rows", "what": str(count)})
 
 
 def note_saved(job_dir: Path, step: int) -> bool:
@@ -108,20 +100,19 @@ def _is_marked(job_dir: Path, url: str) -> bool:
 
 def read_ends(job_dir: Path) -> ProcessEnds:
     """Of all launches of the run in this folder, on all machines that share it."""
-    failed, launches, rows, saved, counts = "", 0, 0, False, {"failure": Counter[str](), "preemption": Counter[str]()}
+    failed, launches, saved, counts = "", 0, False, {"failure": Counter[str](), "preemption": Counter[str]()}
     for line in _lines(job_dir):
         try:
             row = parse_json(line)
             kind = row["kind"]
             launches += kind == "launch"
             saved |= kind == "saved"
-            rows = int(row["what"]) if kind == "lost-rows" else rows
             failed = {"launch": "", "failed": str(row.get("what", ""))}.get(kind, failed)
             if kind in counts:
                 counts[kind][str(row["name"])] += 1
         except (ValueError, KeyError, TypeError):  # a line that the disk did not take whole
             continue
-    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed, rows, saved)
+    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed, saved)
 
 
 def count_ends(job_dir: Path, since: float, until: float) -> tuple[int, int]:
@@ -136,13 +127,29 @@ def count_ends(job_dir: Path, since: float, until: float) -> tuple[int, int]:
     return counts["failure"], counts["preemption"]
 
 
-def past_epoch(config: JobConfig, job_dir: Path, sums: EpochSums) -> dict[str, float]:
-    """Returns what `on_epoch` is told of an epoch of which nobody waits for the end, as `train()` does. `discarded`:
-    records without a row; `seconds`: from its first row to its last one, in which `failures` and `preemptions` were."""
-    metrics: dict[str, float] = {"epoch": sums.epoch, **sums.means, "samples": sums.samples}
-    metrics |= {"discarded": config.plan.samples - sums.samples, "steps": sums.steps, "seconds": sums.seconds}
-    failures, preemptions = count_ends(job_dir, sums.first_at, sums.last_at)
-    return metrics | {"failures": failures, "preemptions": preemptions}
+def past_epoch(config: JobConfig, job_dir: Path, epoch: int, found: PassMetrics) -> dict[str, float]:
+    """Returns what `on_epoch` is given of an epoch (from 1) for whose end nobody has waited: as `train()` returns it.
+    `seconds`: from its first step to its last one, in which the `failures` and `preemptions` were."""
+    starts = config.plan.start_steps
+    failures, preemptions = count_ends(job_dir, found.began, found.ended)
+    return {
+        "epoch": epoch,
+        **found.numbers(),
+        "discarded": discarded_in(config, epoch, found),
+        "steps": starts[epoch] - starts[epoch - 1],
+        "seconds": found.ended - found.began,
+        "failures": failures,
+        "preemptions": preemptions,
+    }
+
+
+def discarded_in(config: JobConfig, epoch: int, found: PassMetrics) -> int:
+    """Returns how many records of an epoch (from 1) were discarded. Where rows are lacking, a line says so: then nobody
+    knows."""
+    if found.lacking:
+        tell(f"of epoch {epoch}, the metrics of {found.lacking} steps are lost: it is told without them")
+        return 0
+    return config.plan.samples - found.samples
 
 
 def ends_as_events(job_dir: Path) -> list[Event]:

@@ -14,8 +14,7 @@ from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.discarded import Discarded, describe_discarded, read_discarded
 from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.launcher.process_ends import read_ends
-from graphft.runtime.process.metric_files import losses_of, metrics_of, read_table
-from graphft.runtime.process.metric_table import Table
+from graphft.runtime.process.metric_table import Rows, read_rows, rows_or_why
 from graphft.runtime.process.validations import read_validations
 from graphft.transpiler.record import read_record
 
@@ -58,9 +57,6 @@ class Result:
     discarded: tuple[Discarded, ...] = ()
     """What was discarded of the data, and why."""
     launches: int = 1
-    lost_rows: int = 0
-    """Rows of metrics/ that the disk did not take, as far as trainers could tell; a batch that was computed again has
-    more than one. `losses` and `metrics` lack them."""
 
     @classmethod
     def of(cls, job_dir: Path, steps: int, seconds: float, discarded: tuple[Discarded, ...] = ()) -> Result:
@@ -75,7 +71,6 @@ class Result:
             ends.preemptions,
             read_discarded(job_dir) or discarded,
             ends.launches,
-            ends.lost_rows,
         )
 
     @property
@@ -146,16 +141,11 @@ class Result:
         return int(tensor_file_metadata(self.model).get("skipped_steps", 0))
 
     @property
-    def losses(self) -> list[tuple[int, int, float]]:
-        """(step, slot, loss), each (step, slot) once, from the metrics that trainers of this machine wrote: of the
-        newest steps all, of older ones some (`metrics_limit` of transpile)."""
-        return losses_of(self.job_dir)
-
-    @property
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
-        """(step, value) of `loss` and of each metric that `loss_fn` returned, each step once: the mean over the
-        samples of the step, of all slots that trainers of this machine computed."""
-        return metrics_of(self.job_dir)
+        """(step, value) of `loss` and of each metric that `loss_fn` returned, each step once, in order: means over the
+        samples of all slots. Async: of the batches (units), as the first shard has applied them."""
+        numbers, rows = read_rows(self.job_dir).known()
+        return {name: list(zip(numbers.tolist(), rows.values(name).tolist(), strict=True)) for name in rows.names}
 
     def predict(self, data: Any, **options: Any) -> dict[str, Tensor]:
         """What the model predicts of `data`: see `graphft.predict`, whose options these are."""
@@ -167,11 +157,10 @@ class Result:
     def describe(self, generation: int) -> str:
         """The launcher's last lines."""
         failures, preemptions = sum(self.failures.values()), sum(self.preemptions.values())
-        table = read_table(self.job_dir)
-        _, losses = table.means("loss", table.step)
+        _, rows = rows_or_why(self.job_dir)[0].known()
         parts = [
             f"complete: {self.steps} steps" + f" in {self.seconds:.1f} s" * (self.launches == 1),
-            *([f"loss {losses[-1]:.4g}"] if len(losses) else []),
+            *([f"loss {rows.values('loss')[-1]:.4g}"] if len(rows) else []),
             *([f"{self.launches} launches, the last took {self.seconds:.1f} s"] if self.launches > 1 else []),
             f"{preemptions} preemptions",
             f"{failures} failures",
@@ -186,18 +175,11 @@ class Result:
         skipped = self.skipped_steps if self.model.exists() else 0
         bad = tensor_file_metadata(self.model).get("nonfinite") if self.model.exists() else None
         lines = [f"{skipped} of {self.steps} steps were SKIPPED as not finite"] if skipped else []
-        table = read_table(self.job_dir) if losses else None
-        wild = np.count_nonzero(~np.isfinite(table.values["loss"])) if table is not None and not skipped else 0
-        lines += [f"{wild} losses were NOT FINITE"] if wild else []
-        lines += [f"metric {text}" for text in _not_finite(table)] if table is not None else []
-        lines += [f"metrics: {text}" for text in table.unread] if table is not None else []
+        if losses:
+            rows, why = rows_or_why(self.job_dir)
+            lines += _not_finite(rows, bool(skipped)) + ([why] if why else [])
         lines += [f"the model is NOT FINITE: {bad}"] if bad else []
         lines += self._never_best()
-        if self.lost_rows:
-            lines.append(
-                f"about {self.lost_rows} rows of {self.job_dir / 'metrics'} are LOST, not taken by the disk: "
-                "Result.losses and Result.metrics lack them (the model does not)"
-            )
         return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])
 
 
@@ -207,11 +189,11 @@ def steps_of(job_dir: Path, config: JobConfig) -> int:
     return (saved_step(job_dir, config) if early else None) or config.total_steps
 
 
-def _not_finite(table: Table) -> list[str]:
-    """Of each metric that is not finite at some steps: at how many. The loss is told with the losses."""
-    means = {name: table.means(name, table.step)[1] for name in table.values if name != "loss"}
-    wild = {name: np.count_nonzero(~np.isfinite(of)) for name, of in means.items()}
-    return [f"{n} was NOT FINITE at {count} of {len(means[n])} steps" for n, count in wild.items() if count]
+def _not_finite(rows: Rows, skipped: bool) -> list[str]:
+    """Of the loss and each metric that is not finite at some steps: at how many. `skipped`: losses are told already."""
+    _, known = rows.known()
+    wild = {name: np.count_nonzero(~np.isfinite(known.values(name))) for name in rows.names[skipped:]}
+    return [f"{name} was NOT FINITE at {count} of {len(known)} steps" for name, count in wild.items() if count]
 
 
 def _missing_validations(job_dir: Path, config: JobConfig, steps: int) -> list[str]:

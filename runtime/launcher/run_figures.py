@@ -15,8 +15,7 @@ from graphft.plan import Plan
 from graphft.runtime.launcher.folder_sizes import sizes_of
 from graphft.runtime.launcher.process_ends import FILE as ENDS
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
-from graphft.runtime.process.metric_files import read_table, unread
-from graphft.runtime.process.metric_table import Table
+from graphft.runtime.process.metric_table import Rows, rows_or_why
 from graphft.runtime.process.validations import FILE as VALIDATIONS
 from graphft.runtime.process.validations import read_validations
 from graphft.transpiler.criteria import Criterion
@@ -67,13 +66,15 @@ def figures_of(folder: Path, plan: Plan | None) -> Figures:
     sizes, ends = sizes_of(folder), read_ends(folder)
     if plan is None:
         return Figures(sizes, ends)
-    table, validated = read_table(folder), dict[str, list[tuple[int, float]]]()
+    (rows, why), validated = rows_or_why(folder), dict[str, list[tuple[int, float]]]()
     for row in read_validations(folder).values():
         number = row.epoch + (row.step not in plan.start_steps)  # within an epoch: of that one
         for name, value in row.metrics.items():
             validated.setdefault(name, []).append((number, value))
-    lacking = (*table.unread, *_unread(folder))
-    return Figures(sizes, ends, _last_loss(table), _pass_means(table, plan), validated, lacking)
+    lacking = (*([why] if why else []), *_unread(folder))
+    _, known = rows.known()
+    last = float(known.values("loss")[-1]) if len(known) else None
+    return Figures(sizes, ends, last, _epoch_means(rows, plan), validated, lacking)
 
 
 def _unread(folder: Path) -> Iterator[str]:
@@ -83,22 +84,12 @@ def _unread(folder: Path) -> Iterator[str]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            yield unread(path, error)
+            yield f"{path} cannot be read: {error.strerror or error}"
 
 
-def _last_loss(table: Table) -> float | None:
-    _, means = table.means("loss", table.step)
-    return float(means[-1]) if len(means) else None
-
-
-def _pass_means(table: Table, plan: Plan) -> dict[str, list[tuple[int, float]]]:
-    """Of the passes that are over; of the one that goes on, if it is the first that is known."""
-    starts = np.array(plan.start_steps)
-    passes = np.searchsorted(starts, table.step, side="right")  # from 1
-    found = {}
-    for name in table.values:
-        groups, means = table.means(name, passes)
-        over = table.step[-1] + 1 >= starts[groups.clip(max=len(starts) - 1)] if len(groups) else groups.astype(bool)
-        chosen = over if over.any() else np.arange(len(groups)) == 0
-        found[name] = list(zip(groups[chosen].tolist(), means[chosen].tolist(), strict=True))
-    return {name: values for name, values in found.items() if values}
+def _epoch_means(rows: Rows, plan: Plan) -> dict[str, list[tuple[int, float]]]:
+    """Of the epochs that are over; of the one that goes on, if it is the first."""
+    samples, means = rows.means(plan.start_steps)
+    begun = np.flatnonzero(samples)
+    over = begun[: max(1, plan.pass_of(rows.first + len(rows)))]
+    return {name: list(zip((over + 1).tolist(), of[over].tolist(), strict=True)) for name, of in means.items()}

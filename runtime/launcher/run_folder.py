@@ -251,20 +251,17 @@ def _carry(source: Path, job: Job, new: Path) -> str:
 def _carry_history(source: Path, job: Job, new: Path) -> None:
     """Takes along what people are shown of a run: one curve, one log. A line tells what cannot be copied."""
     from graphft.runtime.callbacks.csv_logger import OWN
-    from graphft.runtime.callbacks.told import FILE, Told
-    from graphft.runtime.process import validations
-    from graphft.runtime.process.metric_files import FOLDER
+    from graphft.runtime.callbacks.cursor import FILE, Cursor
+    from graphft.runtime.process import metric_table, validations
     from graphft.runtime.validation.best_model import BestModels
     from graphft.transpiler import read_record
 
     validate = job.config.validate
-    for name in (validations.FILE, OWN, ENDS):
+    for name in (metric_table.FILE, validations.FILE, OWN, ENDS):
         with _or_a_line(source / name):
             shutil.copyfile(source / name, new / name)
-    with _or_a_line(source / FOLDER):
-        shutil.copytree(source / FOLDER, new / FOLDER)
     with _or_a_line(source / FILE):
-        told = Told.read(source, read_record(source).run_id, job.config.plan.total_steps, job.config.passes)
+        told = Cursor.read(source, read_record(source).run_id, job.config.plan.total_steps, job.config.passes)
         replace(told, run=job.run_id).write(new)
     if validate is not None and validate.best is not None:
         with _or_a_line(source / "best"):

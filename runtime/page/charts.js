@@ -35,9 +35,9 @@ function decades(low, high) {
   return found.length > 1 ? found : [low, high];
 }
 
-// `points`: [step, value or null]. `marks`: [{step, text}]. `hover`: the step that the pointer is at, kept by the caller.
-export function chart({ points, marks, width, height, log, label, hover, onHover }) {
-  const values = points.map(([, value]) => value).filter((value) => value !== null && (!log || value > 0));
+// `points`: [step, value or null]. `dots`: [step, value] of validations. `marks`: [{step, text}]. `hover`: the step that the pointer is at, kept by the caller.
+export function chart({ points, dots = [], marks, width, height, log, label, hover, onHover }) {
+  const values = [...points, ...dots].map(([, value]) => value).filter((value) => value !== null && (!log || value > 0));
   const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   if (!values.length) return root;
   const left = 46, right = 10, top = 16, bottom = 20;
@@ -68,6 +68,10 @@ export function chart({ points, marks, width, height, log, label, hover, onHover
       root.append(svg("path", { class: "area", d: `${path}L${run[run.length - 1][0].toFixed(1)} ${height - bottom}L${run[0][0].toFixed(1)} ${height - bottom}Z` }));
       root.append(svg("path", { class: "line", d: path }));
     }
+  }
+  for (const [step, value] of dots.filter(([, value]) => !log || value > 0)) {
+    const at = Math.min(Math.max(step, first), last);
+    root.append(svg("circle", { class: "dot", cx: x(at), cy: y(value), r: 3.5 }, svg("title", {}, `validation of step ${step.toLocaleString("en")}: ${number(value)}`)));
   }
   for (const { step, text } of marks) {
     if (step < first || step > last) continue;

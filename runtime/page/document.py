@@ -104,7 +104,6 @@ def _trainers(status: JobStatus) -> list[dict[str, Any]]:
             "step": told.get("step"),
             "slots": [slot for slot, holder in status.slots.items() if holder == name],
             "samples_per_second": told.get("samples_per_second", 0.0),
-            "loss": told.get("loss"),
             "seconds": told.get("seconds", {}),
             "waiting": told.get("waiting", ""),
             "unreached": told.get("unreached", []),

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.page import document as documents
-from graphft.runtime.page.curve import Curve, MetricFiles
+from graphft.runtime.page.curve import Curve
 from graphft.runtime.page.time_keeper import OwnAccount
+from graphft.runtime.process.metric_table import FILE
+from graphft.runtime.process.validations import read_validations
 from graphft.runtime.protocol.time_ledger import Seen
 
 log = logging.getLogger("graphft")
@@ -52,7 +56,7 @@ class JobPage:
         self._json = documents.to_json(self._document)
         self._next = 0.0
         self._curve = Curve()
-        self._from_files: MetricFiles | None = None
+        self._from_table = False
         self._splits: deque[tuple[float, dict[str, Mapping[str, float]]]] = deque()
         self._checkpoint: dict[str, Any] = {}
         self._own = OwnAccount()
@@ -100,18 +104,27 @@ class JobPage:
         return document
 
     def _read_curve(self, found: Look, document: dict[str, Any]) -> None:
-        """From the files that trainers write here; else from what they report, since this page began."""
-        if self._from_files is None and found.folder is not None and (found.folder / "metrics").exists():
-            self._curve, self._from_files = Curve(), MetricFiles(found.folder)
-        if self._from_files is not None:
-            self._from_files.read(self._curve)
+        """From the table that the first pserver writes here; else from what it reports, since this page began."""
+        folder = found.folder
+        if not self._from_table and folder is not None and (folder / FILE).exists():
+            self._curve, self._from_table = Curve(), True
+        if self._from_table and folder is not None:
+            self._curve.read(folder)
         elif document.get("loss") is not None:
             values = {"loss": document["loss"], **document.get("metrics", {})}
-            self._curve.add(int(document["step"] or 0), 1, values, time.time())
-        behind = self._from_files.behind if self._from_files is not None else 0
-        unread = [plain_text(text) for text in self._from_files.unread] if self._from_files is not None else []
-        source = "files" if self._from_files is not None else "looks"
-        document["curve"] = {**self._curve.to_json(), "source": source, "behind": behind, "unread": unread}
+            steps, at = np.array([int(document["step"] or 0)]), np.array([time.time()])
+            self._curve.add(tuple(values), steps, np.ones(1), np.array([list(values.values())]), at)
+        told = self._curve.to_json()
+        document["curve"] = {
+            **told,
+            "source": "table" if self._from_table else "looks",
+            "unread": plain_text(told["unread"]),
+        }
+        document["validations"] = (
+            [{"step": step, "means": dict(row.metrics)} for step, row in read_validations(folder).items()]
+            if folder is not None
+            else []
+        )
 
     def _shares(self, document: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """By trainer, the parts of its time of late."""

@@ -106,7 +106,7 @@ function head(job) {
     [job.skipped_steps ? `${job.skipped_steps} steps were left out as not finite.` : "", "mild"],
     [job.discarded ? `${job.discarded} batches were discarded.` : "", "mild"],
     ...(job.lost ?? []).map((text) => [text, "mild"]),
-    ...(job.curve?.unread ?? []).map((text) => [text, "mild"]),
+    ...(job.curve?.unread ? [[job.curve.unread, "mild"]] : []),
     [job.continued ? `It went on in ${job.continued}.` : "", "mild"],
   ].filter(([text]) => text);
   return [
@@ -157,16 +157,17 @@ function curves(job) {
     return h("figure", {},
       h("figcaption", {}, h("span", {}, name), h("span", { class: "soft" }, newest === undefined ? "" : number(newest))),
       chart({
-        points: curve.steps.map((step, i) => [step, values[i]]), marks, width, height, log: view.log && values.every((v) => v === null || v > 0),
+        points: curve.steps.map((step, i) => [step, values[i]]), dots: dots(job, name), marks, width, height, log: view.log && values.every((v) => v === null || v > 0),
         label: `${name} over steps, now ${number(newest ?? null)}`, hover: view.hover[name], onHover: (step) => { view.hover[name] = step; },
       }));
   });
   const notes = [
     curve.width > 1 ? `each point is the mean of ${integer(curve.width)} steps` : "",
-    curve.source === "looks" ? "as trainers reported it since this page began: its files are on another machine" : "",
-    curve.behind ? `${bytes(curve.behind)} of its files are still to be read` : "",
+    curve.source === "looks" ? "as the first pserver reported it since this page began: its table is on another machine" : "",
+    curve.behind ? "a part of its table is still to be read" : "",
     curve.nonfinite ? `${integer(curve.nonfinite)} values were not finite` : "",
     marks.length ? "▼ a fault" : "",
+    (job.validations ?? []).length ? "○ a validation" : "",
   ].filter(Boolean).join("; ");
   return [
     h("div", { class: "row between" }, h("h2", {}, figures.length > 1 ? "Loss and metrics" : "Loss"),
@@ -177,8 +178,10 @@ function curves(job) {
   ];
 }
 
+const dots = (job, name) => (job.validations ?? []).map(({ step, means }) => [step, means[name] ?? null]).filter(([, value]) => value !== null);
+
 function validation(job) {
-  const found = job.validated, open = job.validating ?? [];
+  const found = job.validated ?? (job.validations ?? []).at(-1), open = job.validating ?? [];
   if (!found && !open.length) return "";
   const said = found ? Object.entries(found.means).map(([name, mean]) => `${name} ${mean === null ? "not finite" : number(mean)}`).join(", ") || "not made" : "";
   return h("p", { id: "validation" }, found ? `Validation of step ${integer(found.step)}: ${said}` : "",
@@ -269,7 +272,7 @@ function list(found) {
 // -- what is drawn when ------------------------------------------------------------------------------------------------
 
 const SECTIONS = {
-  head: [head, null], time: [time, (job) => [job.time]], curves: [curves, (job) => [job.curve, innerWidth, (job.events ?? []).length, job.validated, job.validating]],
+  head: [head, null], time: [time, (job) => [job.time]], curves: [curves, (job) => [job.curve, innerWidth, (job.events ?? []).length, job.validated, job.validating, job.validations]],
   trainers: [trainers, (job) => [job.trainers, job.loading, job.slots]], shards: [shards, null], queue: [queue, (job) => [job.queue, job.pass]],
   events: [events, (job) => [job.events]],
 };

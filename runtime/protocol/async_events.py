@@ -25,8 +25,6 @@ class AsyncTrainerOptions:
     run: str = ""
     secret: str = field(default="", repr=False)
     retry_interval: float = 1.0
-    holds: bool = False
-    """The last bucket for each shard waits until CloseBatch tells whether the batch is finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,8 @@ class CloseBatch:
     push_timeout: float
     max_skipped: int
     finite: bool = True
+    values: tuple[float, ...] = ()
+    """What the batch reports, for shard 0."""
 
 
 AsyncTrainerEffect = Send | Fail | Count

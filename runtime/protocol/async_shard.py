@@ -57,6 +57,8 @@ class AsyncOptions:
     max_peers: int = 256
     skips: bool = False
     """A batch that is not finite is discarded, and counts as applied; else no trainer sends one."""
+    values: int = 0
+    """How many values each batch reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class ApplyBatch:
     base: int = -1
     kept: frozenset[int] = frozenset()
     finite: bool = True
+    values: tuple[float, ...] = ()
 
 
 AsyncEffect = Reply | Count | TakeCheckpoint | ApplyBatch
@@ -92,6 +95,7 @@ class _Copy:
     samples: int
     payloads: dict[int, Any] = field(default_factory=dict)
     finite: bool = True
+    values: tuple[float, ...] = ()
 
 
 class AsyncShard(Shard):
@@ -189,6 +193,7 @@ class AsyncShard(Shard):
             reason = self._tell(f"bucket {message.bucket} of {_name(key)} from {peer} is here already", key, peer)
             return [*effects, Count("duplicate-push", reason)]
         copy.payloads[message.bucket], copy.finite = payload, copy.finite and message.finite
+        copy.values = message.values or copy.values
         self._tell(f"kept bucket {message.bucket} of {_name(key)} from {peer}", key, peer)
         if len(copy.payloads) < len(self.options.buckets):
             return effects
@@ -230,6 +235,7 @@ class AsyncShard(Shard):
                 base,
                 self.retained.all(),
                 copy.finite,
+                copy.values,
             )
         ]
         if self.options.compensate and base < 0:

@@ -262,10 +262,11 @@ class AsyncTrainer:
         return [self._push(shard, b, *pushed) for b, pushed in self._ready(self.current, shard)]
 
     def _ready(self, current: _Current, shard: int) -> list[tuple[int, tuple[int, Any]]]:
-        """What may be sent to a shard now: its last bucket says whether the batch is finite, which is known at last."""
+        """What may be sent to a shard now: its last bucket says whether the batch is finite, and what it reports, which
+        is known at last."""
         pushed = list(current.payloads[shard].items())
         whole = len(pushed) == len(self.connections[shard].caches)
-        return pushed[:-1] if self.options.holds and whole and current.closed is None else pushed
+        return pushed[:-1] if whole and current.closed is None else pushed
 
     def _refused(self, shard: int, message: Refused, payload: Any) -> Effects:
         connection, reason = self.connections[shard], f"shard {shard}: {message.code}: {message.reason}"
@@ -368,6 +369,7 @@ class AsyncTrainer:
             samples,
             version,
             closed is None or closed.finite,
+            closed.values if closed is not None and shard == 0 else (),
         )
         return Send(shard, message, payload)
 

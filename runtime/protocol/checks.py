@@ -56,11 +56,16 @@ def _contribution_problem(options: SyncOptions, message: Push | Empty) -> str:
         return f"there is no step {message.step}: the job has {options.total_steps}"
     if isinstance(message, Push) and message.samples < 1:
         return f"a push has {message.samples} samples"
-    if isinstance(message, Push) and len(message.values) not in (0, options.values):
-        return f"a push reports {len(message.values)} values, expected {options.values}"
-    if isinstance(message, Push) and not (message.finite or options.skips):
-        return "a contribution that is not finite: this job leaves none out"
+    if isinstance(message, Push):
+        return _outcome_problem(options, message)
     return ""
+
+
+def _outcome_problem(options: SyncOptions | AsyncOptions, message: Push | BatchPush) -> str:
+    """What a contribution's last bucket says of it as a whole."""
+    if len(message.values) not in (0, options.values):
+        return f"a push reports {len(message.values)} values, expected {options.values}"
+    return "" if message.finite or options.skips else "a contribution that is not finite: this job leaves none out"
 
 
 def async_problem(options: AsyncOptions, message: Message, payload: Any) -> str:
@@ -79,7 +84,7 @@ def async_problem(options: AsyncOptions, message: Message, payload: Any) -> str:
         return f"chunk {message.chunk} has {options.batches[message.chunk]} batches, not {message.batches}"
     if not 0 <= message.batch < message.batches or message.samples < 1:
         return f"batch {message.batch} of {message.batches} with {message.samples} samples"
-    return "" if message.finite or options.skips else "a batch that is not finite: this job leaves none out"
+    return _outcome_problem(options, message)
 
 
 def _frame_problem(message: Message, payload: Any) -> str:

@@ -72,7 +72,7 @@ class Push(Message, frozen=True, tag="push"):
     """Sync: one bucket (the frame) of the contribution of `slot` at `step`; `want`: answer with the new bucket.
 
     `finite` is false on the last bucket of a contribution whose loss, or any gradient, is not: whichever shard gets it.
-    `values`: what the contribution reports, on its last bucket for each shard.
+    `values`: what the contribution reports, on its last bucket for shard 0.
     """
 
     generation: int
@@ -116,8 +116,8 @@ class Query(Message, frozen=True, tag="query"):
 
 class BatchPush(Message, frozen=True, tag="batch"):
     """Async: one bucket (the frame) of batch `batch` of `chunk` in pass `pass_index`, computed from `version` of this
-    generation, the lowest among the shard's buckets; -1: from another's, which counts as the first version. `finite`:
-    as in Push."""
+    generation, the lowest among the shard's buckets; -1: from another's, which counts as the first version. `finite`,
+    `values`: as in Push."""
 
     generation: int
     pass_index: int
@@ -128,6 +128,7 @@ class BatchPush(Message, frozen=True, tag="batch"):
     samples: int
     version: int
     finite: bool = True
+    values: tuple[float, ...] = ()
 
 
 class BatchAck(Message, frozen=True, tag="ack"):

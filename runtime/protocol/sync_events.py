@@ -113,11 +113,13 @@ class ApplyRound:
 @dataclass(frozen=True, slots=True)
 class RoundSkipped:
     """The version advanced, and the parameters stay: no slot had data at this step, and nothing is to be computed; or
-    the contributions of the slots `nonfinite` are not finite: the step counts, for the schedule too."""
+    the contributions of the slots `nonfinite` are not finite: the step counts, for the schedule too. `contributions`:
+    as in ApplyRound."""
 
     step: int
     reason: str
     nonfinite: tuple[int, ...] = ()
+    contributions: tuple[Contribution, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +176,6 @@ class TrainerOptions:
     secret: str = field(default="", repr=False)
     hello_interval: float = 0.5
     retry_interval: float = 5.0
-    holds: bool = False
-    """The last bucket for each shard waits until Closed tells whether the contribution is finite."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -285,7 +285,7 @@ class SyncShard(Shard):
         nonfinite = self.round.nonfinite()
         if nonfinite or not contributions:
             why = f"not finite: slot {', '.join(map(str, nonfinite))}" if nonfinite else "all without data"
-            skipped = RoundSkipped(self.version, f"{reason}, {why}", nonfinite)
+            skipped = RoundSkipped(self.version, f"{reason}, {why}", nonfinite, contributions)
             self.partial_sums.offer(self.version, None)
             return [skipped, *self._advance("current", skipped.reason)]
         if self.options.reduce:

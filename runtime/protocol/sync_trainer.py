@@ -333,7 +333,7 @@ class SyncTrainer:
         if key not in self.caches or key in current.pushed:
             self.story.illegal(f"bucket {key} is pushed twice, or is none of the program's, in {current.work}")
         current.pushed.add(key)
-        if self.options.holds and all((event.shard, b) in current.pushed for b in self.options.buckets[event.shard]):
+        if all((event.shard, b) in current.pushed for b in self.options.buckets[event.shard]):
             current.held.append(event)
             return []
         return self._push(current, event, finite=True)
@@ -352,7 +352,9 @@ class SyncTrainer:
         left = sorted(key for key in self.caches.keys() - current.pushed if key[0] < event.shards)
         if current.pushed and left:
             self.story.illegal(f"{current.work} is closed, but (shard, bucket) {left} were not pushed")
-        effects = [e for held in current.held for e in self._push(current, held, event.finite, event.values)]
+        effects = []
+        for held in current.held:
+            effects += self._push(current, held, event.finite, event.values if held.shard == 0 else ())
         if not current.pushed:
             empty = Empty(self.generation, current.work.step, current.work.slot, current.want)
             for shard, buckets in enumerate(self.options.buckets[: event.shards]):

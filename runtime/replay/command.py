@@ -94,10 +94,10 @@ def _origin_of_state(folder: Path, reached: Reached) -> list[str]:
     lines = [f"parameters   {start}"]
     if reached.start < reached.step:
         lines[0] += f", and steps {reached.start} to {reached.step - 1} computed again"
-        lines.append(f"{INDENT}{reached.same} losses of these steps are recorded, with the same bits")
-    for step, slot, here, there in reached.other[:1]:
+        lines.append(f"{INDENT}the losses of {reached.same} of these steps are recorded, with the same bits")
+    for step, here, there in reached.other[:1]:
         lines.append(
-            f"{INDENT}BUT {len(reached.other)} are recorded otherwise, first that of step {step}, slot {slot}: "
+            f"{INDENT}BUT those of {len(reached.other)} are recorded otherwise, first that of step {step}: "
             f"{here} here, {there} in the job. Were batches discarded? Here they are computed all the same"
         )
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from graphft.errors import UsageError
 from graphft.runtime.checkpoint.manifest import Manifest, directory_key
 from graphft.runtime.checkpoint.store import DamagedCheckpoint
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
-from graphft.runtime.process.metric_files import losses_of
+from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.replay.batch import Computed, LocalTrainer
 from graphft.runtime.replay.shards import LocalShards
 
@@ -29,14 +29,14 @@ log = logging.getLogger("graphft")
 @dataclass(frozen=True)
 class Reached:
     """How the state of `step` was reached: from the checkpoint in `folder` ("": the initial values) of step `start`.
-    Of the losses in between, `same` are recorded in the job's metrics with the same bits; `other`: (step, slot, here,
-    there) of those that are not."""
+    Of the steps in between, the losses of `same` are recorded in the job's metrics with the same bits; `other`: (step,
+    here, there) of those that are not."""
 
     step: int
     start: int
     folder: str
     same: int
-    other: tuple[tuple[int, int, float, float], ...]
+    other: tuple[tuple[int, float, float], ...]
 
 
 def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
@@ -72,16 +72,16 @@ def reach(
         manifest, parts = found
         start, folder = manifest.step, manifest.directory
         shards.restore(parts)
-    recorded = {(k, v): loss for k, v, loss in losses_of(job_dir)}
+    recorded = {k: values["loss"] for k, values in read_rows(job_dir, start, step - start).steps()}
     same, other = 0, []
     for k in range(start, step):
         computed = {v: c for v in range(job.config.trainers) if (c := trainer.compute(k, v)) is not None}
-        for v, c in computed.items():
-            there = recorded.get((k, v), math.nan)
-            if (k, v) in recorded and _differ(c.loss, there):
-                other.append((k, v, c.loss, there))
+        if computed and k in recorded:
+            here, there = _mean_loss(list(computed.values())), recorded[k]
+            if _differ(here, there):
+                other.append((k, here, there))
             else:
-                same += (k, v) in recorded
+                same += 1
         _apply(job, shards, k, computed)
         tell(f"step {k} of {step}")
     return Reached(step, start, folder, same, tuple(other))
@@ -99,6 +99,14 @@ def _apply(job: Job, shards: LocalShards, step: int, computed: dict[int, Compute
         shards.leave_out()
     else:
         shards.apply({v: (c.work.samples, c.pushed) for v, c in computed.items()})
+
+
+def _mean_loss(computed: Sequence[Computed]) -> float:
+    """Over the samples of the slots, as shard 0 has it."""
+    if len(computed) == 1:
+        return computed[0].loss
+    samples = sum(c.work.samples for c in computed)
+    return sum(c.loss * c.work.samples for c in computed) / samples
 
 
 def _differ(one: float, other: float) -> bool:

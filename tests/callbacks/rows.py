@@ -1,9 +1,8 @@
-"""Rows of metrics as trainers write them, and a run of which there is nothing but these."""
+"""A run of which there is nothing but its table of metrics."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 
 import graphft
-from graphft.plan import Plan
 from graphft.transpiler import JobConfig
+from tests.support.metric_rows import write_rows
 
 SLOTS, PER_EPOCH, EPOCHS = 2, 4, 3
 
@@ -28,23 +27,9 @@ def job(**options: Any) -> Any:
     return SimpleNamespace(config=config(**options), run_id="0123456789abcdef", trainer_program=lambda: program)
 
 
-def plan() -> Plan:
-    return config().plan
-
-
-def row(step: int, slot: int, **more: Any) -> dict[str, Any]:
-    loss = 1.0 / (step + 1) + slot
-    found = {"step": step, "slot": slot, "loss": loss, "metrics": {"accuracy": step / 100}, "samples": 4}
-    return found | {"at": 100.0 + step} | more
-
-
-def append(folder: Path, trainer: str, rows: Iterable[dict[str, Any]], end: str = "") -> None:
-    path = folder / "metrics" / f"trainer-{trainer}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("a") as file:
-        file.write("".join(json.dumps(one) + "\n" for one in rows) + end)
+def write(folder: Path, steps: Sequence[int]) -> None:
+    write_rows(folder, map(loss_of, steps), steps[0], samples=8, accuracy=0.5)
 
 
 def loss_of(step: int) -> float:
-    """Mean over both slots."""
-    return ((1.0 / (step + 1)) * 4 + (1.0 / (step + 1) + 1) * 4) / 8
+    return 1.0 / (step + 1)

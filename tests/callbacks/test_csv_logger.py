@@ -10,7 +10,7 @@ import pytest
 
 from graphft.callbacks import CSVLogger, Run
 from graphft.errors import GraphftError
-from graphft.runtime.callbacks.csv_table import CsvTable
+from graphft.runtime.callbacks.csv_logger import CsvTable
 
 
 def run(folder: Path, run: str = "0123456789abcdef") -> Run:
@@ -65,14 +65,13 @@ def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
     assert [r["step"] for r in rows(tmp_path / "job" / "steps.csv")] == [str(step) for step in range(6)]
 
 
-def test_a_later_column_is_empty_before(tmp_path: Path) -> None:
+def test_a_later_column_has_no_place(tmp_path: Path) -> None:
     table = CsvTable(tmp_path / "t.csv", "epoch")
-    table.write(1, {"loss": 0.5})
-    table.write(2, {"loss": 0.25, "f1": 0.75})
-    table.write(3, {"f1": 1.0})
+    table.write(1, {"loss": 0.5, "f1": 0.75})
+    table.write(2, {"loss": 0.25, "f2": 1.0})
     table.flush()
-    assert (tmp_path / "t.csv").read_text() == "epoch,loss,f1\n1,0.5,\n2,0.25,0.75\n3,,1.0\n"
-    assert CsvTable(tmp_path / "t.csv", "epoch").newest == 3
+    assert (tmp_path / "t.csv").read_text() == "epoch,loss,f1\n1,0.5,0.75\n2,0.25,\n"
+    assert CsvTable(tmp_path / "t.csv", "epoch").newest == 2
 
 
 def test_another_runs_file_is_left_alone(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 
 import torch
 
 from graphft.runtime.chaos.compare import differences, metric_differences
+from tests.support.metric_rows import write_rows
 
 
 def test_identical_bits() -> None:
@@ -47,13 +48,12 @@ def test_every_difference_is_named() -> None:
     ]
 
 
-def test_metrics_are_compared_where_both_runs_have_them(tmp_path: Path) -> None:
-    rows = {"a": [(0, 0.1), (1, 0.2), (2, 0.3)], "b": [(1, 0.2), (2, 0.3), (3, 0.4)], "c": [(1, 0.2), (2, 0.1 + 0.2)]}
-    for name, found in rows.items():
-        (tmp_path / name / "metrics").mkdir(parents=True)
-        text = "".join(json.dumps({"step": s, "slot": 0, "loss": loss, "samples": 2}) + "\n" for s, loss in found)
-        (tmp_path / name / "metrics" / "trainer-0.jsonl").write_text(text)
-    assert metric_differences(tmp_path / "a", tmp_path / "b") == (2, [])
-    assert metric_differences(tmp_path / "a", tmp_path / "c") == (2, ["loss of step 2, slot 0: differs"])
-    (tmp_path / "empty" / "metrics").mkdir(parents=True)
-    assert metric_differences(tmp_path / "a", tmp_path / "empty")[1] == ["none of its 3 losses and metrics is there"]
+def test_metrics_are_compared_step_by_step(tmp_path: Path) -> None:
+    for name, losses in {"a": [0.1, 0.2, math.nan], "b": [0.1, 0.2, math.nan], "c": [0.1, 0.1 + 0.2]}.items():
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name, losses)
+    assert metric_differences(tmp_path / "a", tmp_path / "b") == (3, [])
+    assert metric_differences(tmp_path / "a", tmp_path / "c") == (
+        2,
+        ["its table of metrics has 2 steps, the reference's 3", "metrics of step 1: differ"],
+    )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import graphft
 from graphft.runtime.cli import main
-from graphft.runtime.process.metric_files import read_table
+from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.process.validations import read_validations
 from tests.driver import epochs
 from tests.support.files import put
@@ -33,7 +33,7 @@ EPOCHS = 4
 class Undisturbed(NamedTuple):
     model: dict[str, Tensor]
     metrics: list[dict[str, float]]
-    """Of each epoch, from what trainers noted of each batch."""
+    """Of each epoch, from the rows of its steps."""
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     )
     model = epochs.model()
     graphft.load_into(model, job.run(job_dir=str(folder / "job"), quiet=True).model)
-    found, table = [], read_table(folder / "job")
+    found = []
     for epoch in range(EPOCHS):
-        rows = table.take(table.step // epochs.PER_EPOCH == epoch)
-        columns = rows.samples, rows.values["loss"], rows.values["accuracy"]
+        rows = read_rows(folder / "job", epoch * epochs.PER_EPOCH, epochs.PER_EPOCH)
+        columns = rows.data["samples"], rows.values("loss"), rows.values("accuracy")
         total = loss = accuracy = 0.0
         for samples, of_loss, of_accuracy in zip(*(column.tolist() for column in columns), strict=True):
             total += samples

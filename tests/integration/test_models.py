@@ -46,7 +46,7 @@ def test_a_model_trains_exactly_while_processes_die(name: str, folder: Path, pac
     alone.run()
     assert_same_bits(load_file(played.result.model), alone.model())
     first, last = (
-        [loss for step, _, loss in played.result.losses if step in steps]
+        [loss for step, loss in played.result.metrics["loss"] if step in steps]
         for steps in (range(2), range(job.config.total_steps - 2, job.config.total_steps))
     )
     assert sum(last) < sum(first)

@@ -71,7 +71,7 @@ def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(
     assert (reached.start, reached.other) == (4, ())
     assert f"{damaged}" in caplog.text, "it was the end of it, though there is an older one"
     assert "the steps since the one before it are computed again" in caplog.text
-    assert reached.same == sum(k >= 4 for k, *_ in played.result.losses)
+    assert reached.same == sum(k >= 4 for k, _ in played.result.metrics["loss"])
     for shard, values in zip(shards.shards, wanted, strict=True):
         assert all(torch.equal(shard.scope[name], value) for name, value in values.items())
     found = trainer.compute(*where(played.job)[0], Observer(played.job))

@@ -90,14 +90,13 @@ def test_a_run_goes_on_with_other_pservers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     begin(FIRST, job := make_job(2, name="lin"), states(job))
-    (FIRST / "metrics").mkdir()
-    (FIRST / "metrics" / "rows").write_text("1")
+    (FIRST / "metrics.rows").write_text("1")
     other = make_job(3, name="lin")
     line = line_of(other)
     assert line.startswith(f"{FIRST} differs in: pservers 2 -> 3; going on from step 5 of 8 of {FIRST}, with "), line
     assert line.endswith(f" 3 pservers, in {SECOND}")
     assert (held(SECOND)[0], is_same(held(SECOND)[1], states(other))) == (5, True)
-    assert (SECOND / "metrics" / "rows").read_text() == "1"
+    assert (SECOND / "metrics.rows").read_text() == "1"
     (SECOND / "callbacks.json").write_text("{")
     assert line_of(make_job(3, name="lin")) == f"resuming {SECOND} at step 5 of 8"
     back = make_job(2, name="lin")

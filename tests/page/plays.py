@@ -24,14 +24,19 @@ SPEC = {
 }
 
 
+NEWEST = {"loss": 0.25, "accuracy": 0.9}
+
+
 def status(step: int = 400, **changes: Any) -> JobStatus:
     def member(name: str, **more: Any) -> dict[str, Any]:
         return {"id": name, "host": "node-a", "pid": 71, "address": "", **more}
 
     split = {"computing": step / 10, "data": 1.0, "shards": step / 40, "idle": 0.5}
-    told = {"samples_per_second": 512.0, "loss": 0.25, "metrics": {"accuracy": 0.9}, "seconds": split, "step": step}
+    told = {"samples_per_second": 512.0, "seconds": split, "step": step}
     usual: dict[str, Any] = {
-        "pservers": {i: member(f"p{i}", version=step + i, rounds_per_second=9.5, staleness=[]) for i in range(2)},
+        "pservers": {
+            i: member(f"p{i}", version=step + i, rounds_per_second=9.5, staleness=[], metrics=NEWEST) for i in range(2)
+        },
         "trainers": {name: member(name, **told) for name in ("0-aa", "1-bb")},
         "slots": {0: "0-aa", 1: "1-bb", 2: "0-aa"},
         "queue": {"todo": 3, "pending": 2, "done": 5},

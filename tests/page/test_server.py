@@ -191,7 +191,7 @@ def test_texts_of_users_stay_texts(server: PageServer, job: Job) -> None:
 
 
 def test_losses_that_are_no_numbers(server: PageServer, job: Job) -> None:
-    job.status = status(trainers={"0-aa": {"id": "0-aa", "host": "a", "pid": 1, "loss": float("nan"), "step": 1}})
+    job.status = status(pservers={0: {"id": "p0", "host": "a", "pid": 1, "metrics": {"loss": float("nan")}}})
     found = told(server)
     assert found["loss"] is None
     assert b"graphft_loss" in ask(server, "/metrics")[1]

@@ -46,21 +46,22 @@ def begun(**options: Any) -> TrainerRig:
 
 @pytest.mark.parametrize("finite", [True, False])
 def test_the_last_bucket_for_each_shard_tells_whether_the_contribution_is_finite(finite: bool) -> None:
-    rig = begun(holds=True)
+    rig = begun()
     assert pushes(rig.feed(Pushed(0, 1, 4, "g"))) == [(0, 1, True)]
     assert pushes(rig.feed(Pushed(1, 0, 4, "g"), Pushed(0, 0, 4, "g"))) == []
     assert sorted(pushes(rig.feed(Closed(2, finite)))) == [(0, 0, finite), (1, 0, finite)]
     assert rig.machine.slots[0].next == 1
 
 
-def test_nothing_waits_without_a_check() -> None:
+def test_shard_0_is_told_what_the_contribution_reports() -> None:
     rig = begun()
-    assert len(pushes(rig.feed(*[Pushed(s, b, 4, "g") for s, b in ((0, 1), (1, 0), (0, 0))]))) == 3
-    assert pushes(rig.feed(Closed(2))) == []
+    rig.feed(*[Pushed(s, b, 4, "g") for s, b in ((0, 1), (1, 0), (0, 0))])
+    closed = of(Push, rig.feed(Closed(2, True, (0.5, 1.0))))
+    assert [(e.shard, e.message.values) for e in closed] == [(1, ()), (0, (0.5, 1.0))]
 
 
 def test_what_waits_for_a_shard_that_is_gone_meanwhile_is_done_again() -> None:
-    rig = begun(holds=True)
+    rig = begun()
     rig.feed(*[Pushed(s, b, 4, "g") for s, b in ((0, 1), (1, 0), (0, 0))], ShardDown(1))
     assert pushes(rig.feed(Closed(2, False))) == [(0, 0, False)]
     assert rig.machine.slots[0].next == 0
@@ -111,16 +112,18 @@ def test_a_shard_that_leaves_nothing_out_refuses_it() -> None:
 
 @pytest.mark.parametrize("finite", [True, False])
 def test_the_last_bucket_of_a_batch_tells_every_shard(finite: bool) -> None:
-    rig = test_async_trainer.Rig(holds=True).ready()
+    rig = test_async_trainer.Rig().ready()
     rig.feed(BeginBatch(KEY, 0))
     assert pushes(rig.feed(Pushed(0, 0, 4, "g"))) == [(0, 0, True)]
     assert pushes(rig.feed(Pushed(0, 1, 4, "g"), Pushed(1, 0, 4, "g"))) == []
-    assert pushes(rig.feed(CloseBatch(5.0, -1, finite))) == [(0, 1, finite), (1, 0, finite)]
+    effects = rig.feed(CloseBatch(5.0, -1, finite, (0.5,)))
+    assert pushes(effects) == [(0, 1, finite), (1, 0, finite)]
+    assert [e.message.values for e in of(BatchPush, effects)] == [(0.5,), ()]
     assert rig.machine.settled() == 0
 
 
 def test_a_shard_that_is_met_again_gets_the_last_bucket_only_when_it_is_known() -> None:
-    rig = test_async_trainer.Rig(holds=True).ready()
+    rig = test_async_trainer.Rig().ready()
     rig.feed(BeginBatch(KEY, 0), *[Pushed(0, b, 4, "g") for b in (0, 1)], ShardDown(0))
     assert pushes(rig.meet(0)) == [(0, 0, True)]
     rig.feed(ShardDown(0), Pushed(1, 0, 4, "g"))

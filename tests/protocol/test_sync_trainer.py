@@ -323,13 +323,16 @@ def test_wants_are_asked_for_again_on_a_new_connection() -> None:
 
 
 def test_a_contribution_in_the_middle_of_which_a_shard_restarts_is_done_again() -> None:
-    rig = TrainerRig((0,), version=4)
+    rig = TrainerRig((0,), version=4, buckets=((0,), (0, 1)))
     rig.feed(Begin())
     arrive(rig, 4)
-    rig.feed(Copied(0, 0, 4), Copied(1, 0, 4), Pushed(1, 0, 4, "g1"), ShardDown(1), ShardUp(1, "B2"))
+    rig.bucket(1, 4, 1)
+    rig.feed(
+        *[Copied(s, b, 4) for s, b in ((0, 0), (1, 0), (1, 1))], Pushed(1, 0, 4, "g1"), ShardDown(1), ShardUp(1, "B2")
+    )
     rig.welcome(1, "B2", 4)
-    effects = rig.feed(Pushed(0, 0, 4, "g0"), Closed(2))
-    assert [s for s, _ in sent(effects)] == [0]
+    effects = rig.feed(Pushed(1, 1, 4, "g2"), Pushed(0, 0, 4, "g0"), Closed(2))
+    assert [s for s, _ in sent(effects)] == [1, 0]
     assert rig.machine.next_work() == Work(4, 0)
 
 
@@ -391,7 +394,7 @@ def test_a_refusal_as_stale_waits_for_the_watch() -> None:
     arrive(rig, 4)
     assert "behind" in counted(rig.refused(0, "stale-generation", 2, generation=1))
     assert rig.machine.next_work() is None
-    assert counted(rig.feed(Pushed(0, 0, 4, "g"))) == ["void-push"]
+    assert counted(rig.feed(Pushed(0, 0, 4, "g"), Pushed(1, 0, 4, "g"), Closed(2))) == ["void-push"] * 2
     effects = rig.feed(Rollback(1, 2))
     assert sent(effects) == [(0, Hello("j", "p", "t")), (1, Hello("j", "p", "t"))]
     rig.welcome(0, "A", 2)

@@ -47,11 +47,9 @@ def event(at: float, text: str, who: str = "pserver 0") -> Event:
 
 
 def test_line() -> None:
-    trainers = {
-        "0-aa": {"loss": 0.12345, "samples_per_second": 1234.0, "metrics": {"accuracy": 0.5}},
-        "1-bb": {"metrics": {"accuracy": 0.75, "f1": None}},
-    }
-    line = format_line(status_of(trainers=trainers, pservers={0: {"version": 7}}, slots={0: "0-aa", 1: "1-bb"}))
+    trainers = {"0-aa": {"samples_per_second": 1234.0}, "1-bb": {}}
+    shard = {"version": 7, "metrics": {"loss": 0.12345, "accuracy": 0.625, "f1": None}}
+    line = format_line(status_of(trainers=trainers, pservers={0: shard}, slots={0: "0-aa", 1: "1-bb"}))
     assert line == (
         "pass 2/3  step 7/12  loss 0.1235  accuracy 0.625  1,234 samples/s  "
         "2 trainers  1/2 pservers  chunks 2 todo 1 pending 1 done"
@@ -140,18 +138,13 @@ BUSY: dict[str, Any] = {
             "version": 7,
             "learning_rates": {"lr": 0.125, "lr_1": 1e-05},
             "checkpoint_age": 12.4,
+            "metrics": dict.fromkeys(("loss", "acc", "f1", "auc", "map"), 0.5),
         },
         1: {"host": "h", "pid": 5, "version": 7, "learning_rates": {"lr": 0.125}, "checkpoint_age": 13.0},
     },
     "trainers": {
-        "0-aa": {
-            "host": "h",
-            "pid": 6,
-            "step": 7,
-            "loss": 0.5,
-            "metrics": dict.fromkeys(("acc", "f1", "auc", "map"), 0.5),
-        },
-        "1-bb": {"host": "h", "pid": 7, "step": 7, "loss": 0.5, "learning_rates": {}},
+        "0-aa": {"host": "h", "pid": 6, "step": 7},
+        "1-bb": {"host": "h", "pid": 7, "step": 7, "learning_rates": {}},
     },
 }
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,6 +33,7 @@ from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job
+from tests.support.metric_rows import write_rows
 from tests.support.waiting import until
 
 
@@ -307,10 +307,7 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_options(None, {}) == LaunchOptions(trainers=3, quiet=True)
 
 
-def test_losses_of_a_result(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"step": 1, "slot": 0, "loss": 0.5}, {"step": 0, "slot": 1, "loss": 0.75}]
-    (tmp_path / "metrics").mkdir()
-    whole = "".join(f"{json.dumps(r)}\n" for r in rows)
-    (tmp_path / "metrics" / "trainer-0-a.jsonl").write_text(whole + '{"step": 2, "sl')
-    (tmp_path / "metrics" / "trainer-0-b.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    assert Result(tmp_path, tmp_path, 2, 1.0).losses == [(0, 1, 0.75), (1, 0, 0.5)]
+def test_metrics_of_a_result(tmp_path: Path) -> None:
+    write_rows(tmp_path, [0.75, 0.5], f1=1.0)
+    found = Result(tmp_path, tmp_path, 2, 1.0).metrics
+    assert found == {"loss": [(0, 0.75), (1, 0.5)], "f1": [(0, 1.0), (1, 1.0)]}

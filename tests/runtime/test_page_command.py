@@ -17,12 +17,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from graphft.errors import UsageError
-from graphft.runtime.callbacks.told import Told
+from graphft.runtime.callbacks.cursor import Cursor
 from graphft.runtime.cli import main
 from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Registration, TrainerStatus
+from graphft.runtime.coordination.records import Registration, ShardStatus, TrainerStatus
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import read_status
 from graphft.runtime.etcd import Etcd
@@ -57,7 +57,9 @@ def told(found: Site, path: str = "/status.json") -> dict:  # type: ignore[type-
 def running(etcd: Etcd, keys: Keys, job: Job, saved: Path) -> Keys:
     put_job(etcd, keys, job, saved)
     etcd.put(keys.trainer("0-a"), msgspec.json.encode(Registration("0-a", "", 1, "host")))
-    etcd.put(keys.status_of("trainer", "0-a"), msgspec.json.encode(TrainerStatus(2, 0, 0.5)))
+    etcd.put(keys.status_of("trainer", "0-a"), msgspec.json.encode(TrainerStatus(2)))
+    etcd.put(keys.pserver(0), msgspec.json.encode(Registration("p", "", 2, "host")))
+    etcd.put(keys.status_of("pserver", "0"), msgspec.json.encode(ShardStatus(0, metrics={"loss": 0.5})))
     Events(etcd, keys, "launcher").emit("died", "trainer 1 died (killed by SIGKILL)")
     return keys
 
@@ -164,7 +166,7 @@ def test_what_a_launch_refuses(page: object) -> None:
 
 
 def test_a_launch_whose_port_is_taken_begins_nothing(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    Told(read_record(saved).run_id, 3, 0).write(saved)
+    Cursor(read_record(saved).run_id, 3, 0).write(saved)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["launch", "--page", str(taken.getsockname()[1]), "--job", str(saved)]) == 2
     error = capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord, job: Job) -
     unit = ChunkWork(0, 1, 2, samples=20, seed=0, without=frozenset({7}))
     port.read_ahead(unit)
     assert not read.scheduled, "the process before died at work"
-    state.computed(4, 0.5)
+    state.computed(4)
     port.read_ahead(unit)
     port.schedule(replace(unit, batch=11))
     port.schedule(replace(unit, batch=12, samples=0))
@@ -149,8 +149,8 @@ def test_a_pace_is_that_of_the_last_batches(monkeypatch: pytest.MonkeyPatch) -> 
     state = TrainerState()
     assert (state.pace, state.rate) == (0.0, 0.0)
     for clock.now in (101.0, 101.5, 102.0):
-        state.computed(8, 0.25)
-    assert (state.pace, state.rate, state.samples, state.loss) == (2.0, 16.0, 24, 0.25)
+        state.computed(8)
+    assert (state.pace, state.rate, state.samples) == (2.0, 16.0, 24)
     assert state.alive_since(101.9)
     state.pumped = 102.0
     assert not state.alive_since(102.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from graphft.runtime.coordination.stale_run import forget_files
-from graphft.runtime.launcher.process_ends import ProcessEnds, note_end, note_launch, note_lost_rows, read_ends
+from graphft.runtime.launcher.process_ends import ProcessEnds, note_end, note_launch, read_ends
 from graphft.runtime.launcher.result import Result
 
 
@@ -19,16 +19,6 @@ def test_ends_are_those_of_all_launches(tmp_path: Path) -> None:
     assert "complete: 7 steps, 2 launches, the last took 1.0 s, 2 preemptions, 1 failures" in Result.of(
         tmp_path, 7, 1.0
     ).describe(1)
-
-
-def test_rows_that_are_lost_are_known_to_whoever_looks(tmp_path: Path) -> None:
-    note_launch(tmp_path)
-    note_lost_rows(tmp_path, 0)
-    assert read_ends(tmp_path) == ProcessEnds(1)
-    note_lost_rows(tmp_path, 12)
-    assert Result.of(tmp_path, 7, 1.0).lost_rows == 12
-    (line,) = Result.of(tmp_path, 7, 1.0).lost(100)
-    assert line.startswith(f"about 12 rows of {tmp_path / 'metrics'} are LOST")
 
 
 def test_what_cannot_be_read_or_written_ends_nothing(tmp_path: Path) -> None:

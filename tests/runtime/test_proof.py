@@ -103,8 +103,7 @@ def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
     assert scope.keys() == second.ctx.scope.keys()
     assert all(torch.equal(v.nan_to_num(), second.ctx.scope[n].nan_to_num()) for n, v in scope.items())
     assert recorded(moded) == proof
-    assert second.state.loss is None
-    assert not list(moded.folder.glob("metrics/*"))
+    assert second.state.samples == 0
     assert {kv.key for kv in moded.etcd.range(moded.keys.proof("")).kvs} == {moded.keys.proof("trainer")}
 
 

@@ -21,11 +21,11 @@ from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.run_figures import Best, figures_of
 from graphft.runtime.page.job_page import JobPage
 from graphft.runtime.process.validations import note_validation
-from graphft.runtime.roles.trainer.metrics import Metrics
 from graphft.transpiler import Job
 from graphft.transpiler.criteria import Criterion, mode_of
 from graphft.transpiler.validation import ValidationConfig
 from tests.support.commands import refused, shown
+from tests.support.metric_rows import write_rows
 
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
 
@@ -42,10 +42,8 @@ def passes(job: Job) -> Job:
 
 
 def noted(folder: Path, losses: list[float], **metrics: float) -> None:
-    """A row for each step, of slot 0."""
-    (folder / "metrics").mkdir(exist_ok=True)
-    rows = [{"step": k, "slot": 0, "loss": loss, "metrics": metrics, "samples": 4} for k, loss in enumerate(losses)]
-    (folder / "metrics" / "trainer-0-a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    """A row for each step."""
+    write_rows(folder, losses, **metrics)
 
 
 def saved(job: Job, name: str, at: float, size: int = 0) -> Path:
@@ -191,7 +189,7 @@ def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     "name",
     [
-        *("job.json", "metrics/trainer-0-a.jsonl", "metrics/trainer-0-a.every1.000000.rows", "validation.jsonl"),
+        *("job.json", "metrics.rows", "validation.jsonl"),
         *("ends.jsonl", "etcd.json", "checkpoints/floor.json", "time.json", "continued.json", "launcher.lock"),
         *("storage.json", "model.safetensors"),
     ],
@@ -213,9 +211,7 @@ def test_a_fifo_in_a_files_place_stops_nobody(capsys: pytest.CaptureFixture[str]
     with contextlib.suppress(GraphftError, SystemExit):
         main(["status", "--job", "jobs/a"])
     document = JobPage(FolderLooks(Path("jobs", "a"))).document()
-    assert (document.get("curve") or {}).get("unread", []) == (
-        [f"jobs/a/{name} cannot be read: it is no regular file"] if name.startswith("metrics") else []
-    )
+    assert bool((document.get("curve") or {}).get("unread")) == name.startswith("metrics")
 
 
 def test_metrics_that_may_not_be_read_are_told(
@@ -224,7 +220,7 @@ def test_metrics_that_may_not_be_read_are_told(
     """As of somebody else's job; they were told as none."""
     folder = saved(passes, "a", 1.0)
     noted(folder, [0.5, 0.5])
-    file, real = folder / "metrics" / "trainer-0-a.jsonl", os.open
+    file, real = folder / "metrics.rows", os.open
 
     def forbidden(path: Any, *rest: Any, **more: Any) -> int:
         if Path(path) == file:
@@ -236,13 +232,8 @@ def test_metrics_that_may_not_be_read_are_told(
     assert told(capsys)["jobs/a"]["unread"] == [why]
     assert f"\njobs/a: {why}\n" in shown(capsys, "runs")
     assert why in refused(capsys, "metrics", "--job", "a")
-    assert f"metrics: {why}" in Result.of(folder, 12, 0.0).lost(32)
-    assert JobPage(FolderLooks(folder)).document()["curve"]["unread"] == [why]
-    (folder / "metrics" / "trainer-0-a.jsonl").unlink()
-    (folder / "metrics").rmdir()
-    (folder / "metrics").write_text("")
-    assert told(capsys)["jobs/a"]["unread"] == [f"{folder / 'metrics'} cannot be read: Not a directory"]
-    assert JobPage(FolderLooks(folder)).document()["curve"]["unread"]
+    assert why in Result.of(folder, 12, 0.0).lost(32)
+    assert "Permission denied" in JobPage(FolderLooks(folder)).document()["curve"]["unread"]
 
 
 def test_a_folder_that_is_a_job_and_one_without_any(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
@@ -282,14 +273,11 @@ def test_a_url_that_cannot_be_listed(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_rows_of_a_job(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
-    """As JSON lines: of files of bytes, and of lines of an older graphft."""
     folder = saved(passes, "a", 1.0)
-    assert "no trainer has noted a batch in jobs/a/metrics" in refused(capsys, "metrics", "--job", "a")
-    noted(folder, [0.5], accuracy=1.0)
-    metrics = Metrics(folder, "1-b", ("loss", "accuracy"), 0, print, print)
-    metrics.write(0, 1, 4, 2.0, (0.25, math.nan))
-    metrics.close()
-    assert [json.loads(line) for line in shown(capsys, "metrics", "--job", "a").splitlines()] == [
-        {"step": 0, "slot": 0, "loss": 0.5, "metrics": {"accuracy": 1.0}, "samples": 4, "at": 0.0},
-        {"step": 0, "slot": 1, "loss": 0.25, "metrics": {"accuracy": None}, "samples": 4, "at": 2.0},
+    assert "no step is recorded in jobs/a/metrics.rows" in refused(capsys, "metrics", "--job", "a")
+    noted(folder, [0.5, math.nan], accuracy=1.0)
+    found = [json.loads(line) for line in shown(capsys, "metrics", "--job", "a").splitlines()]
+    assert [one | {"at": 0} for one in found] == [
+        {"row": 0, "step": 0, "samples": 4, "at": 0, "loss": 0.5, "accuracy": 1.0},
+        {"row": 1, "step": 1, "samples": 4, "at": 0, "loss": None, "accuracy": 1.0},
     ]

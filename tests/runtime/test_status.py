@@ -45,11 +45,11 @@ def fill(etcd: Etcd, keys: Keys, job: Job) -> None:
     etcd.put(keys.pass_, json.dumps({"pass": 1, "chunks": 4, "start_step": 2}).encode())
     for index, version in ((0, 3), (1, 2)):
         etcd.put(keys.pserver(index), msgspec.json.encode(Registration(f"{index}-ps", "tcp://a:1", 10 + index, "host")))
-        report = ShardStatus(version, 3, 1.5, 7, {"late": 2})
+        report = ShardStatus(version, 3, 1.5, 7, {"late": 2}, metrics={"loss": 0.375} if index == 0 else {})
         etcd.put(keys.status_of("pserver", str(index)), msgspec.json.encode(report))
-    for name, loss in (("0-aa", 0.5), ("1-bb", 0.25)):
+    for name in ("0-aa", "1-bb"):
         etcd.put(keys.trainer(name), msgspec.json.encode(Registration(name, "", 20, "host")))
-        etcd.put(keys.status_of("trainer", name), msgspec.json.encode(TrainerStatus(2, 1, loss, 64, 100.0)))
+        etcd.put(keys.status_of("trainer", name), msgspec.json.encode(TrainerStatus(2, 1, 64, 100.0)))
     etcd.put(keys.trainer("2-cc"), msgspec.json.encode(Registration("2-cc", "", 22, "host")))
     for slot, name in ((0, "0-aa"), (1, "1-bb")):
         etcd.put(keys.slot(slot), name.encode())

@@ -22,13 +22,13 @@ from graphft.runtime.coordination.discarded import Discarded, write_discarded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Registration, TrainerStatus
+from graphft.runtime.coordination.records import Registration, ShardStatus, TrainerStatus
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.driver.newest import NewestCheckpoint
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import folder_status, launch, status_command
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows, note_saved
+from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_saved
 from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.transpiler import Job, read_record
 from tests.support.commands import refused, shown
@@ -194,7 +194,9 @@ def test_every_json_of_a_job_has_these_keys(
     put_job(etcd, Keys(f"{keys.job}-2"), named)
     write_endpoints(folder, endpoints)
     etcd.put(keys.trainer("0-a"), msgspec.json.encode(Registration("0-a", "", 1, "h")))
-    etcd.put(keys.status_of("trainer", "0-a"), msgspec.json.encode(TrainerStatus(2, 0, 0.5)))
+    etcd.put(keys.status_of("trainer", "0-a"), msgspec.json.encode(TrainerStatus(2)))
+    etcd.put(keys.pserver(0), msgspec.json.encode(Registration("p", "", 2, "h")))
+    etcd.put(keys.status_of("pserver", "0"), msgspec.json.encode(ShardStatus(metrics={"loss": 0.5})))
     runs = fixed | {"state": "running", "step": 0, "pass": 0, "loss": 0.5, "etcd": endpoints}
     assert told("--job", keys.job) == told() == told("--job", keys.job, "--etcd", endpoints) == runs
     assert told("--etcd", endpoints) == runs, "in the list of all that etcd knows"
@@ -273,7 +275,6 @@ def test_a_launcher_that_waited_says_what_the_job_lost(
         until(lambda: any("waiting" in text for text in told))
         header = b'{"__metadata__": {"skipped_steps": "2"}}'
         (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-        note_lost_rows(saved, 3)
         launcher.__exit__(None, None, None)
 
     Thread(target=complete).start()
@@ -281,7 +282,6 @@ def test_a_launcher_that_waited_says_what_the_job_lost(
     said = capsys.readouterr().err
     assert "was completed by pid" in said
     assert "2 of 4 steps were SKIPPED as not finite" in said
-    assert f"3 rows of {saved / 'metrics'} are LOST" in said
 
 
 def test_a_job_that_is_starting(capsys: pytest.CaptureFixture[str], saved: Path) -> None:

@@ -26,8 +26,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, decode_committed
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.run_folder import open_run
-from graphft.runtime.process.metric_files import losses_of
-from graphft.runtime.roles.trainer.metrics import Metrics
+from graphft.runtime.process.metric_table import TableWriter, read_rows
 from graphft.transpiler import Job
 from tests.support.disks import small_file_system
 from tests.support.waiting import until
@@ -133,27 +132,17 @@ def test_a_job_is_not_complete_before_its_model_is_written(job: Job, etcd: Etcd,
 
 
 def test_metrics_that_the_disk_does_not_take_stop_nobody(small_disk: Path) -> None:
-    """The trainer's batch "failed", and its chunk was discarded in the end."""
-    told: list[int] = []
-    metrics = Metrics(small_disk, "0-a", ("loss",), 0, lambda count, what: told.append(count), told.append)
-    for step in range(40):
-        metrics.write(step, 0, 4, float(step), (0.5,))
-    filler = small_disk / "filler"
+    table, filler = TableWriter(small_disk, ("loss",), 0), small_disk / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while file.write(bytes(4096)) == 4096:
             pass
-    for step in range(40, 2000):
-        metrics.write(step, 0, 4, float(step), (0.5,))
-    assert metrics.lost > 0
+    for step in range(2000):
+        table.append(step, 4, (0.5,))
+    assert table.waiting
+    assert len(read_rows(small_disk)) < 2000
     filler.unlink()
-    metrics.write(2000, 0, 4, 2000.0, (0.25,))
-    metrics.close()
-    assert told[:3] == [1, 2, 4]
-    assert told[-1] == metrics.lost
-    found = losses_of(small_disk)
-    assert found[:40] == [(step, 0, 0.5) for step in range(40)]
-    assert found[-1] == (2000, 0, 0.25)
-    assert 2001 - metrics.lost <= len(found) < 2001, "a step's own row may be there, and that for old steps lost"
+    table.append(2000, 4, (0.25,))
+    assert [step for step, _ in read_rows(small_disk).steps()] == list(range(2001))
 
 
 def snapshot(step: int, generation: int = 0) -> Snapshot:

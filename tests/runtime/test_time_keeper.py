@@ -36,7 +36,7 @@ def running(etcd: Etcd, keys: Keys, job: Job) -> JobStatus:
     etcd.put(keys.pserver(0), msgspec.json.encode(Registration("0-ps", "", 1, "host")))
     etcd.put(keys.status_of("pserver", "0"), msgspec.json.encode(ShardStatus(7, 1, checkpoint_seconds=0.5)))
     etcd.put(keys.trainer("0-aa"), msgspec.json.encode(Registration("0-aa", "", 2, "host")))
-    told = TrainerStatus(9, 1, 0.5, seconds={"computing": 3.0, "data": 1.0}, unreached=["shard 1 at a:1"])
+    told = TrainerStatus(9, 1, seconds={"computing": 3.0, "data": 1.0}, unreached=["shard 1 at a:1"])
     etcd.put(keys.status_of("trainer", "0-aa"), msgspec.json.encode(told))
     return read_status(etcd, keys, brief=True)
 

@@ -23,7 +23,7 @@ from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.checkpoint.writer import MAX_REDO, Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, TrainerStatus, decode_committed, decode_generation
+from graphft.runtime.coordination.records import Committed, ShardStatus, decode_committed, decode_generation
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.interchange.job_checkpoints import JobCheckpoint
 from graphft.transpiler import Job
@@ -116,14 +116,13 @@ class Looking:
         return getattr(self.etcd, name)
 
 
-def test_a_checkpoint_has_what_the_trainers_reported_last(savers: Savers) -> None:
-    """Means over the trainers; NaN is no word of a manifest."""
+def test_a_checkpoint_has_what_shard_0_reported_last(savers: Savers) -> None:
+    """NaN is no word of a manifest."""
     nothing = savers.commit(1)
     store = CheckpointStore(savers.folder / "checkpoints")
     assert store.read_manifest(nothing.checkpoint).meta["metrics"] == {}
-    for name, loss, accuracy in (("0-aa", 1.0, 0.5), ("1-bb", 2.0, math.nan)):
-        status = TrainerStatus(loss=loss, metrics={"accuracy": accuracy, "f1": 0.25})
-        savers.etcd.put(savers.keys.status_of("trainer", name), msgspec.json.encode(status))
+    status = ShardStatus(metrics={"loss": 1.5, "accuracy": 0.5, "auc": math.nan, "f1": 0.25})
+    savers.etcd.put(savers.keys.status_of("pserver", "0"), msgspec.json.encode(status))
     manifest = store.read_manifest(savers.commit(2).checkpoint)
     assert manifest.meta["metrics"] == {"loss": 1.5, "accuracy": 0.5, "f1": 0.25}
     line = JobCheckpoint(store, manifest.directory, None, manifest, "", False).line()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,13 +14,16 @@ from graphft.errors import GraphftError
 from graphft.plan import record_order
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.data import IN_ORDER, BadRecords, Reader
+from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.protocol.discards import ChunkDiscards, Discards, count_records
 from tests.sim.job import Simulation
 from tests.sim.variants import Variant, expected_counts
 from tests.sim.world import Process, SimulationFailed
 
-Left = tuple[Mapping[str, Any], int]
-"""What a job leaves: its model, and how many steps were skipped as not finite."""
+Table = list[tuple[int, int, bytes]]
+"""Step, samples and values of each row of a job's metrics."""
+Left = tuple[Mapping[str, Any], int, Table]
+"""What a job leaves: its model, how many steps were skipped as not finite, and its table of metrics."""
 
 
 class ComparedSimulation(Simulation):
@@ -29,7 +33,7 @@ class ComparedSimulation(Simulation):
     flaky = False
     certain = False
     """Whether the reader knows the bad ones: lines that are no records."""
-    expected: Left = ({}, 0)
+    expected: Left = ({}, 0, [])
     """Sync: what the same job leaves without faults."""
     restored = False
     """Whether etcd was put back to a backup, which may not know what was discarded until then."""
@@ -43,8 +47,23 @@ class ComparedSimulation(Simulation):
         else:
             counts, skipped = expected_counts(self.variant)
             self.check_same(dict.fromkeys(self.model(), counts), skipped)
+            self.check_batches(range(self.job.config.plan.total_steps))
 
-    def check_same(self, expected: Mapping[str, Any], skipped: int) -> None:
+    def table(self) -> Table:
+        rows = read_rows(self.folder).data
+        return [(int(row["step"]), int(row["samples"]), row["values"].tobytes()) for row in rows]
+
+    def check_batches(self, wanted: Iterable[int]) -> None:
+        """Async: the table has each batch that was applied once."""
+        found = [step for step, *_ in self.table()]
+        if sorted(found) != list(wanted):
+            raise SimulationFailed(f"the table of metrics has batches {found}, expected each of {wanted} once")
+
+    def check_same(self, expected: Mapping[str, Any], skipped: int, table: Table | None = None) -> None:
+        if table is not None and self.table() != table:
+            pairs = enumerate(zip_longest(self.table(), table))
+            step, pair = next((step, pair) for step, pair in pairs if pair[0] != pair[1])
+            raise SimulationFailed(f"row {step} of the metrics is {pair[0]}, expected {pair[1]}")
         for name, value in self.model().items():
             if not torch.equal(value, expected[name]):
                 different = _different(value, expected[name])
@@ -127,7 +146,7 @@ def run_undisturbed(seed: int, variant: Variant, bad: float = 0.0, certain: bool
     with Undisturbed(seed, variant, bad, certain) as simulation:
         simulation.begin_all()
         simulation.run()
-        return simulation.model(), simulation.skipped()
+        return simulation.model(), simulation.skipped(), simulation.table()
 
 
 @functools.cache

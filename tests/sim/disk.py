@@ -265,7 +265,9 @@ class SimOs:
 
     def ftruncate(self, descriptor: int, length: int) -> None:
         self._disk.change("truncate")
-        del self._disk.open[descriptor].data[length:]
+        data = self._disk.open[descriptor].data
+        del data[length:]
+        data.extend(bytes(length - len(data)))
 
     def getpid(self) -> int:
         return self._disk.world.process.pid

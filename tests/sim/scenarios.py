@@ -11,7 +11,6 @@ import msgspec
 
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.records import PassMetrics, Validated
-from graphft.runtime.process.metric_files import read_table
 from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.messages import Empty, Push
 from graphft.runtime.roles.environment import RoleSpec
@@ -159,18 +158,6 @@ class OnDemand(FaultySimulation):
         told = [msgspec.json.decode(kv.value, type=PassMetrics).samples for kv in records if kv is not None]
         if told[-1:] != [sum(self.variant.chunks)] or set(told) != {sum(self.variant.chunks)}:
             raise SimulationFailed(f"passes of {sum(self.variant.chunks)} samples came to {told}")
-        self.check_rows()
-
-    def check_rows(self) -> None:
-        """Each batch has a row in metrics/: it was written before the batch could count. Unless a disk lost it."""
-        if self.counts["lose-power"] or self.counts["disk"]:
-            return
-        plan = self.job.config.plan
-        rows = {(row.step, row.slot) for row in read_table(self.folder).rows()}
-        batches = {(k, v) for k in range(plan.total_steps) for v in range(plan.slots) if plan.locate(k, v) is not None}
-        self.counts["rows checked"] += len(batches)
-        if lacking := sorted(batches - rows):
-            raise SimulationFailed(f"of these batches there is no row: {lacking}")
 
 
 class Validating(FaultySimulation):

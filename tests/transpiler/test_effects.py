@@ -26,7 +26,6 @@ OTHER: dict[str, Any] = {
     "checkpoint_every": 7,
     "checkpoint_seconds": 7.0,
     "keep_checkpoints": 7,
-    "metrics_limit": 64,
     "on_trainer_loss": "wait",
     "on_barrier_timeout": "proceed",
     "recovery_timeout": 7.0,
@@ -58,7 +57,7 @@ OTHER: dict[str, Any] = {
 ELSEWHERE = {"name", "trainers", "pservers", "sync", "mode", "ft", "batch_size", "etcd_endpoints", "device"}
 """Options that say what and where the job is: they have an effect in every one, and `mode` is refused with sync."""
 NOT_IN_PROGRAMS = {"drop_last", "slice_unit", "min_block", "bucket_bytes", "threads", "exact", "lease_ttl"}
-NOT_IN_PROGRAMS |= {"on_bad_data", "storage", "metrics_limit"}
+NOT_IN_PROGRAMS |= {"on_bad_data", "storage"}
 """Their effect is not in these programs: the plan, the machine, the lease, small tensors, a share of few records, where
 the checkpoints are, the size of a folder."""
 

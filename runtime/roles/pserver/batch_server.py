@@ -41,6 +41,7 @@ class BatchServer(ShardServer):
         """So many passes, from the first on, are wholly applied."""
         self._final = False
         """Whether the last checkpoint was taken."""
+        self._chunk_steps: dict[int, dict[int, int]] = {}
         self._asked, self._due = float("-inf"), False
         """When a checkpoint was asked for because of the last one's age, and whether that is still to be taken."""
 
@@ -98,6 +99,7 @@ class BatchServer(ShardServer):
     def _make_machine(self) -> None:
         o = self.options
         self.buffers.publish(self.recovery.generation.step)
+        self.record_metrics(self.recovery.generation.step)
         self.machine = AsyncShard(
             AsyncOptions(
                 o.shard,
@@ -111,6 +113,7 @@ class BatchServer(ShardServer):
                 self._compensates,
                 self.max_peers,
                 bool(o.skip_block),
+                len(o.metrics),
             ),
             incarnation=self.member.id,
             generation=self.recovery.generation.number,
@@ -123,6 +126,11 @@ class BatchServer(ShardServer):
         return msgspec.structs.replace(
             super().status(), staleness=found.counts, staleness_mean=found.mean, staleness_max=found.max
         )
+
+    def epochs_over(self) -> int:
+        """As etcd has it: a shard that goes back may have to apply some of them again."""
+        recorded = self.member.view.pass_
+        return recorded.pass_index if recorded is not None else 0
 
     # -- going back ---------------------------------------------------------------------------------------------
 
@@ -215,10 +223,14 @@ class BatchServer(ShardServer):
     # -- effects ------------------------------------------------------------------------------------------------
 
     def _apply(self, effect: ApplyBatch) -> None:
+        contribution = Contribution(0, effect.samples, effect.payloads, effect.values)
+        if self.metrics is not None:
+            step = self._first_steps(effect.pass_index)[effect.chunk] + effect.batch
+            self.metrics.add(step, [contribution], effect.finite)
         if not effect.finite:
             self.leave_out(self.machine.version, effect.kept)
             return
-        self.buffers.reduce([Contribution(0, effect.samples, effect.payloads)])
+        self.buffers.reduce([contribution])
         if self._compensates:
             self.buffers.back_up(effect.base)
         if self.options.reduce_block:
@@ -227,3 +239,9 @@ class BatchServer(ShardServer):
             self.blocks.run(block)
         self.buffers.publish(self.machine.version, effect.kept)
         self.note_update()
+
+    def _first_steps(self, pass_index: int) -> dict[int, int]:
+        """Returns the first step in the plan of each chunk of a pass."""
+        if pass_index not in self._chunk_steps:
+            self._chunk_steps = {pass_index: {c.chunk: c.first_step for c in self.config.plan.chunks_of(pass_index)}}
+        return self._chunk_steps[pass_index]

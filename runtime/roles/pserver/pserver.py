@@ -94,6 +94,7 @@ class Pserver(Role):
             self.blocks.run("serve")
         finally:
             self.server.saver.close()
+            self.server.close()
             if self.member.session is None:  # no lease takes the report away: the launcher reads it at the end
                 with contextlib.suppress(EtcdError):
                     self.session.report_status(last=True)

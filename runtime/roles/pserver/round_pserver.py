@@ -22,9 +22,3 @@ class RoundPserver(Pserver):
         return RoundServer(
             member, self.blocks, self.end, self.view, self.transport, commits, saver, self.job_dir, self.limits
         )
-
-    def run(self) -> None:
-        try:
-            super().run()
-        finally:
-            self.server.close()

@@ -40,12 +40,10 @@ from graphft.runtime.protocol.sync_events import (
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.pserver.idle_slot_watch import IdleSlotWatch
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange
-from graphft.runtime.roles.pserver.pass_metrics import PassSums
 from graphft.runtime.roles.pserver.shard_server import ShardServer
 from graphft.runtime.transport import Limits
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler.passes.insert_decisions import RATE_SCALE
-from graphft.transpiler.passes.report_metrics import PASS_METRICS
 from graphft.transpiler.validation import validated_steps
 
 log = logging.getLogger("graphft")
@@ -65,7 +63,6 @@ class RoundServer(ShardServer):
         self.machine: SyncShard
         self.idle_slots: IdleSlotWatch
         self.norms: PartialSumsExchange | None = None
-        self.pass_sums: PassSums | None = None
         self.validated: frozenset[int] = frozenset()
         """After how many steps the model is validated."""
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
@@ -85,6 +82,7 @@ class RoundServer(ShardServer):
         }
 
     def close(self) -> None:
+        super().close()
         if self.norms is not None:
             self.norms.close()
 
@@ -142,9 +140,7 @@ class RoundServer(ShardServer):
         if self._exchanges():
             me, block = self.member, self.blocks.program.blocks.get("reduce")
             self.norms = PartialSumsExchange(me.id, me.index, block, self.limits, me.login)
-        if options.metrics:
-            self.pass_sums = PassSums(self.member, options.metrics, self.blocks.ctx.scope[PASS_METRICS])
-            self.pass_sums.reached(self.machine.version)
+        self.record_metrics(self.machine.version)
         self.step(Started())
         self.member.progress.begin("serving")
         while not self.over():
@@ -185,8 +181,6 @@ class RoundServer(ShardServer):
 
     def serve_once(self) -> None:
         super().serve_once()
-        if self.pass_sums is not None:
-            self.pass_sums.tell()
         self.idle_slots.look(self.machine)
 
     def step(self, event: ShardEvent | AsyncShardEvent) -> None:
@@ -227,9 +221,11 @@ class RoundServer(ShardServer):
         self.buffers.publish(generation.step)
         if self.norms is not None:
             self.norms.connect(self.member.view)
-        if self.pass_sums is not None:
-            self.pass_sums.reached(self.recovery.generation.step)
+        self.record_metrics(self.recovery.generation.step)
         self.step(Rollback(self.recovery.generation.number, self.recovery.generation.step))
+
+    def epochs_over(self) -> int:
+        return self.config.plan.pass_of(self.machine.version)
 
     def restore(self, generation: Generation) -> None:
         self.buffers.restore(self._state_at(generation))
@@ -268,14 +264,14 @@ class RoundServer(ShardServer):
         for block in self.options.update_blocks:
             self.blocks.run(block)
         self.buffers.publish(effect.step + 1)
-        if self.pass_sums is not None:
-            self.pass_sums.add(effect.step, effect.contributions)
+        if self.metrics is not None:
+            self.metrics.add(effect.step, effect.contributions)
         self.note_update()
         self.step(RoundApplied(effect.generation, effect.step))
 
     def _skipped(self, effect: RoundSkipped) -> None:
-        if self.pass_sums is not None:
-            self.pass_sums.add(effect.step, ())
+        if self.metrics is not None:
+            self.metrics.add(effect.step, effect.contributions, applied=False)
         if effect.nonfinite:
             self._take_decision(effect.step)
             self.leave_out(effect.step + 1)

@@ -34,6 +34,7 @@ from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.process_end import ProcessEnd
 from graphft.runtime.roles.pserver.recovery import Recovery
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
+from graphft.runtime.roles.pserver.step_metrics import StepMetrics
 from graphft.runtime.roles.seen_view import SeenView
 from graphft.runtime.transport import ServerTransport
 from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
@@ -83,9 +84,27 @@ class ShardServer(ServerPort):
         self._applied = 0
         self._checkpoint_seconds = 0.0
         self._rate_names = rate_names(blocks.program)
+        self.metrics: StepMetrics | None = None
+        """Shard 0's."""
+
+    def close(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
 
     def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
         self.buffers.make_bucket(index, names, reduce)
+
+    def record_metrics(self, version: int) -> None:
+        """Begins to record the job's metrics, or goes back to this version."""
+        if self.metrics is not None:
+            self.metrics.cut(version)
+        elif self.options.metrics:
+            self.metrics = StepMetrics(self.member, self.job_dir, self.options.metrics, version)
+            self.saver.before = self.metrics.sync
+
+    def epochs_over(self) -> int:
+        """Returns how many epochs are wholly applied."""
+        raise NotImplementedError
 
     def restore(self, generation: Generation) -> None:
         """Takes on the state that this generation began at. Raises DamagedCheckpoint, StorageUnavailable."""
@@ -123,6 +142,8 @@ class ShardServer(ServerPort):
             self.step(Received(peer.decode("latin-1"), message, frame, self.fault(message, frame)))
         self.follow()
         self.step(Tick())
+        if self.metrics is not None:
+            self.metrics.record(self.epochs_over())
 
     def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
         """What is wrong with a message's frame, before anything looks into it; "" if nothing is."""
@@ -216,6 +237,7 @@ class ShardServer(ServerPort):
             checkpoint_seconds=round(self._checkpoint_seconds, 4),
             learning_rates=rates_in(self.blocks.ctx.scope, self._rate_names),
             checkpoint_age=self._checkpoint_age(),
+            metrics=self.metrics.newest if self.metrics is not None else {},
         )
 
     def committed(self) -> Committed | None:

@@ -44,8 +44,8 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._answer_seconds = push_timeout_of(self.program)
-        me, buckets, holds = self.member, buckets_of(self.program, self.member.config.pservers), self.check.holds
-        self.machine = AsyncTrainer(AsyncTrainerOptions(me.id, buckets, me.job.run_id, me.secret, holds=holds))
+        me, buckets = self.member, buckets_of(self.program, self.member.config.pservers)
+        self.machine = AsyncTrainer(AsyncTrainerOptions(me.id, buckets, me.job.run_id, me.secret))
         self.shards.machine = self.machine
 
     @property
@@ -55,7 +55,7 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
 
     def begin(self, work: ChunkWork) -> None:
         """The sends that follow are of this batch, or unit."""
-        self.check.begin()
+        self.begin_contribution()
         self.do(BeginBatch((work.pass_index, work.chunk), work.batch))
 
     # -- Ledgers ------------------------------------------------------------------------------------------------
@@ -113,14 +113,12 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
             values = torch.cat([t.reshape(-1)[a:b] for t, (a, b) in zip(tensors, slices, strict=True)])
             self.check.look_at_bucket(shard, bucket, values, tensors)
 
-    def report(self, values: Sequence[Tensor]) -> None:
-        """Of sync programs."""
-
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
         work = self.state.work
         assert work is not None
         what = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}"
-        self.do(CloseBatch(push_timeout, max_skipped, self.decide(on_nonfinite, what)))
+        finite = self.decide(on_nonfinite, what)
+        self.do(CloseBatch(push_timeout, max_skipped, finite, self.reported()))
         end = time.monotonic() + push_timeout
         while self.machine.settled() < shards:
             if self.interrupted and time.monotonic() > end:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphft.ops.context import EndOfPass, NoData, WorkChanged
 from graphft.runtime.etcd import LeaseLost, Store
@@ -41,8 +40,6 @@ class ChunkTrainer(Trainer):
         self.queue = AsyncQueue(member, self._make_records(), comm, state, self.data.read_ahead)
         ctx.view, ctx.comm, ctx.data, ctx.queue, ctx.claims = self.view, comm, self.data, self.queue, self.queue
         self.end.on_hung.append(self._report_hung)
-        self._first_steps: dict[int, dict[int, int]] = {}
-        """Of the pass at hand, each chunk's first step in the plan."""
 
     def _make_records(self) -> OpenQueue:
         """Returns who keeps the queue's records, as the program's operators have it."""
@@ -92,18 +89,11 @@ class ChunkTrainer(Trainer):
     def _work_on(self) -> None:
         """A batch; or the next pass begins, which may have to be waited for, too."""
         try:
-            self._note(self.compute())
+            self.compute()
+            self.ctx.step += 1
         except EndOfPass:
             self.state.pass_index = self.queue.next_pass()
             self.blocks.run("pass")
-
-    def _note(self, values: Sequence[Any]) -> None:
-        work = self.state.work
-        assert work is not None
-        self.ctx.step += 1
-        if work.pass_index not in self._first_steps:
-            self._first_steps = {work.pass_index: {c.chunk: c.first_step for c in self.plan.chunks_of(work.pass_index)}}
-        self.record(self._first_steps[work.pass_index][work.chunk] + work.batch, 0, work.samples, values)
 
     def _report(self, error: Exception) -> bool:
         """Whether that is all: records that no trainer can read are discarded, and this one goes on."""

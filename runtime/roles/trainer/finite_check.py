@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from graphft import registry
 from graphft.errors import UsageError
 from graphft.ir import Kind, Program
-from graphft.ops.context import OnNonfinite
 from graphft.runtime.execute.finite import is_finite, listed, nonfinite_of, nonfinite_rows
 from graphft.transpiler.layout import gradient_of
 
@@ -56,14 +54,6 @@ class FiniteCheck:
             for op in self.program.blocks["step"].ops
             if op.type == "send"
         }
-        barrier = self.program.find_op("send_barrier")
-        assert barrier is not None
-        self.on_nonfinite: OnNonfinite = registry.attr(barrier, "on_nonfinite")
-
-    @property
-    def holds(self) -> bool:
-        """Whether the last bucket for each shard waits for the barrier."""
-        return self.on_nonfinite != "warn"
 
     @property
     def finite(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +64,8 @@ class ShardLink:
         self._buffers: dict[tuple[int, int], BucketBuffers] = {}
         self._addresses: dict[int, str] = {}
         self._met = 0
+        self._reports: list[tuple[int, tuple[float, ...]]] = []
+        """Samples and values of each batch of the contribution at hand."""
 
     @property
     def interrupted(self) -> bool:
@@ -166,10 +170,28 @@ class ShardLink:
     def check_loss(self, loss: Tensor) -> None:
         self.check.look_at_loss(loss)
 
+    def report(self, values: Sequence[Tensor]) -> None:
+        self._reports.append((self.state.batch_samples, tuple(map(float, values))))
+
+    def reported(self) -> tuple[float, ...]:
+        """Returns what the contribution at hand reports: of a unit, means over its samples; of an empty one nothing."""
+        if len(self._reports) < 2:
+            return self._reports[0][1] if self._reports else ()
+        samples = sum(count for count, _ in self._reports)
+        columns = zip(*(values for _, values in self._reports), strict=True)
+        weights = [count for count, _ in self._reports]
+        return tuple(sum(map(operator.mul, column, weights)) / samples for column in columns)
+
+    def begin_contribution(self) -> None:
+        self.check.begin()
+        self._reports = []
+
     def decide(self, on_nonfinite: OnNonfinite, what: str) -> bool:
         """Whether the contribution that ends now, `what` in words, is finite. Raises NonFinite if the job is to stop
         because it is not."""
         check = self.check
+        if on_nonfinite == "warn":
+            self._warn(what)
         if check.finite or on_nonfinite == "warn":
             return True
         if on_nonfinite == "stop":
@@ -191,6 +213,16 @@ class ShardLink:
                 columns=check.inputs,
             )
         return False
+
+    def _warn(self, what: str) -> None:
+        """Tells of a loss that is not finite, in a job that goes on all the same."""
+        loss = next(iter(self.reported()), 0.0)
+        if not math.isfinite(loss) and self.check.worth_telling():
+            self.member.events.emit(
+                "nonfinite",
+                f"{what}: the loss is {loss} (the {ordinal(self.check.told)} that is not finite); "
+                'training goes on with it: on_nonfinite="warn"',
+            )
 
     def _pack(self, buffers: BucketBuffers, tensors: Sequence[Tensor]) -> memoryview:
         """The bucket's frame. A shard that takes no data is waited for as for any answer: it may be gone meanwhile.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphft import registry
 from graphft.errors import GraphftError
@@ -51,7 +50,7 @@ class SlotTrainer(Trainer):
         self.view = view = SyncTrainerView(member, state, bar, claims)
         self.queue = queue = SyncQueue(member, self._make_records(shards), ctx, shards, state)
         link = (member, self.transport, state, self.work_record, shards, program, self.check)
-        self.comm = comm = SyncComm(*link, ctx, queue, self._record)
+        self.comm = comm = SyncComm(*link, ctx, queue)
         self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
         self.data = Batches(
             program, self.config.batch_size, state, self.work_record, self.prefetcher, self.storage, self.check
@@ -90,9 +89,7 @@ class SlotTrainer(Trainer):
                 self.state.pass_index = pass_index
             self.state.paused = None
             self._read_ahead(work)
-            values = self.compute()
-            if not self.comm.reports:
-                self._record(values)
+            self.compute()
         except NoData:
             self._contribute_nothing()
         except NotYet as pause:
@@ -118,10 +115,6 @@ class SlotTrainer(Trainer):
         finally:
             self._computing = None
             self.work_record.end()
-
-    def _record(self, values: Sequence[Any]) -> None:
-        """Of the batch that is at hand."""
-        self.record(self.ctx.step, self.ctx.slot, self.state.batch_samples, values)
 
     def _is_next(self, work: Work) -> bool:
         """Waits until all steps before this one are done; False: its work has changed meanwhile.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from graphft.ops.context import ChunkWork, NotYet
 from graphft.runtime.process.progress import rate
@@ -46,15 +44,12 @@ class TrainerState(Pace):
     pumped: float = field(default_factory=lambda: time.monotonic())
     """When the main thread looked after the shards last, and all that were asked had answered."""
     samples: int = 0
-    loss: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the newest batch, as `loss_fn` returned them."""
     times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
     """Of the last batches: when each was computed, and its samples."""
 
-    def computed(self, samples: int, loss: float, metrics: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Notes a computed batch."""
-        self.loss, self.metrics, self.samples = loss, metrics, self.samples + samples
+    def computed(self, samples: int) -> None:
+        """Counts a batch."""
+        self.samples += samples
         self.careful = max(0, self.careful - 1)
         self.times.append((time.monotonic(), samples))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -37,26 +37,19 @@ without the interpreter's lock."""
 
 @dataclass(eq=False, repr=False)
 class SyncComm(ShardLink, CommPort):
-    """The CommPort of a sync trainer. `queue` is told when a slot is lost, and when the job goes back. `record` gets
-    what was reported of a contribution, before that can be applied: a process that is killed takes no row with it."""
+    """The CommPort of a sync trainer. `queue` is told when a slot is lost, and when the job goes back."""
 
     shards: SyncShards
     ctx: Context
     queue: SyncQueue
-    record: Callable[[Sequence[float]], object]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._lowest, self._waited, self._looked = 0, 0.0, time.monotonic()
         self._stall = STALL_SECONDS
         me, config = self.member, self.member.config
-        self.reports = self.program.find_op("report_metrics") is not None
-        """Whether the contributions take along what is reported: they are held until it is there."""
         buckets = buckets_of(self.program, config.pservers)
-        self._options = TrainerOptions(
-            me.id, buckets, config.total_steps, me.job.run_id, me.secret, holds=self.check.holds or self.reports
-        )
-        self._reported: tuple[float, ...] = ()
+        self._options = TrainerOptions(me.id, buckets, config.total_steps, me.job.run_id, me.secret)
 
     @property
     def interrupted(self) -> bool:
@@ -74,8 +67,7 @@ class SyncComm(ShardLink, CommPort):
         self.take_in(0)
         if self.shards.machine is None:
             return None
-        self.check.begin()
-        self._reported = ()
+        self.begin_contribution()
         self.do(Begin())
         return self.shards.machine.current
 
@@ -149,16 +141,11 @@ class SyncComm(ShardLink, CommPort):
         if not self.send(shard, bucket, tensors, slices, check):
             raise WorkChanged  # once the shard is met again, the step is done again
 
-    def report(self, values: Sequence[Tensor]) -> None:
-        self._reported = tuple(map(float, values))
-
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
         if not self.check.finite and self._machine().work_changed:
             raise WorkChanged  # it may be of a history that is over, and is not to be acted upon
         finite = self.decide(on_nonfinite, self._contribution())
-        if self._reported:  # an empty contribution has none
-            self.record(self._reported)
-        self.do(Closed(shards, finite, self._reported))
+        self.do(Closed(shards, finite, self.reported()))
 
     def _contribution(self) -> str:
         work = self.state.work

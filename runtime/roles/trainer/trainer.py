@@ -10,9 +10,8 @@ import logging
 import math
 import signal
 import threading
-import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,10 +20,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from graphft import registry
-from graphft.errors import GraphftError, UsageError, describe, ordinal
-from graphft.loss_results import reported
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.ops.context import WorkChanged
-from graphft.runtime.coordination.lost_rows import tell_lost_rows
 from graphft.runtime.coordination.records import Failure, TrainerStatus
 from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader, reset_signals_in_forks
@@ -41,7 +38,6 @@ from graphft.runtime.roles.trainer.finite_check import FiniteCheck, NonFinite
 from graphft.runtime.roles.trainer.good_checkpoint import newest_good_checkpoint
 from graphft.runtime.roles.trainer.known_shards import KnownShards
 from graphft.runtime.roles.trainer.loading import Loading
-from graphft.runtime.roles.trainer.metrics import Metrics
 from graphft.runtime.roles.trainer.scope import trainer_scope
 from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.roles.trainer.step_proof import prove_step
@@ -60,7 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 IDLE_SECONDS = 0.25
-MB = 1_000_000
 CAREFUL_STEPS = 16
 """So many steps a trainer does not read ahead when the one before it has died at work."""
 OF_THE_BATCH = frozenset({"op-failed", "read", "feed", "data"})
@@ -117,8 +112,6 @@ class Trainer(Role):
         self.state.careful = CAREFUL_STEPS * self.work_record.unfinished
         self.reader, held_out = self._open_data()
         self.prefetcher = Prefetcher(self.reader, 2 * self.config.trainers + 4, self._note_ahead)
-        names, limit = ("loss", *reported(self.program)[1:]), self.config.metrics_limit * MB
-        self._metrics = Metrics(self.job_dir, self.member.id, names, limit, self._tell_lost, self._tell_thinned)
         self.ctx.scope.update(trainer_scope(self.program))
         self.check = FiniteCheck(self.program, self.ctx.scope)
         self.end.before.append(self._blame_no_batch)
@@ -206,7 +199,6 @@ class Trainer(Role):
             if self.validator is not None:
                 self.validator.close()
             self.prefetcher.close()
-            self._metrics.close()
             self.close()
             for close in reversed(self._closing):
                 close()
@@ -226,9 +218,10 @@ class Trainer(Role):
         """Gives back what this trainer holds. The job is over, or this trainer was asked to go."""
         raise NotImplementedError
 
-    def compute(self) -> Sequence[Any]:
-        """Runs block step, and returns the values of what is `reported`: the loss, then the metrics."""
-        return self.blocks.run("step", fetch=reported(self.program))
+    def compute(self) -> None:
+        """Runs block step, and counts the batch."""
+        self.blocks.run("step")
+        self.state.computed(self.state.batch_samples)
 
     def _leave(self) -> None:
         """On a signal, which may have interrupted code that holds the transport's lock: it takes none itself."""
@@ -247,34 +240,7 @@ class Trainer(Role):
             self.work_record.mark(Phase.IDLE)
         self.work_record.ahead(None)
 
-    def _tell_lost(self, count: int, what: str) -> None:
-        """The disk did not take rows of metrics: the launcher says so at the end."""
-        self.member.events.emit("metrics-lost", what, rows=count)
-        tell_lost_rows(self.member.etcd, self.member.keys, self.member.id, count)
-
-    def _tell_thinned(self, what: str) -> None:
-        self.member.events.emit("metrics-thinned", what)
-
     # -- what is reported ---------------------------------------------------------------------------------------
-
-    def record(self, step: int, slot: int, samples: int, values: Sequence[Any]) -> None:
-        """Notes a computed batch: for status, and for the job's metrics. `values` are what `compute` returned."""
-        loss, *others = found = [float(value) for value in values]
-        if not (math.isfinite(loss) or self.check.holds):
-            self._warn(step, slot, loss)
-        self.state.computed(samples, loss, dict(zip(reported(self.program)[1:], others, strict=True)))
-        self._metrics.write(step, slot, samples, time.time(), found)
-
-    def _warn(self, step: int, slot: int, loss: float) -> None:
-        """A loss that is not finite, of a job that goes on all the same."""
-        if self.check.worth_telling():
-            self.member.events.emit(
-                "nonfinite",
-                f"step {step}, slot {slot}: the loss is {loss} (the {ordinal(self.check.told)} that is not finite); "
-                'training goes on with it: on_nonfinite="warn"',
-                step=step,
-                slot=slot,
-            )
 
     def _fail_job(self, error: NonFinite) -> None:
         """The job is not to go on: it ends everywhere, with this error as its reason."""
@@ -315,14 +281,12 @@ class Trainer(Role):
         return TrainerStatus(
             self.ctx.step,
             max(state.pass_index, 0),
-            state.loss,
             state.samples,
             state.rate,
             state.counters["skipped"],
             {**state.counters, **self.transport.counters},
             state.waiting or (f"waiting for {state.paused.what}" if state.paused is not None else ""),
             list(self.bar.silent),
-            dict(state.metrics),
             self.work_record.split.read(),
             state.paused is not None,
             self.learning_rates(),

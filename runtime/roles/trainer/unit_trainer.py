@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphft import registry
 from graphft.ir import Kind
@@ -40,12 +39,10 @@ class UnitTrainer(ChunkTrainer):
             count=registry.attr(op, "count"),
         )
 
-    def compute(self) -> Sequence[Any]:
-        """Runs block step, which runs block local; returns the means of the unit's samples."""
-        self.blocks.run("step")
+    def compute(self) -> None:
+        super().compute()
         if not self.check.finite:
             self._begin_state_anew()
-        return self.units.means
 
     def learning_rates(self) -> dict[str, float]:
         return self.units.learning_rates

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from graphft.errors import GraphftError
-from graphft.loss_results import reported
 from graphft.ops.context import ChunkWork, LocalPort, WorkChanged
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.queue.async_queue import batches_of
@@ -20,15 +19,13 @@ class Units(LocalPort):
     """The LocalPort of an async trainer. A unit is pushed when its last batch is computed, so a trainer that dies in it
     has pushed nothing of it.
 
-    `means`: of what is `reported`, over the last unit's samples. `learning_rates`: of its last batch, where trainers
-    have the optimizers.
+    `learning_rates`: of its last batch, where trainers have the optimizers.
     """
 
     def __init__(self, member: Member, blocks: Blocks, state: TrainerState, comm: AsyncComm, data: Batches) -> None:
         self.config, self.blocks, self.state, self.comm, self.data = member.config, blocks, state, comm, data
-        self.means: list[float] = []
         self.learning_rates: dict[str, float] = {}
-        self._reported, self._rates = reported(blocks.program), rate_names(blocks.program)
+        self._rates = rate_names(blocks.program)
         self._batch: ChunkWork | None = None
         batches = self.config.data.batches(self.config.batch_size, self.config.drop_last)
         self._batches = self.config.passes * sum(batches)
@@ -36,7 +33,7 @@ class Units(LocalPort):
     def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
         self.comm.begin(unit)
         self.state.unit = unit
-        config, sums = self.config, [0.0] * len(self._reported)
+        config = self.config
         rates: tuple[Any, ...] = ()
         works = batches_of(
             unit,
@@ -52,11 +49,8 @@ class Units(LocalPort):
             self._batch = work
             if following is not None:
                 self.data.schedule(following)
-            values = self.blocks.run(block, (*self._reported, *self._rates))
-            values, rates = values[: len(sums)], values[len(sums) :]
-            sums = [total + float(value) * work.samples for total, value in zip(sums, values, strict=True)]
+            rates = self.blocks.run(block, self._rates)
             self.comm.pump(0)  # a long unit is no sign of death
-        self.means = [total / unit.samples for total in sums]
         self.learning_rates = dict(zip(self._rates, map(float, rates), strict=True))
         self.state.work, self.state.batch_samples = unit, unit.samples
 

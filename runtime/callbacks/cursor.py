@@ -1,6 +1,6 @@
-"""What the callbacks of a run were told, for the script that goes on: `callbacks.json` in the run's folder.
+"""Up to where the callbacks of a run were called, for the script that goes on: `callbacks.json` in the run's folder.
 
-It is written after they were told: a script that is killed in between tells the last of it once more.
+It is written after the calls: a script that is killed in between repeats the last of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE = "callbacks.json"
 
 
 @dataclass(frozen=True)
-class Told:
+class Cursor:
     """`step`: steps before this one were told by `on_step`; `epoch`: so many epochs by `on_epoch`; `validation`: those
     until this one by `on_validation`."""
 
@@ -27,19 +27,19 @@ class Told:
     validation: int = 0
 
     @staticmethod
-    def read(job_dir: Path, run: str, steps: int, epochs: int) -> Told:
+    def read(job_dir: Path, run: str, steps: int, epochs: int) -> Cursor:
         """Nothing, if nothing was told so far. `steps`, `epochs`: of the whole run. Raises UsageError for a file that
         is damaged, OSError."""
         path = job_dir / FILE
         if not path.exists():
-            return Told(run)
+            return Cursor(run)
         try:
             found = parse_json(read_regular(path))
-            told = Told(str(found["run"]), int(found["step"]), int(found["epoch"]), int(found.get("validation", 0)))
+            told = Cursor(str(found["run"]), int(found["step"]), int(found["epoch"]), int(found.get("validation", 0)))
         except (ValueError, KeyError, TypeError, OverflowError, IsADirectoryError, NotRegular) as error:
             raise _damaged(path, repr(error)) from None
         if told.run != run:
-            return Told(run)  # the folder was another run's
+            return Cursor(run)  # the folder was another run's
         if not (0 <= told.step <= steps and 0 <= told.epoch <= epochs and 0 <= told.validation <= max(steps, epochs)):
             raise _damaged(path, f"step {told.step} of {steps}, epoch {told.epoch} of {epochs}")
         return told

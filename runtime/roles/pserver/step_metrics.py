@@ -1,0 +1,66 @@
+"""Loss and metrics of the steps that shard 0 applies: rows of the job's table, and records of the epochs in etcd."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from graphft.runtime.coordination.epoch_metrics import epoch_of_table
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.etcd import EtcdError
+from graphft.runtime.process.metric_table import TableWriter
+from graphft.runtime.protocol.round import Contribution
+
+
+class StepMetrics:
+    """`names`: of the reported values; `version`: the shard's, so many rows there are. `newest`: of the newest step."""
+
+    def __init__(self, member: Member, job_dir: Path, names: Sequence[str], version: int) -> None:
+        self.member, self.job_dir, self.names = member, job_dir, tuple(names)
+        self.newest: dict[str, float] = {}
+        self._table = TableWriter(job_dir, names, version)
+        self._recorded: int | None = None
+        """Epochs that etcd was told of. The newest one is told again by a process that begins."""
+
+    def add(self, step: int, contributions: Sequence[Contribution], applied: bool = True) -> None:
+        """Adds the row of a step: of contributions in slot order, which are not `applied` if the step is discarded."""
+        told = [one for one in contributions if one.values]
+        weights = [one.samples for one in told]
+        samples = sum(weights)
+        values = told[0].values if told else (math.nan,) * len(self.names)
+        if len(told) > 1:
+            columns = zip(*(one.values for one in told), strict=True)
+            values = tuple(sum(map(operator.mul, column, weights)) / samples for column in columns)
+        self._table.append(step, samples if applied else -samples, values)
+        if told:
+            self.newest = dict(zip(self.names, values, strict=True))
+
+    def cut(self, version: int) -> None:
+        """The shard has gone back to this version."""
+        self._table.cut(version)
+        self._recorded = None
+
+    def record(self, over: int) -> None:
+        """Tells etcd of the epochs that are over. To be called now and then: it goes on where etcd did not answer."""
+        if self._table.waiting:
+            self._table.write()
+        recorded = max(0, over - 1) if self._recorded is None else min(self._recorded, over)
+        while recorded < over and not self._table.waiting:
+            try:
+                found = epoch_of_table(self.job_dir, self.member.config, recorded)
+                self.member.etcd.put(self.member.keys.pass_metrics(recorded), msgspec.json.encode(found))
+            except (EtcdError, OSError, ValueError):
+                break
+            recorded += 1
+        self._recorded = recorded
+
+    def sync(self) -> None:
+        """Returns when the rows so far are on the disk: a checkpoint that has these steps follows. Raises OSError."""
+        self._table.sync()
+
+    def close(self) -> None:
+        self._table.close()

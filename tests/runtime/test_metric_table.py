@@ -1,0 +1,126 @@
+"""The table of a run's metrics has each step once, however its writers end; what is read of it is means by samples."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import graphft
+from graphft.runtime.coordination.epoch_metrics import epoch_of_table
+from graphft.runtime.process.metric_table import FILE, TableWriter, read_rows, rows_or_why
+from graphft.transpiler import JobConfig
+from tests.support.metric_rows import write_rows
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(step, values["loss"]) for step, values in read_rows(folder).steps()]
+
+
+def test_rows_have_all_their_digits(tmp_path: Path) -> None:
+    write_rows(tmp_path, [0.1 + 0.2, math.inf], accuracy=1 / 3)
+    assert list(read_rows(tmp_path).steps()) == [
+        (0, {"loss": 0.1 + 0.2, "accuracy": 1 / 3}),
+        (1, {"loss": math.inf, "accuracy": 1 / 3}),
+    ]
+    assert [step for step, _ in read_rows(tmp_path, 1).steps()] == [1]
+    assert len(read_rows(tmp_path, 0, 1)) == 1
+    assert len(read_rows(tmp_path, 7)) == 0
+    assert len(read_rows(tmp_path / "elsewhere")) == 0
+
+
+def test_who_goes_back_writes_the_rows_anew(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path, ("loss",), 0)
+    for step in range(4):
+        table.append(step, 4, (float(step),))
+    table.cut(2)
+    table.append(2, 4, (9.0,))
+    assert losses(tmp_path) == [(0, 0.0), (1, 1.0), (2, 9.0)]
+
+
+def test_of_a_process_that_was_taken_for_dead_nothing_comes(tmp_path: Path) -> None:
+    old = TableWriter(tmp_path, ("loss",), 0)
+    for step in range(3):
+        old.append(step, 4, (float(step),))
+    new = TableWriter(tmp_path, ("loss",), 2)
+    old.append(3, 4, (7.0,))
+    new.append(2, 4, (5.0,))
+    old.append(4, 4, (7.0,))
+    assert losses(tmp_path) == [(0, 0.0), (1, 1.0), (2, 5.0)]
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_torn_row_is_written_again(tmp_path: Path, cut: int) -> None:
+    write_rows(tmp_path, [0.5, 0.25, 0.125])
+    size = (tmp_path / FILE).stat().st_size
+    os.truncate(tmp_path / FILE, size - cut)
+    whole = len(read_rows(tmp_path))
+    assert whole == 2 - (cut - 1) // 32
+    write_rows(tmp_path, [1.0] * (3 - whole), whole)
+    assert [step for step, _ in losses(tmp_path)] == [0, 1, 2]
+    assert (tmp_path / FILE).stat().st_size == size
+
+
+def test_rows_that_a_machine_took_along_are_lacking(tmp_path: Path) -> None:
+    write_rows(tmp_path, [0.5], 3)
+    assert losses(tmp_path) == [(3, 0.5)]
+    found = epoch_of_table(tmp_path, config(), 0)
+    assert (found.samples, found.means, found.lacking) == (4, {"loss": 0.5}, 3)
+
+
+def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, write, left = TableWriter(tmp_path, ("loss",), 0), os.write, [40]
+
+    def full(file: int, data: bytes) -> int:
+        if left[0] <= 0:
+            raise OSError(28, "No space left on device")
+        done = write(file, data[: left[0]])
+        left[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", full)
+    for step in range(3):
+        table.append(step, 4, (float(step),))
+    assert table.waiting
+    assert losses(tmp_path) == [(0, 0.0)]
+    table.cut(2)
+    left[0] = 1 << 20
+    table.append(2, 4, (9.0,))
+    assert losses(tmp_path) == [(0, 0.0), (1, 1.0), (2, 9.0)]
+
+
+def test_a_file_that_is_no_table_is_told(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"{}\n")
+    rows, why = rows_or_why(tmp_path)
+    assert (len(rows), FILE in why) == (0, True)
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).mkdir()
+    assert "cannot be read" in rows_or_why(tmp_path)[1]
+
+
+def config(**options: object) -> JobConfig:
+    """2 epochs of 4 steps."""
+    return JobConfig("rows", graphft.arrays(x=torch.zeros(16, 1), chunk_size=8), 4, **{"passes": 2, **options})  # type: ignore[arg-type]
+
+
+def test_an_epoch_is_the_mean_over_its_samples(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path, ("loss", "f1"), 0)
+    for step, (samples, loss, f1) in enumerate([(1, 4.0, 0.5), (3, 8.0, 1.0), (-4, math.nan, 1.0), (0, math.nan, 0.0)]):
+        table.append(step, samples, (loss, f1))
+    table.append(4, 2, (1.0, math.nan))
+    first, second = (epoch_of_table(tmp_path, config(), epoch) for epoch in (0, 1))
+    assert (first.samples, first.means, first.lacking) == (4, {"loss": 7.0, "f1": 0.875}, 0), "without discarded steps"
+    assert (second.samples, second.means, second.lacking) == (2, {"loss": 1.0, "f1": "nan"}, 3)
+    assert [step for step, _ in read_rows(tmp_path).steps()] == [0, 1, 2, 4], "step 3 had no data"
+
+
+def test_async_rows_are_of_the_epoch_of_their_batch(tmp_path: Path) -> None:
+    table = TableWriter(tmp_path, ("loss",), 0)
+    for step in (0, 2, 1, 4, 3, 5):
+        table.append(step, 4, (float(step),))
+    found = [epoch_of_table(tmp_path, config(sync=False, ft=True), epoch).means["loss"] for epoch in (0, 1)]
+    assert found == [1.5, 4.5]
+    assert [step for step, _ in losses(tmp_path)] == [0, 1, 2, 3, 4, 5], "as they were applied"
