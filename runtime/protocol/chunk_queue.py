@@ -55,7 +55,8 @@ class Todo(msgspec.Struct, frozen=True):
     """Records of the batch that all failures in a row blame; (): none of them said which."""
 
     def claimed(self, progress: int = 0, vanished: bool = False) -> Todo:
-        """By a new holder, who knows of this progress. `vanished`: a holder before who did is a failure."""
+        """Returns the record that a new holder, who knows of this progress, makes of it. `vanished`: a holder before
+        who did is a failure."""
         failures = 0 if progress > self.progress else self.failures + (self.open and vanished)
         return Todo(self.attempt + 1, failures, max(progress, self.progress), True, self.suspects)
 

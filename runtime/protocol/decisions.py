@@ -21,7 +21,7 @@ from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlat
 
 
 class Terms(Protocol):
-    """What a job decides by its validations."""
+    """The criteria by which a job decides."""
 
     @property
     def best(self) -> Criterion | None: ...
@@ -107,7 +107,7 @@ def _better(criterion: Criterion, value: float, best: float | None, margin: floa
 
 
 def in_words(before: Decided, now: Decided) -> str:
-    """What a validation has changed, for people; "" if nothing."""
+    """Tells people what a validation has changed; "" if nothing."""
     found = ["the best so far"] if now.best_step == now.step else []
     if now.scale != before.scale:
         found.append(f"from here on learning rates are {now.scale:.6g} of their schedule")
@@ -117,7 +117,7 @@ def in_words(before: Decided, now: Decided) -> str:
 
 
 class RangeResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a range came to. `sums`: of each result, over its records, in the order of the program's results, as text
+    """The result of a range. `sums`: of each result, over its records, in the order of the program's results, as text
     that gives the same float64 (JSON has no NaN). `failures`: so many tried in vain before."""
 
     samples: int
@@ -149,5 +149,5 @@ def _sum(values: Iterable[float]) -> float:
 
 
 def as_number(value: float) -> float | str:
-    """For JSON, which has no number for what is not finite."""
+    """Returns a value for JSON, which has no number for what is not finite."""
     return value if math.isfinite(value) else str(value)

@@ -48,7 +48,7 @@ class Discards(msgspec.Struct, frozen=True):
         return Discards((*self.discards, discard))
 
     def without_reasons(self) -> Discards:
-        """What a process has to know that reads the chunk."""
+        """Returns the part that a process needs that reads the chunk."""
         return Discards(tuple(msgspec.structs.replace(discard, reason="") for discard in self.discards))
 
 
@@ -62,7 +62,7 @@ class Stored(Protocol):
 
 
 class ChunkDiscards:
-    """What a chunk lacks in which pass: its Discards record, for the data of `plan`."""
+    """Tells what a chunk lacks in which pass: its Discards record, for the data of `plan`."""
 
     def __init__(self, plan: Plan, chunk: int, record: Discards) -> None:
         self._plan, self._chunk = plan, chunk
@@ -73,7 +73,7 @@ class ChunkDiscards:
         return frozenset().union(*(found for since, found in self._positions if since <= pass_index))
 
     def samples(self, pass_index: int, batch: int) -> int:
-        """How many records of a batch are left."""
+        """Returns the number of records of a batch that are left."""
         return len(set(self._plan.positions(pass_index, self._chunk, batch).tolist()) - self.records(pass_index))
 
     def batches(self, pass_index: int) -> frozenset[int]:
@@ -89,7 +89,7 @@ def discards_of(plan: Plan, record: Stored | None) -> ChunkDiscards | None:
 
 
 def count_records(plan: Plan, discarded: Mapping[int, Discards]) -> int:
-    """How many records of the data these leave out, by chunk; each is counted once."""
+    """Returns the number of records that are discarded; each is counted once."""
     return sum(len(ChunkDiscards(plan, chunk, found).records(plan.passes)) for chunk, found in discarded.items())
 
 

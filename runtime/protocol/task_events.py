@@ -103,7 +103,7 @@ Effect = Answer | TookAway | Hopeless
 
 @dataclass(slots=True)
 class Changes:
-    """What is to be saved. `groups`: (pass, group) of tasks; `marker`: the pass that is worked on, if that changes;
+    """Changes to be saved. `groups`: (pass, group) of tasks; `marker`: the pass that is worked on, if that changes;
     `saver`: if that changes; `over`: passes whose records are not needed any more."""
 
     groups: list[tuple[int, int]]
@@ -115,7 +115,7 @@ class Changes:
 
 
 def fences_of(call: TASK_CALLS) -> tuple[tuple[str, int, int], ...]:
-    """What must hold in etcd when what this call changes is saved: see `Answer`."""
+    """Returns what must hold in etcd when the changes of this call are saved: see `Answer`."""
     if isinstance(call, GetTasks) and call.slot >= 0:
         return (("slot", call.slot, call.holds),)
     if isinstance(call, FinishTasks):
@@ -130,7 +130,7 @@ MAX_SECONDS = 24 * 3600.0
 
 
 def task_problem(options: QueueOptions, exists: bytes, call: TASK_CALLS) -> str:
-    """What is wrong with a call whatever the state is; "": nothing."""
+    """Returns what is wrong with a call whatever the state is; "": nothing."""
     if isinstance(call, GetTasks):
         return _problem_of_get(options, exists, call)
     if isinstance(call, RenewTasks):

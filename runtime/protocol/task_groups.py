@@ -33,7 +33,7 @@ class Task:
 
 
 class TaskCounts(msgspec.Struct, frozen=True):
-    """How many tasks of a pass are in which state; in `/<job>.tasks/counts`, by pass."""
+    """The numbers of a pass's tasks in each state; in `/<job>.tasks/counts`, by pass."""
 
     todo: int
     pending: int

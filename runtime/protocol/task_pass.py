@@ -116,7 +116,7 @@ class PassTasks:
         return encode_group(bytes(self.done[chunks.start : chunks.stop]), tasks)
 
     def load(self, records: Mapping[int, bytes], now: float) -> None:
-        """What was saved of it, by group. Raises msgspec.DecodeError."""
+        """Takes in the records that were saved, by group. Raises msgspec.DecodeError."""
         for group, value in records.items():
             done, tasks = decode_group(value, group)
             start, end = group * GROUP, min((group + 1) * GROUP, len(self.exists))
@@ -143,7 +143,7 @@ class PassTasks:
                     yield chunks[at]
 
     def check(self) -> Iterable[str]:
-        """What is wrong with it; nothing, ever. For tests."""
+        """Yields what is wrong with it; nothing, ever. For tests."""
         held = sum(1 for task in self.open.values() if task.holder)
         if held != self.pending:
             yield f"{held} tasks are held, {self.pending} are counted"

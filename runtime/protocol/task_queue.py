@@ -79,7 +79,7 @@ class TaskQueue:
         self.attempts = 1
         self.living: frozenset[str] = frozenset()
         self.met = False
-        """Whether it was told who lives, since it was loaded."""
+        """True when it was told who lives, since it was loaded."""
         self.saver: ModelSaver | None = None
         self.story = Story()
         self.given = 0
@@ -129,7 +129,8 @@ class TaskQueue:
         self._over = sorted(groups.keys() - self.passes.keys())
 
     def go_on_from(self, before: TaskQueue, now: float) -> None:
-        """What this process has in memory alone, and did not lose: `before` is what it had until it loaded again."""
+        """Takes over what this process has in memory alone, and did not lose. `before`: what it had until it loaded
+        again."""
         self.calls, self.story, self.given = before.calls, before.story, before.given
         self._got_nothing, self._leaving = before._got_nothing, before._leaving
         self.generation = max(self.generation, before.generation)
@@ -138,7 +139,7 @@ class TaskQueue:
             self.step(Living(before.living), now)
 
     def take_changes(self) -> Changes | None:
-        """What has changed since the last call, None if nothing has."""
+        """Returns what has changed since the last call, None if nothing has."""
         groups = [(p, group) for p, tasks in self.passes.items() for group in sorted(tasks.touched)]
         if not (groups or self._over or self._marker is not None or self._saver_changed or self._closing):
             return None
@@ -160,7 +161,7 @@ class TaskQueue:
             self._marker = self.current
 
     def counts(self) -> dict[str, TaskCounts]:
-        """Of the passes that are not over, and of the newest one."""
+        """Returns the counts of the passes that are not over, and of the newest one."""
         counts = {str(p): TaskCounts(t.todo, t.pending, t.finished) for p, t in sorted(self.passes.items())}
         for index in {self.current, self.begun} - {-1, self.plan.passes}:
             counts.setdefault(str(index), TaskCounts(0, 0, self.size))
@@ -184,7 +185,7 @@ class TaskQueue:
         return self._look(now)
 
     def problem(self, call: TASK_CALLS) -> str:
-        """What is wrong with a call whatever the state is; "": nothing."""
+        """Returns what is wrong with a call whatever the state is; "": nothing."""
         return task_problem(self.options, self.exists, call)
 
     def _asked(self, event: Asked, now: float) -> list[Effect]:
@@ -218,7 +219,7 @@ class TaskQueue:
         return [*effects, Answer(event.peer, Tasks(call.call, self.current, given))]
 
     def _given_before(self, call: GetTasks) -> list[tuple[int, int]]:
-        """What this very call was given, if it was answered before."""
+        """Returns what this very call was given, if it was answered before."""
         found = []
         for index, chunk in self._held.get(call.trainer, ()):
             task = self.passes[index].open[chunk]
@@ -466,7 +467,7 @@ class TaskQueue:
             self.story.tell(f"pass {self.current} begins")
 
     def check(self) -> list[str]:
-        """What is wrong with it; nothing, ever. For tests."""
+        """Returns what is wrong with it; nothing, ever. For tests."""
         found = [f"pass {p}: {what}" for p, tasks in self.passes.items() for what in tasks.check()]
         held = {t: set(keys) for t, keys in self._held.items() if keys}
         really: dict[str, set[tuple[int, int]]] = {}

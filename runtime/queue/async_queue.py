@@ -16,7 +16,7 @@ from graphft.runtime.queue.chunk_queue import Claim, OpenQueue, Pace, TrainerQue
 
 
 class Ledgers(Protocol):
-    """What the queue asks of the trainer's side of the data plane: what the shards have of the chunks at hand."""
+    """The trainer's side of the data plane, as the queue needs it: it knows what the shards have of the chunks."""
 
     def took(self, key: ChunkKey, batches: int, discarded: frozenset[int]) -> None: ...
     def dropped(self, key: ChunkKey) -> None: ...

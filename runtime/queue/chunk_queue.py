@@ -132,7 +132,7 @@ class OpenQueue(ChunkQueue):
 
 
 class Pace(Protocol):
-    """How a trainer gets on. From any thread."""
+    """Tells how a trainer gets on. From any thread."""
 
     pass_index: int
     """The pass that it works on; -1 before its first."""
@@ -146,7 +146,7 @@ class Pace(Protocol):
 
 
 class TrainerQueue(QueuePort):
-    """What the queues of sync and async trainers share. `failing`: reports the batch that has just failed; `counted`:
+    """The base of the queues of sync and async trainers. `failing`: reports the batch that has just failed; `counted`:
     what that returned."""
 
     failing: Callable[[], bool] | None = None

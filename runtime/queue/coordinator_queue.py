@@ -46,7 +46,7 @@ MAX_AHEAD = 256
 
 
 class CoordinatorQueue(ChunkQueue):
-    """What sync and async trainers have in common."""
+    """The base of the queues of sync and async trainers."""
 
     def __init__(self, member: Member, client: TaskClient, pace: Pace) -> None:
         self.member, self.client, self.pace, self.plan = member, client, pace, member.config.plan
@@ -120,7 +120,7 @@ class CoordinatorQueue(ChunkQueue):
 
 
 class CoordinatorSlotQueue(CoordinatorQueue, SlotQueue):
-    """Of a sync trainer: claims are made for the plan's chunks, under the slot's key."""
+    """The queue of a sync trainer: claims are made for the plan's chunks, under the slot's key."""
 
     def __init__(self, member: Member, client: TaskClient, shards: Shards, pace: Pace) -> None:
         super().__init__(member, client, pace)
@@ -157,7 +157,7 @@ class CoordinatorSlotQueue(CoordinatorQueue, SlotQueue):
 
 
 class CoordinatorOpenQueue(CoordinatorQueue, OpenQueue):
-    """Of an async trainer. `generations`: each shard's, in which its acknowledgements were given."""
+    """The queue of an async trainer. `generations`: each shard's, in which its acknowledgements were given."""
 
     def __init__(self, member: Member, client: TaskClient, pace: Pace, generations: Callable[[], list[int]]) -> None:
         super().__init__(member, client, pace)
@@ -198,7 +198,7 @@ class CoordinatorOpenQueue(CoordinatorQueue, OpenQueue):
         return self._told_pass
 
     def _wanted(self) -> int:
-        """How many tasks to hold ahead."""
+        """Returns the number of tasks to hold ahead."""
         batches = max(float(CLAIM_BATCHES), AHEAD_SECONDS * self.pace.pace)
         return max(1, min(MAX_AHEAD, round(batches / self._mean)))
 

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class EtcdQueue(ChunkQueue):
-    """What sync and async trainers have in common."""
+    """The base of the queues of sync and async trainers."""
 
     def __init__(self, member: Member, pace: Pace) -> None:
         self.member, self.etcd, self.keys = member, member.etcd, member.keys
@@ -134,7 +134,7 @@ class EtcdQueue(ChunkQueue):
 
 
 class EtcdSlotQueue(EtcdQueue, SlotQueue):
-    """Of a sync trainer."""
+    """The queue of a sync trainer."""
 
     def __init__(self, member: Member, shards: Shards, pace: Pace) -> None:
         super().__init__(member, pace)
@@ -221,7 +221,7 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
 
 
 class EtcdOpenQueue(EtcdQueue, OpenQueue):
-    """Of an async trainer. `generations`: each shard's, in which its acknowledgements were given."""
+    """The queue of an async trainer. `generations`: each shard's, in which its acknowledgements were given."""
 
     def __init__(self, member: Member, pace: Pace, generations: Callable[[], list[int]]) -> None:
         super().__init__(member, pace)
@@ -307,7 +307,8 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
         return self._claim(index, records, terms) if free else []
 
     def _enough(self, free: list[int]) -> int:
-        """How many chunks to claim: more than one when they are short, and about a fair share of the rest at most."""
+        """Returns the number of chunks to claim: several when they are short, but about a fair share of the rest at
+        most."""
         count, batches = 0, 0
         while count < len(free) and batches < CLAIM_BATCHES:
             batches += int(self.plan.batches[free[count]])

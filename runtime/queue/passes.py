@@ -128,7 +128,7 @@ def close_pass(etcd: Store, keys: Keys, plan: Plan, index: int, pending: bool) -
 
 
 def _changes(etcd: Store, prefix: str, plan: Plan, index: int, pending: bool) -> list[Change]:
-    """What is to be recorded as done; with `pending`, also what a trainer has claimed."""
+    """Returns what is to be recorded as done; with `pending`, also what a trainer has claimed."""
     if not etcd.count(f"{prefix}todo/"):
         return []
     records = {kv.key: kv for kv in etcd.range(prefix).kvs}

@@ -73,7 +73,7 @@ class Requeue:
         )
 
     def _requeue_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int) -> bool:
-        """Whether it was this call that did it. What is done may be forgotten, or put back by others, meanwhile."""
+        """True if it was this call that did it. What is done may be forgotten, or put back by others, meanwhile."""
         while not commit(self.etcd, [chunk_queue.requeue(prefix, chunk, done, progress)]).ok:
             keys = (chunk_queue.todo_key(prefix, chunk), chunk_queue.done_key(prefix, chunk))
             read = self.etcd.txn([], [get_op(key) for key in keys])
@@ -106,7 +106,7 @@ class RequeueByCoordinator(Requeue):
         return sum(self._ask(index, tasks[i : i + MAX_TASKS]) for i in range(0, len(tasks), MAX_TASKS))
 
     def _ask(self, index: int, tasks: list[tuple[int, int]]) -> int:
-        """How many are to do because of this shard; others were todo, or pending, already."""
+        """Returns the number of those that are to do because of this shard; others were todo, or pending, already."""
         try:
             answer = self.client.call(lambda n: RequeueTasks(n, self.member.id, index, tasks), TasksSettled)
         except WorkChanged:

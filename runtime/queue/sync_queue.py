@@ -37,7 +37,7 @@ CLAIM_CHUNKS = 24
 
 
 class Shards(Protocol):
-    """What the queue asks of the trainer's side of the data plane."""
+    """The trainer's side of the data plane, as the queue needs it."""
 
     def lowest(self) -> int:
         """The lowest version among the shards; -1 while that is not known."""

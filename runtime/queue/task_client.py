@@ -135,7 +135,7 @@ class TaskClient:
         )
 
     def _ended(self, began: float) -> bool:
-        """Whether there is nothing to wait for any more. Raises LeaseLost."""
+        """True when there is nothing to wait for any more. Raises LeaseLost."""
         member = self.member
         member.check_lease()
         member.progress.beat()  # a wait for another process, which the lease limits
@@ -196,7 +196,7 @@ def fail_task(
 
 
 def change_of(answer: TaskFailed) -> Change | None:
-    """What the coordinator has recorded."""
+    """Returns the change that the coordinator has recorded."""
     if not answer.outcome:
         return None
     return msgspec.convert(

@@ -211,12 +211,12 @@ class TaskLoop:
         self._renewed = time.monotonic()
 
     def _renew_in_time(self) -> None:
-        """What a lost answer gave is not named, and so free again."""
+        """Renews; what a lost answer gave is not named, and so free again."""
         if time.monotonic() - self._renewed > self.job.config.chunk_timeout / 4:
             self.renew()
 
     def request_save_model(self, seconds: float) -> bool:
-        """Whether this trainer is the one that is to save the model now: no other one is for so many seconds, the time
+        """True if this trainer is the one that is to save the model now: no other one is for so many seconds, the time
         that saving may take, a day at most. Who has it gets it again; when that one dies after all passes are done,
         others may at once. False when the job is complete."""
         real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)

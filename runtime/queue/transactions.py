@@ -37,7 +37,7 @@ def commit(store: Transactions, changes: Sequence[Change], lease: int = 0, also:
 
 
 def claims_chunks(program: Program) -> bool:
-    """Whether a trainer's program claims what it works on: of the queue in etcd, or of a coordinator."""
+    """True if a trainer's program claims what it works on: of the queue in etcd, or of a coordinator."""
     return any(program.find_op(name) is not None for name in ("etcd_get_chunk", "get_task"))
 
 
@@ -98,8 +98,8 @@ def tell_discarded(events: Events, pass_index: int, chunk: int, change: Change) 
 
 
 class Ages:
-    """Since when records are as they are: on this process's own clock, since it saw them change. No two clocks are
-    compared."""
+    """Tells since when records are as they are: on this process's own clock, since it saw them change. No two clocks
+    are compared."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}

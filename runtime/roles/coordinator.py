@@ -66,7 +66,7 @@ class JobKeeper(CoordinatorPort):
 
 
 class OthersClaims(ClaimsPort):
-    """Of a process that claims nothing itself."""
+    """The claims of others, seen by a process that claims nothing itself."""
 
     def __init__(self, member: Member) -> None:
         self.member, self._stale_claims = member, StaleClaims(member.etcd, member.keys, member.events)

@@ -52,7 +52,7 @@ class Kept:
 
 
 class BestModels:
-    """Of one run. Raises StorageUnavailable where files cannot be written."""
+    """The models of one run. Raises StorageUnavailable where files cannot be written."""
 
     def __init__(self, job_dir: Path, mode: Mode) -> None:
         self.folder, self.mode, url = job_dir / FOLDER, mode, storage_of(job_dir)
@@ -73,7 +73,7 @@ class BestModels:
             write_atomically(self.folder / f"{kept.name}.json", note)
 
     def best(self, before: int | None = None) -> Kept | None:
-        """Of those that are there, `before` a step. What cannot be read is none."""
+        """Returns the best of those that are there, `before` a step. What cannot be read is none."""
         found = [kept for kept in self._all() if before is None or kept.step < before]
         return min(found, key=lambda kept: kept.rank(self.mode), default=None)
 
@@ -89,7 +89,7 @@ class BestModels:
                             self._fs.delete(self._at(f"{kept.name}{ending}"))
 
     def has(self, kept: Kept) -> bool:
-        """Whether its file is in the run's folder, or can be fetched."""
+        """True if its file is in the run's folder, or can be fetched."""
         file = self._model(kept)
         if file.is_file() and file.stat().st_size:
             return True
@@ -98,7 +98,7 @@ class BestModels:
         return False
 
     def fetch(self, kept: Kept) -> Path | None:
-        """Where its file is, in the run's folder; None if it is nowhere."""
+        """Returns its file in the run's folder; None if it is nowhere."""
         file = self._model(kept)
         if not file.exists() and self._fs is not None:
             with contextlib.suppress(OSError):
@@ -150,7 +150,7 @@ class BestModels:
 
 @contextlib.contextmanager
 def _told(file: object) -> Iterator[None]:
-    """Of a note that is damaged: its model is none, and another one may be the best then."""
+    """Warns of a note that is damaged: its model is none, and another one may be the best then."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:

@@ -33,7 +33,7 @@ class LostEntries(Exception):
 
 
 class Entries:
-    """Of one validation. Raises StorageUnavailable where files cannot be read or written."""
+    """The entries of one validation. Raises StorageUnavailable where files cannot be read or written."""
 
     def __init__(self, job_dir: Path, step: int, of: Validating) -> None:
         name = f"{ENTRIES}/{step:08d}.g{of.generation}"
@@ -51,8 +51,8 @@ class Entries:
                 self._fs.upload(self._file(number), self._at(number))
 
     def read(self, count: int) -> dict[str, Tensor]:
-        """By result, the entries of all records, in the order of the data. Raises LostEntries for a file that is
-        damaged or not there."""
+        """Returns, by result, the entries of all records, in the order of the data. Raises LostEntries for a file that
+        is damaged or not there."""
         parts = []
         for number in range(count):
             try:

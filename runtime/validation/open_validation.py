@@ -33,7 +33,7 @@ RENEW_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a validation came to, what follows from all of them so far (None: nothing is to), and the latter in
+    """The result of a validation, what follows from all of them so far (None: nothing is to), and the latter in
     words."""
 
     validated: Validated
@@ -116,7 +116,7 @@ class OpenValidation:
     # -- the model ------------------------------------------------------------------------------------------------
 
     def weights(self, names: Sequence[str]) -> list[Tensor]:
-        """Of the checkpoint. Raises DamagedCheckpoint, StorageUnavailable."""
+        """Returns the checkpoint's tensors. Raises DamagedCheckpoint, StorageUnavailable."""
         if self._model is None:
             whole, device = self._whole_model(every=True), torch.device(self.job.config.device)
             self._model = {name: whole[name].to(device) for name in names}
@@ -132,8 +132,8 @@ class OpenValidation:
     # -- its end --------------------------------------------------------------------------------------------------
 
     def conclude(self) -> Conclusion | None:
-        """What it came to, once all ranges are computed; None before, and if another process has concluded it. Raises
-        LostEntries: a range is to be computed again."""
+        """Returns what it came to, once all ranges are computed; None before, and if another process has concluded it.
+        Raises LostEntries: a range is to be computed again."""
         found = self.ranges.totals()
         if found is None:
             return None
@@ -180,7 +180,8 @@ class OpenValidation:
         return abandoned
 
     def _decide(self, means: Mapping[str, float | str]) -> tuple[KV | None, Decided, Decided | None]:
-        """What followed from those before, as it is stored and read; and what follows now, if something is to."""
+        """Returns what followed from those before, as it is stored and read; and what follows now, if something is
+        to."""
         if not self.config.criteria:
             return None, Decided(), None
         kv = self.ranges.decided()

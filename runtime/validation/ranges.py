@@ -126,7 +126,7 @@ class Ranges:
         return totals(records, self.count)
 
     def decided(self) -> KV | None:
-        """What followed from the validations before."""
+        """Returns what followed from the validations before."""
         return self.etcd.get(self._keys.decided)
 
     def conclude(self, validated: Validated, before: KV | None, decided: Decided | None) -> bool:

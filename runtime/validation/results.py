@@ -21,7 +21,7 @@ def means_of(program: Program) -> tuple[str, ...]:
 
 @dataclass
 class RangeResults:
-    """Of the batches of a range so far, in their order: so it has the same bits whoever computes it."""
+    """The sums of the batches of a range so far, in their order: so it has the same bits whoever computes it."""
 
     program: Program
     samples: int = 0
@@ -41,7 +41,7 @@ class RangeResults:
 
 
 def named(program: Program, means: Sequence[float], entries: Mapping[str, Tensor]) -> dict[str, float]:
-    """What a validation comes to, by name: the means, then what block `reduce` makes of all entries."""
+    """Returns what a validation comes to, by name: the means, then what block `reduce` makes of all entries."""
     found = dict(zip(means_of(program), means, strict=True))
     block = program.blocks.get("reduce")
     if block is None:

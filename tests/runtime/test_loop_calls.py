@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,12 @@ def discarded(scene: Scene, chunk: int) -> tuple[Discard, ...]:
     return msgspec.json.decode(scene.value(scene.keys.discarded(chunk)), type=Discards).discards
 
 
+def refused(call: Callable[[], object]) -> None:
+    with pytest.raises(UsageError) as found:
+        call()
+    assert found.value.rule == "task-loop"
+
+
 @pytest.fixture
 def tasks(scene: Scene) -> Iterator[graphft.TaskLoop]:
     scene.coordinator().start()
@@ -80,41 +85,28 @@ def test_more_tasks_than_a_call_can_name_are_finished(tasks: graphft.TaskLoop) -
 def test_no_more_is_held_than_a_renewal_can_name(tasks: graphft.TaskLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_loop, "MAX_HELD", 20)
     held = [*(tasks.get(10) or []), *(tasks.get(10) or [])]
-    with pytest.raises(UsageError, match=r"get\(1\): .* 20 are held now"):
-        tasks.get()
+    refused(tasks.get)
     tasks.finish(held[:1])
     assert len(tasks.get() or []) == 1
 
 
-@pytest.mark.parametrize("count", [0, -3, "3", 2.5, None])
-def test_a_number_of_tasks_is_asked_for(tasks: graphft.TaskLoop, count: Any) -> None:
-    """[] would say that others hold what is left: a loop that waits for that waits for ever."""
-    with pytest.raises(UsageError, match=re.escape(f"get({count!r})")):
-        tasks.get(count)
-
-
-@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, 1e9, "60", None, True])
-def test_the_model_is_saved_in_a_time(tasks: graphft.TaskLoop, seconds: Any) -> None:
-    with pytest.raises(UsageError, match="expected the seconds that saving may take"):
-        tasks.request_save_model(seconds)
-
-
-@pytest.mark.parametrize("what", [("x", 1), None, 3])
-def test_only_tasks_are_finished_or_fail(tasks: graphft.TaskLoop, what: Any) -> None:
-    for call in (lambda: tasks.finish([what]), lambda: tasks.fail(what, "")):
-        with pytest.raises(UsageError, match="is no task"):
-            call()
+def test_arguments_that_cannot_be_are_refused(tasks: graphft.TaskLoop) -> None:
+    """[] for a count of 0 would say that others hold what is left: a loop that waits for that waits for ever."""
+    wrong: Any = None
+    for count in (0, "3", wrong):
+        refused(lambda count=count: tasks.get(count))
+    for seconds in (0, math.nan, 1e9, "60", True):
+        refused(lambda seconds=seconds: tasks.request_save_model(seconds))
+    for call in (lambda: tasks.finish([wrong]), lambda: tasks.fail(wrong, "")):
+        refused(call)
+    refused(lambda: graphft.TaskLoop(tasks.job, wrong))
 
 
 def test_what_no_coordinator_can_read_is_refused(tasks: graphft.TaskLoop) -> None:
     strange: Any = graphft.LoopTask(0, "3", 1)  # type: ignore[arg-type]
-    with pytest.raises(CallRefused, match="it cannot be read"):
+    with pytest.raises(CallRefused) as found:
         tasks.finish([strange])
-
-
-def test_etcd_is_named_by_text(job: Job) -> None:
-    with pytest.raises(UsageError, match="etcd is None"):
-        graphft.TaskLoop(job, None)  # type: ignore[arg-type]
+    assert found.value.code == "malformed"
 
 
 def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(small: Scene, tmp_path: Path) -> None:
@@ -134,8 +126,7 @@ def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(small: 
         assert again[0].without == set(order[2])
         assert [batch["y"].flatten().tolist() for batch in tasks.batches(again[0])] == read[:2] + read[3:]
     without = graphft.TaskLoop(small.job, small.server.endpoints[0])
-    with pytest.raises(UsageError, match="not the folder with its data"):
-        next(without.batches(task))
+    refused(lambda: next(without.batches(task)))
     without.close()
 
 
@@ -300,8 +291,7 @@ def test_a_closed_loop_says_so(tasks: graphft.TaskLoop) -> None:
     tasks.close()
     tasks.close()
     for call in (tasks.get, tasks.renew, lambda: tasks.request_save_model(5)):
-        with pytest.raises(UsageError, match="this loop is closed"):
-            call()
+        refused(call)
 
 
 def test_a_loop_that_waits_for_a_coordinator_says_so(

@@ -98,7 +98,8 @@ class TaskServer(TaskServerPort):
         self._check_not_over()
 
     def _check_not_over(self) -> None:
-        """Who had the lock may have left it because the job is over, which the watch here may not have seen so far."""
+        """Raises JobEnded if the job is over. Who had the lock may have left it because the job is over, which the
+        watch here may not have seen so far."""
         key = self.keys.state
         state = self.member.retry_while_leased(lambda: self.member.etcd.get(key))
         if state is not None and state.value != b"running":
@@ -191,8 +192,8 @@ class TaskServer(TaskServerPort):
                 self.store.lost()
 
     def _look_around(self) -> None:
-        """Who lives, and whose tasks are overdue. That is saved before any call is taken in: if one of these has a
-        fence that does not hold, memory is read anew."""
+        """Looks who lives, and whose tasks are overdue. That is saved before any call is taken in: if one of these has
+        a fence that does not hold, memory is read anew."""
         now, view, effects = time.monotonic(), self.member.view, []
         told = self.queue.met and view.trainers.keys() == self.queue.living
         if self.member.watcher.revision >= self._loaded_at and not told:

@@ -115,7 +115,7 @@ class TaskStore:
         return found
 
     def intact(self) -> bool:
-        """Whether etcd has what was written last; it has not, if it was restored from a backup. LeaseLost when the lock
+        """True if etcd has what was written last; it has not, if it was restored from a backup. LeaseLost when the lock
         is lost."""
         keys = list(self._written)
         read = self.member.retry_while_leased(
@@ -168,7 +168,7 @@ class TaskStore:
         return [f for i, f in enumerate(fences) if not _holds(f, result.kv(i + 1))] or [("also", 0, 0)]
 
     def ops(self, queue: TaskQueue, changes: Changes) -> tuple[list[Op], list[Op]]:
-        """What is to be written: groups of tasks; and counts, state and marker."""
+        """Returns what is to be written: groups of tasks; and counts, state and marker."""
         keys = self.keys
         groups = [put_op(f"{keys.tasks(p)}{g:06d}", queue.passes[p].saved(g)) for p, g in changes.groups]
         heads = [
