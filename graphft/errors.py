@@ -12,9 +12,13 @@ place (program, block, op index) and prints the lines around it, in the style of
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import re
+import sys
 from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -121,6 +125,31 @@ class ProgramError(GraphftError):
         return "\n".join(lines)
 
 
+def without_traceback(error: BaseException) -> None:
+    """If the script does not catch this error, only its message is printed: where graphft found it is no help.
+
+    Not with GRAPHFT_DEBUG, and not where something else (a notebook, a debugger) shows errors.
+    """
+    ours = isinstance(sys.excepthook, _Plainly)
+    if os.environ.get("GRAPHFT_DEBUG") or not (ours or sys.excepthook is sys.__excepthook__):
+        return
+    sys.excepthook = _Plainly(error)
+
+
+class _Plainly:
+    """Python's own hook, but for one error."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, kind: type[BaseException], found: BaseException, where: TracebackType | None) -> None:
+        if found is self.error:
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # there is nobody to tell
+                print(found, file=sys.stderr, flush=True)
+        else:
+            sys.__excepthook__(kind, found, where)
+
+
 def shown_plainly(function: Callable[P, T]) -> Callable[P, T]:
     """Has a script that does not catch an error of this function end with its message, without graphft's frames."""
 
@@ -129,8 +158,6 @@ def shown_plainly(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except GraphftError as error:
-            from graphft.runtime.launcher.ending import without_traceback
-
             without_traceback(error)
             raise
 

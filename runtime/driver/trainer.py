@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, without_traceback
 from graphft.ir import Program
 from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.runner import CallbackRunner
@@ -34,7 +34,7 @@ from graphft.runtime.driver.running_job import RunningJob, at_rest, shut_down, t
 from graphft.runtime.driver.validation import validate_here
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.job_state import JobState
-from graphft.runtime.launcher.ending import interruptible, without_traceback
+from graphft.runtime.launcher.ending import interruptible
 from graphft.runtime.launcher.launch import prepare
 from graphft.runtime.launcher.process_ends import note_failed
 from graphft.runtime.launcher.run_folder import RunFolder

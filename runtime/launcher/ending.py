@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from graphft.runtime.checkpoint.saved_step import saved_step
@@ -128,27 +126,3 @@ class _Taken:
         else:
             signal.signal(number, self.before)
             signal.raise_signal(number)
-
-
-def without_traceback(error: BaseException) -> None:
-    """If the script does not catch this error, only its message is printed: where graphft found it is no help.
-
-    Not with GRAPHFT_DEBUG, and not where something else (a notebook, a debugger) shows errors.
-    """
-    ours = isinstance(sys.excepthook, _Plainly)
-    if os.environ.get("GRAPHFT_DEBUG") or not (ours or sys.excepthook is sys.__excepthook__):
-        return
-    sys.excepthook = _Plainly(error)
-
-
-class _Plainly:
-    """Python's own hook, but for one error."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __call__(self, kind: type[BaseException], found: BaseException, where: TracebackType | None) -> None:
-        if found is self.error:
-            tell(str(found))
-        else:
-            sys.__excepthook__(kind, found, where)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, without_traceback
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.callbacks.cursor import FILE as TOLD
 from graphft.runtime.checkpoint.saved_step import saved_step
@@ -33,7 +33,7 @@ from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.act_as_role import act_as_role
 from graphft.runtime.launcher.callback_observer import CallbackObserver
-from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
+from graphft.runtime.launcher.ending import Reached, interruptible
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts

@@ -106,8 +106,7 @@ def test_a_script_can_catch_it_as_a_keyboard_interrupt(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(("debug", "traceback"), [("", False), ("1", True)])
 def test_an_error_of_a_launch_is_a_message_without_a_traceback(debug: str, traceback: bool) -> None:
     done = run(
-        "from graphft.errors import UsageError\n"
-        "from graphft.runtime.launcher.ending import without_traceback\n"
+        "from graphft.errors import UsageError, without_traceback\n"
         "try:\n"
         "    raise UsageError('no usable etcd was found', rule='etcd-missing', help='install it')\n"
         "except UsageError as error:\n"
@@ -122,8 +121,7 @@ def test_an_error_of_a_launch_is_a_message_without_a_traceback(debug: str, trace
 
 def test_of_two_errors_the_second_one_is_a_message_as_well() -> None:
     done = run(
-        "from graphft.errors import UsageError\n"
-        "from graphft.runtime.launcher.ending import without_traceback\n"
+        "from graphft.errors import UsageError, without_traceback\n"
         "without_traceback(UsageError('caught by the script'))\n"
         "error = UsageError('not caught')\n"
         "without_traceback(error)\n"
@@ -135,8 +133,7 @@ def test_of_two_errors_the_second_one_is_a_message_as_well() -> None:
 
 def test_errors_of_the_script_keep_their_traceback() -> None:
     done = run(
-        "from graphft.errors import UsageError\n"
-        "from graphft.runtime.launcher.ending import without_traceback\n"
+        "from graphft.errors import UsageError, without_traceback\n"
         "without_traceback(UsageError('caught by the script'))\n"
         "raise ValueError('mine')\n"
     )
