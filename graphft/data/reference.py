@@ -41,18 +41,12 @@ class Reference:
     @staticmethod
     def of(make: str | Callable[..., Any], args: Mapping[str, Any]) -> Reference:
         """Returns the reference. Raises GraphftError if it cannot be followed."""
-        if not isinstance(args, Mapping):
-            raise UsageError(
-                f"the dataset's args is a {type(args).__name__}; give a dict of keyword arguments",
-                rule="dataset-args",
-                help=f'write {{"name": {args!r}}}, with the parameter\'s name',
-            )
         try:
             plain: dict[str, Any] = json.loads(json.dumps(dict(args), allow_nan=False))
         except (TypeError, ValueError) as e:
-            help = "give numbers, strings, lists and dicts, and open files inside the function; tensors are given to "
-            help += "graphft.arrays(x=..., y=...)"
-            raise GraphftError(f"the dataset's args are not JSON: {e}", rule="dataset-args", help=help) from e
+            help = "give a dict of keyword arguments, of numbers, strings, lists and dicts; open files inside the "
+            help += "function, and give tensors to graphft.arrays(x=..., y=...)"
+            raise UsageError(f"the dataset's args are not JSON by name: {e}", rule="dataset-args", help=help) from e
         reference = _from_text(make, plain) if isinstance(make, str) else _from_object(make, plain)
         reference.resolve()
         return reference

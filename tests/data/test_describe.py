@@ -154,10 +154,9 @@ def test_fingerprints_of_datasets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("args", ["/x.csv", ("/x.csv", True), 7])
 @pytest.mark.parametrize("make", [Lines, "nosuch.module:Lines"])
 def test_args_without_names(args: Any, make: Any) -> None:
-    with pytest.raises(UsageError, match=f"args is a {type(args).__name__}; give a dict of keyword") as caught:
+    with pytest.raises(UsageError) as caught:
         dataset(make, args)
     assert caught.value.rule == "dataset-args"
-    assert f'{{"name": {args!r}}}' in caught.value.help
 
 
 @pytest.mark.parametrize(
