@@ -162,6 +162,36 @@ def test_deleted_and_applied_again(tmp_path: Path, undisturbed: Played) -> None:
         job.assert_same(undisturbed)
 
 
+def test_coordinators_take_over(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:
+    """With an etcd of one member, all pods of which are new in between."""
+    job = OnCluster(cluster, tmp_path, "--etcd-members", "1", dispatch="coordinator")
+    job.until(lambda s: s.step >= 3 and len(s.coordinators) == 2)
+    for pod in cluster.running("coordinator"):
+        cluster.delete_pod(pod.name)
+        job.until(lambda s: len(s.coordinators) == 2 and any(c["serving"] for c in s.coordinators.values()))
+        job.goes_on()
+    job.completes()
+    job.assert_same(undisturbed)
+    cluster.until(lambda: cluster.ready("coordinator") == 2)
+
+
+def test_trainers_are_scaled_and_suspended(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:
+    """As the page on Kubernetes has it, by a patch of the Job."""
+    job = OnCluster(cluster, tmp_path, "--trainers", "1", "--etcd-members", "1")
+    job.until(lambda s: s.step >= 3)
+    for count in (3, 2):
+        cluster.patch("Job", "blobs-trainer", completions=count, parallelism=count)
+        job.until(lambda s, count=count: len(s.trainers) == count and s.step > 3)
+    cluster.patch("Job", "blobs-trainer", suspend=True)
+    cluster.until(lambda: not cluster.running("trainer"))
+    job.until(lambda s: not s.slots and len(s.pservers) == 2)  # the rest is there
+    cluster.patch("Job", "blobs-trainer", suspend=False)
+    job.goes_on()
+    job.completes()
+    assert job.trainers.failures == 0
+    job.assert_same(undisturbed)
+
+
 def test_etcd_with_certificates(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:
     """Members and roles show theirs; one without gets no answer."""
     cluster.secrets["blobs-tls"] = files = certificate(

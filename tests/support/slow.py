@@ -48,8 +48,10 @@ SLOW = {
     ],
     "tests/engines/test_kubernetes_pods.py": [
         "test_a_job_that_loses_pods_gives_the_same_bits",
+        "test_coordinators_take_over",
         "test_deleted_and_applied_again",
         "test_etcd_with_certificates",
+        "test_trainers_are_scaled_and_suspended",
     ],
     "tests/engines/test_local.py": ["test_what_holds_for_every_engine[False]"],
     "tests/engines/test_ssh.py": [

@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
+from graphft.runtime.engines.kubernetes.manifests import Pods, deployed_etcd, manifests, object_name
 from graphft.runtime.engines.saved_job import check_endpoints, check_gpus, tell_idle, words
 from graphft.runtime.process.role_process import EXIT_OK
 
 if TYPE_CHECKING:
-    from graphft.runtime.engines.kubernetes.manifests import Pods
     from graphft.transpiler import JobConfig, JobRecord
 
 SMALL = {"cpu": "250m", "memory": "1Gi"}
@@ -64,8 +64,6 @@ def print_manifests(options: argparse.Namespace) -> int:
 
 def of_job(options: argparse.Namespace, config: JobConfig, job: str) -> str:
     """`job`: what its pods find it by."""
-    from graphft.runtime.engines.kubernetes.manifests import manifests
-
     trainers = config.trainers if options.trainers is None else options.trainers
     _check(config, options, job, trainers)
     etcd = options.etcd or ",".join(config.etcd_endpoints or ())
@@ -87,8 +85,6 @@ def of_job(options: argparse.Namespace, config: JobConfig, job: str) -> str:
 
 
 def _of_script(options: argparse.Namespace, script: Path) -> str:
-    from graphft.runtime.engines.kubernetes.manifests import manifests
-
     for name in ("trainers", "gpus"):
         if getattr(options, name) is not None:
             raise UsageError(
@@ -109,8 +105,6 @@ def _of_script(options: argparse.Namespace, script: Path) -> str:
 
 
 def _pods(options: argparse.Namespace, name: str, etcd: str, config: JobConfig | None = None) -> Pods:
-    from graphft.runtime.engines.kubernetes.manifests import Pods, deployed_etcd, object_name
-
     name = options.name or object_name(name)
     return Pods(
         name=name,
