@@ -276,14 +276,16 @@ class Calls:
         """`call(metadata)` with the login's token; a second time when etcd does not know the token any more. What a
         signal's handler raises would leave locks of gRPC's taken: it comes at the end, when it has no time-out left."""
         self.check_usable()
-        token = self._login_token(timeout)
         try:
+            token = self._login_token(timeout)
             try:
                 answer = call(_metadata(token))
             except grpc.RpcError as e:
                 if token is None or e.code() not in (Code.UNAUTHENTICATED, Code.INVALID_ARGUMENT):
                     raise
-                self.forget_login(token)
+                with self._token_lock:
+                    if self._token == token:
+                        self._token = None
                 answer = call(_metadata(self._login_token(timeout)))
         except grpc.RpcError:
             self.suspect = True
@@ -303,12 +305,6 @@ class Calls:
                 rule="etcd-fork",
                 help="start processes with multiprocessing's 'spawn' method or subprocess, and open a client in each",
             )
-
-    def forget_login(self, token: str) -> None:
-        """Drop a token that the server refused."""
-        with self._token_lock:
-            if self._token == token:
-                self._token = None
 
     def refused(self, error: grpc.RpcError, request: Any = None) -> EtcdError:
         """etcd answered, and said no. The error is transient if the same request may be taken later."""
