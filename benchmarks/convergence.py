@@ -30,7 +30,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import graphft
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor
 
 from graphft.block_deltas import (
-    DIGEST,
     Base,
     FileEntry,
     Known,
@@ -33,7 +31,6 @@ from graphft.block_deltas import (
     block_digests,
     changed_runs,
     checksum_of,
-    kept,
     pieces_of,
     without_small_shares,
     worth_it,
@@ -46,11 +43,9 @@ META = "graphft"
 
 
 class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tensor in the metadata. With `pieces`, what lies under its name in the file is a part of it, or nothing.
-    `blocks`: the checksum of each, where there are several: for the next file, which another process may write."""
+    """A tensor in the metadata. With `pieces`, what lies under its name in the file is a part of it, or nothing."""
 
     checksum: str
-    blocks: bytes = b""
     dtype: str = ""
     shape: tuple[int, ...] = ()
     pieces: tuple[Piece, ...] = ()
@@ -96,55 +91,18 @@ class Contents:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def checked_file(
-    tensors: Mapping[str, Tensor],
-    name: Callable[[bool], str],
-    note: str = "",
-    base: Base | None = None,
-    open_file: Callable[[str], BinaryIO] | None = None,
-) -> CheckedFile:
-    """Plans a file. `name`: what it will be called, given whether it refers to others; so others will refer to it.
+def checked_file(tensors: Mapping[str, Tensor], name: str, note: str = "", base: Base | None = None) -> CheckedFile:
+    """Plans a file that will be called `name`. Reads every byte of the tensors once, for the checksums.
 
-    `open_file`: for a base of which only headers were read. What the new file would refer to is read and compared; if
-    anything is not what the header says, the file refers to nothing. Reads every byte of the tensors once, for the
-    checksums.
-
-    Raises OSError where files that are there cannot be read, GraphftError[save] for a dtype that safetensors does not
-    have.
+    Raises GraphftError[save] for a dtype that safetensors does not have.
     """
     digests = {n: block_digests(bytes_of(t)) for n, t in tensors.items()}
     if base is not None:
         runs = {n: changed_runs(t, digests[n], base.tensors.get(n)) for n, t in tensors.items()}
         runs = without_small_shares(tensors, runs, base)
-        if worth_it(tensors, runs) and (open_file is None or _is_there(open_file, tensors, runs, base)):
-            return _plan(tensors, name(True), note, digests, runs, base)
-    return _plan(tensors, name(False), note, digests, {n: [(0, t.nbytes)] for n, t in tensors.items()}, Base())
-
-
-def _is_there(
-    open_file: Callable[[str], BinaryIO], tensors: Mapping[str, Tensor], runs: Mapping[str, Runs], base: Base
-) -> bool:
-    """Whether the bytes that are not in `runs` lie where the base says, in files that may have been damaged since."""
-    wanted = sorted(
-        (piece.file, piece.offset, n, at, piece.bytes)
-        for n, t in tensors.items()
-        if runs[n] != [(0, t.nbytes)]
-        for at, piece in kept(runs[n], base.tensors[n].pieces, t.nbytes)
-    )
-    for name, pieces in itertools.groupby(wanted, lambda one: one[0]):
-        try:
-            file = open_file(name)
-        except FileNotFoundError:
-            return False
-        with contextlib.closing(file):
-            for _, offset, n, start, count in pieces:
-                file.seek(offset)
-                whole = bytes_of(tensors[n])
-                for at in range(start, start + count, PIECE):
-                    part = whole[at : min(at + PIECE, start + count)]
-                    if fill(file, bytearray(part.nbytes)) != part:
-                        return False
-    return True
+        if worth_it(tensors, runs):
+            return _plan(tensors, name, note, digests, runs, base)
+    return _plan(tensors, name, note, digests, {n: [(0, t.nbytes)] for n, t in tensors.items()}, Base())
 
 
 def _plan(
@@ -174,9 +132,8 @@ def _plan(
         for n, t in tensors.items()
     }
     written = {
-        n: _Written(k.checksum, blocks) if n in whole else _Written(k.checksum, blocks, k.dtype, k.shape, k.pieces)
+        n: _Written(k.checksum) if n in whole else _Written(k.checksum, k.dtype, k.shape, k.pieces)
         for n, k in sorted(found.items())
-        for blocks in [k.digests if len(k.digests) > DIGEST else b""]
     }
     header, order = lay_out(there, {META: msgspec.json.encode(_Meta(written, note)).decode()})
     needs = {p.file: base.files[p.file] for k in found.values() for p in k.pieces if p.file}
@@ -234,13 +191,11 @@ def opened(open_file: Callable[[str], BinaryIO]) -> Iterator[Callable[[str], Bin
         yield functools.cache(lambda name: stack.enter_context(contextlib.closing(open_file(name))))
 
 
-def read_base(open_file: Callable[[str], BinaryIO], name: str, entry: FileEntry) -> Base:
-    """What a file says of its tensors: one that is written next may refer to them.
-
-    Reads the header only. Raises as `read_checked`.
-    """
+def read_header(open_file: Callable[[str], BinaryIO], name: str, entry: FileEntry) -> tuple[Mapping[str, Known], str]:
+    """Returns what a file's header says of its tensors, and its note. Raises as `read_checked`."""
     with contextlib.closing(open_file(name)) as file:
-        return _described(file, name, entry)[0]
+        found, note = _described(file, name, entry)
+        return found.tensors, note
 
 
 def _described(file: BinaryIO, name: str, entry: FileEntry) -> tuple[Base, str]:
@@ -256,9 +211,9 @@ def _described(file: BinaryIO, name: str, entry: FileEntry) -> tuple[Base, str]:
     for n, (dtype, shape) in layout_of(name, header[8:], entry.bytes - entry.header)[0].items():
         size = int(torch.Size(shape).numel()) * dtype.itemsize
         w = meta.tensors[n]
-        found[n] = Known(_name_of(dtype), tuple(shape), w.checksum, (Piece("", at, size),), w.blocks)
+        found[n] = Known(_name_of(dtype), tuple(shape), w.checksum, (Piece("", at, size),))
         at += size
-    found |= {n: Known(w.dtype, w.shape, w.checksum, w.pieces, w.blocks) for n, w in meta.tensors.items() if w.pieces}
+    found |= {n: Known(w.dtype, w.shape, w.checksum, w.pieces) for n, w in meta.tensors.items() if w.pieces}
     return _base(name, entry, found), meta.note
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.store import CheckpointStore
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
 from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.process.validations import read_validations
 from graphft.runtime.protocol.ledger import ALL, Ledger

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import msgspec
 from torch import Tensor
 
 from graphft.runtime.checkpoint.commit import Commits, record_of
-from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.store import DamagedCheckpoint, storage
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of, shard_folder
+from graphft.runtime.checkpoint.manifest import Manifest, Part
+from graphft.runtime.checkpoint.metadata import PASSES
+from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, storage
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.keys import ShardKeys
 from graphft.runtime.coordination.records import Committed, decode_committed
@@ -29,7 +29,7 @@ class AsyncCommits(Commits):
     alone: bool = True
 
     def of(self, shard: int, job_dir: Path) -> AsyncCommits:
-        """Another shard's."""
+        """Returns the commits of another shard."""
         return dataclasses.replace(
             self, keys=self.keys.of_shard(shard), store=checkpoints_of(job_dir, shard), shard=shard
         )
@@ -39,7 +39,8 @@ class AsyncCommits(Commits):
 
         Raises StorageUnavailable.
         """
-        parts, versions, same = [], [], []
+        parts: list[Part] = []
+        versions, same = [], []
         told: dict[str, Any] = {}
         for shard in range(self.shards):
             kv = self.etcd.get(self.keys.of_shard(shard).committed)
@@ -51,8 +52,7 @@ class AsyncCommits(Commits):
             except DamagedCheckpoint as error:
                 self.of(shard, job_dir).rollback(error.message, below=committed.step)
                 return False
-            part = manifest.parts[0]
-            parts.append(msgspec.structs.replace(part, file=f"{shard_folder(shard)}/{part.file}"))
+            parts += manifest.parts
             versions.append(committed.step)
             told |= {key: value for key, value in manifest.meta.items() if key not in told and key != PASSES}
             same.append(mod_is(kv.key, kv.mod_revision))
@@ -95,12 +95,3 @@ def _readable(commits: Commits, committed: Committed) -> bool:
     except DamagedCheckpoint:
         return False
     return True
-
-
-PASSES = "passes"
-"""In the metadata of a shard's manifest: the commit has it."""
-
-
-def meta_of(passes: int) -> Mapping[str, int]:
-    """What a shard's manifest says beside its part: how many passes are wholly in it."""
-    return {PASSES: passes}

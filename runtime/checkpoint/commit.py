@@ -10,18 +10,17 @@ from the disk; `_newest_on_disk` says why that is right.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from graphft.errors import GraphftError, plain_text
-from graphft.runtime.checkpoint.described import is_loaded
-from graphft.runtime.checkpoint.discards import tell_again
-from graphft.runtime.checkpoint.manifest import DECIDED, VALIDATE, Manifest, Part
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable, storage
+from graphft.runtime.checkpoint.manifest import Manifest, Part
+from graphft.runtime.checkpoint.metadata import DECIDED, PASSES, VALIDATE, tell_again
+from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (
     Asked,
@@ -41,20 +40,15 @@ MAX_DELETES = 100
 
 
 def record_of(manifest: Manifest) -> Committed:
-    """The record that commits this checkpoint."""
-    return Committed(manifest.generation, manifest.step, manifest.directory, int(manifest.meta.get("passes", 0)))
+    """Returns the record that commits this checkpoint."""
+    return Committed(manifest.generation, manifest.step, manifest.directory, int(manifest.meta.get(PASSES, 0)))
 
 
 def reaches(known: Committed | None, wanted: Committed | None) -> bool:
-    """Whether a checkpoint holds at least what another one holds, both of one generation; None holds nothing."""
+    """True if a checkpoint holds at least what another one of its generation holds; None holds nothing."""
     if known is None or wanted is None:
         return wanted is None
     return (known.step, known.passes) >= (wanted.step, wanted.passes)
-
-
-def _newest(manifests: Iterable[Manifest]) -> Manifest | None:
-    """Of the highest generation, that with the highest step."""
-    return max(manifests, key=lambda m: (m.generation, m.step), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +142,11 @@ class Commits:
         return [delete_op(key) for key in open_ones if int(key.removeprefix(self.keys.all_validating)) > step]
 
     def is_current(self, generation: int) -> bool:
-        """Whether the job is in this generation. Raises EtcdError."""
+        """True if the job is in this generation. Raises EtcdError."""
         return self._find_fence(generation) is not None
 
     def _find_fence(self, generation: int) -> Compare | None:
-        """What holds as long as the job is in this generation; None if it is not. Read once per generation."""
+        """Returns what holds as long as the job is in this generation; None if it is not. Read once per generation."""
         kv = self.etcd.get(self.keys.generation)
         current = decode_generation(kv)
         if kv is None or current is None or current.number != generation:
@@ -200,7 +194,7 @@ class Commits:
     # -- starting and going back --------------------------------------------------------------------------------
 
     def begin(self) -> tuple[Generation, bool]:
-        """The generation to start in, and whether this is a restart of a shard that has served before."""
+        """Returns the generation to start in, and whether this is a restart of a shard that has served before."""
         self.ensure_generation()
         started = self.keys.started(self.shard)
         fresh = self.etcd.txn([absent(started)], [put_op(started, self.process.encode())], token=started).ok
@@ -215,10 +209,9 @@ class Commits:
         """
         if self.etcd.get(self.keys.generation) is not None:
             return None
-        if resume:
-            self._complete_load()
         newest = self._newest_on_disk((-1, -1)) if resume else None
-        self._check_floor(newest)
+        if newest is None:
+            self.store.check_initial(self.run)
         # Never a generation again that has written files here, committed or not.
         generation = self.store.latest_generation() + 1
         current, ops = Generation(generation, reason="start"), []
@@ -234,19 +227,6 @@ class Commits:
         ).ok
         return current if made and newest is not None else None
 
-    def _complete_load(self) -> None:
-        """Sets the floor where the newest checkpoint was put in place and has none: who loaded it may have died before
-        it did, or in the midst of that, on a file system that shows half a file. Raises StorageUnavailable."""
-        newest = _newest(m for m in self.store.manifests(every=True) if m.run == self.run)
-        if newest is None or not is_loaded(newest.meta):
-            return
-        with contextlib.suppress(StorageUnavailable):
-            floor = self.store.floor()
-            if floor is not None and (floor.generation, floor.step) >= (newest.generation, newest.step):
-                return
-        with storage(self.store.where()):
-            self.store.set_floor(newest)
-
     def catch_up(self) -> Generation | None:
         """Makes up for an etcd that was restored from a backup: the job goes on from what lies on disk.
 
@@ -260,7 +240,7 @@ class Commits:
         return self.rollback("etcd is older than the checkpoints on disk")
 
     def committed(self) -> Committed | None:
-        """The newest committed checkpoint."""
+        """Returns the newest committed checkpoint."""
         return decode_committed(self.etcd.get(self.keys.committed))
 
     def overtake(self, generation: int, mine: Committed | None = None) -> Generation | None:
@@ -289,8 +269,9 @@ class Commits:
             assert current_kv is not None
             assert current is not None
             target = self._target(current, committed, below)
-            self._check_floor(target)
-            if target is not None:
+            if target is None:
+                self.store.check_initial(self.run)
+            else:
                 self.store.make_durable(target)
                 tell_again(self.etcd, self.keys, target.meta)
             step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
@@ -311,7 +292,7 @@ class Commits:
                 return now
 
     def _recommit(self, committed: Committed | None, target: Manifest | None) -> list[Op]:
-        """What makes `target` the newest committed checkpoint: later steps are to be committed once more."""
+        """Returns what makes `target` the newest committed checkpoint: later steps are to be committed once more."""
         if target is None:
             return [delete_op(self.keys.committed)] if committed is not None else []
         if committed is not None and target.directory == committed.checkpoint:
@@ -319,34 +300,15 @@ class Commits:
         return [put_op(self.keys.committed, msgspec.json.encode(record_of(target)))]
 
     def _target(self, current: Generation, committed: Committed | None, below: int | None) -> Manifest | None:
-        """The checkpoint to go back to; None: the initial values. `below`: of an earlier step."""
+        """Returns the checkpoint to go back to; None: the initial values. `below`: of an earlier step."""
         if below is None:
             newer = self._newest_on_disk((current.number, committed.step if committed is not None else -1))
             if newer is not None:
                 return newer
-            if self._is_below_floor(committed):  # etcd is of before a state was loaded, and its generation is higher
-                return _newest(m for m in self.store.manifests() if m.run == self.run)
         return self._usable(committed, below) if committed is not None else None
 
-    def _is_below_floor(self, committed: Committed | None) -> bool:
-        floor = self.store.floor()
-        known = (committed.generation, committed.step) if committed is not None else (-1, -1)
-        return floor is not None and floor.is_of(self.run) and known < (floor.generation, floor.step)
-
-    def _check_floor(self, target: Manifest | None) -> None:
-        """Raises StorageUnavailable where to go (back) there would undo, without a word, what a person put in place."""
-        floor = self.store.floor()
-        if floor is None or not floor.is_of(self.run) or (target is not None and floor.carries(target)):
-            return
-        raise StorageUnavailable(
-            f"{self.store.where()} holds no whole checkpoint from step {floor.step}, generation {floor.generation}, "
-            "on, where a state was loaded in the place of the one before",
-            rule="storage",
-            help="bring it back; if it is gone for good, begin a new run: in a new folder, under another name",
-        )
-
     def _newest_on_disk(self, known: tuple[int, int]) -> Manifest | None:
-        """The newest whole checkpoint of the highest generation that left one, if it is newer than `known`.
+        """Returns the newest whole checkpoint of the highest generation that left one, if it is newer than `known`.
 
         `known`: etcd's generation, and the step that is committed. Newer is a higher generation (then etcd was
         restored from a backup), or a later step of the same one (then etcd was restored, or a process ended between
@@ -355,24 +317,28 @@ class Commits:
         history. In async mode the state and the ledger of what is in it are one file. What was begun in an older
         generation than etcd's stays void: batches may have been left out since.
         """
-        newest = _newest(m for m in self.store.manifests() if m.run == self.run)
+        own = (m for m in self.store.manifests() if m.run == self.run)
+        newest = max(own, key=lambda m: (m.generation, m.step), default=None)
         return newest if newest is not None and (newest.generation, newest.step) > known else None
 
     def _usable(self, committed: Committed, below: int | None) -> Manifest | None:
-        """The committed checkpoint's manifest, or the newest older one on disk that is whole."""
+        """Returns the committed checkpoint's manifest, or the newest other one on disk that is whole and no later."""
         limit = committed.step + 1 if below is None else below
         if committed.step < limit:
             try:
                 return self.store.read_manifest(committed.checkpoint)
             except DamagedCheckpoint:
                 limit = committed.step
-        older = [m for m in self.store.manifests() if m.step < limit and m.run == self.run]
-        return older[0] if older else None
+        for m in self.store.manifests():
+            loaded = below is None and m.step == committed.step and m.generation > committed.generation
+            if m.run == self.run and (m.step < limit or loaded):  # of a state that was loaded, etcd may know nothing
+                return m
+        return None
 
     def manifest_of(self, current: Generation) -> Manifest | None:
-        """The manifest of the checkpoint that the generation began at; None for the initial values."""
+        """Returns the manifest of the checkpoint that the generation began at; None for the initial values."""
         if not current.checkpoint:
-            self._check_floor(None)
+            self.store.check_initial(self.run)
             return None
         manifest = self.store.read_manifest(current.checkpoint)
         if manifest.run != self.run:
@@ -381,5 +347,4 @@ class Commits:
                 rule="checkpoint",
                 help="use the job directory that the checkpoint was written with",
             )
-        self._check_floor(manifest)
         return manifest

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphft.runtime.checkpoint.manifest import VALIDATE, Part
+from graphft.runtime.checkpoint.manifest import Part
+from graphft.runtime.checkpoint.metadata import VALIDATE
 from graphft.runtime.coordination.records import Committed
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Snapshot:
 
     @property
     def validated(self) -> bool:
-        """Whether the model is to be validated at this step."""
+        """True if the model is to be validated at this step."""
         return bool(self.meta.get(VALIDATE))
 
 
@@ -51,7 +52,7 @@ Work = Snapshot | Committed | Published
 
 
 def worth(snapshot: Snapshot) -> tuple[int, int]:
-    """Of two snapshots that wait, the one that is worth less is given up.
+    """Returns a key: of two snapshots that wait, the one with the lower key is given up.
 
     The rule is a function of the step alone, and so the same on all shards: they give up the same checkpoints, and
     those that are left become whole, although each shard writes at a pace of its own.
@@ -70,46 +71,35 @@ class PendingSnapshots:
         self._again: Published | None = None
         self._closed = False
 
-    def add(self, snapshot: Snapshot) -> list[Snapshot]:
-        """Puts a snapshot behind the others; returns those that were given up for it."""
-        with self._changed:
-            self._waiting.append(snapshot)
-            self._changed.notify_all()
-            return self._thin_out()
-
-    def restore(self, work: Work) -> list[Snapshot]:
-        """What was taken could not be written now. Returns what was given up."""
+    def add(self, work: Work) -> list[Snapshot]:
+        """Takes in work: a snapshot behind the older ones; returns those that were given up for it."""
+        given_up = []
         with self._changed:
             if isinstance(work, Committed):
                 self._final = work
-                return []
-            if isinstance(work, Published):  # it is asked for again, if that is still of use
-                return []
-            self._waiting.insert(0, work)
-            return self._thin_out()
-
-    def finish(self, committed: Committed) -> None:
-        """The job's model is to be made of this checkpoint, behind all snapshots."""
-        with self._changed:
-            self._final = committed
+            elif isinstance(work, Published):
+                self._again = work
+            else:
+                self._waiting = sorted([*self._waiting, work], key=lambda s: (s.generation, s.step))
+                newest = self._waiting[-1]
+                for validated, most in ((False, KEEP), (True, KEEP_VALIDATED)):
+                    while len(alike := [s for s in self._waiting if s.validated is validated]) > most:
+                        least = min([s for s in alike if s is not newest], key=worth)
+                        self._waiting.remove(least)
+                        given_up.append(least)
             self._changed.notify_all()
-
-    def publish_again(self, published: Published) -> None:
-        """The record of this part is to be written once more, when nothing else is to be done."""
-        with self._changed:
-            self._again = published
-            self._changed.notify_all()
+        return given_up
 
     def take(self) -> Work | None:
-        """The oldest work there is, as soon as there is some; None: this queue is closed."""
+        """Returns the oldest work there is, as soon as there is some; None: this queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting or self._final or self._again)
             if self._closed:
                 return None
             if self._waiting:
                 return self._waiting.pop(0)
-            again, self._again = self._again, None
-            if again is not None:
+            if self._again is not None:
+                again, self._again = self._again, None
                 return again
             final, self._final = self._final, None
             return final
@@ -123,12 +113,3 @@ class PendingSnapshots:
         """Waits for that time; returns at once, and True, when this queue is closed."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed, seconds)
-
-    def _thin_out(self) -> list[Snapshot]:
-        given_up = []
-        for validated, most in ((False, KEEP), (True, KEEP_VALIDATED)):
-            while len(alike := [s for s in self._waiting if s.validated is validated]) > most:
-                least = min([s for s in alike if s is not self._waiting[-1]], key=worth)  # never the newest of all
-                self._waiting.remove(least)
-                given_up.append(least)
-        return given_up

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.described import LOADED, MADE, made
-from graphft.runtime.checkpoint.manifest import SOURCE, VALIDATE, Manifest
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.metadata import MADE, SOURCE, VALIDATE, made
+from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.transpiler import Job
 from graphft.transpiler.layout import Slice, evolving, slices_of
 
@@ -62,9 +62,9 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
     store = checkpoints_of(target)
     values = reshard(old, shards, job)
     parts = tuple(store.write_part(0, manifest.step, i, len(values), each) for i, each in enumerate(values))
-    floor = checkpoints_of(source).floor()
-    loaded = {LOADED: True} if floor is not None and floor.is_of(old.run_id) else {}  # it stays put in place
-    by = made(job.fingerprint, **{SOURCE: f"{manifest.directory} of run {old.run_id}"}, **loaded)
+    if checkpoints_of(source).is_loaded(old.run_id):
+        store.mark_loaded(job.run_id)
+    by = made(job.fingerprint, **{SOURCE: f"{manifest.directory} of run {old.run_id}"})
     meta = {name: value for name, value in manifest.meta.items() if name != VALIDATE}
     validate = {VALIDATE: True} if manifest.step in job.config.validated else {}
     store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**meta, MADE: by, **validate}))

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits, record_of
-from graphft.runtime.checkpoint.described import MADE, made
-from graphft.runtime.checkpoint.discards import recorded, skipped_in
-from graphft.runtime.checkpoint.manifest import DECIDED, Manifest
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.metadata import DECIDED, MADE, made, recorded, skipped_in
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
-from graphft.runtime.checkpoint.store import DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.discarded import discarded_of, write_discarded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import MODEL, publish_result, storage_of
@@ -101,7 +100,7 @@ class Saver:
         """Writes the trained model from the final checkpoint and completes the job. Repeats meanwhile do nothing."""
         if not self._finishing:
             self._finishing = True
-            self._pending.finish(committed)
+            self._pending.add(committed)
 
     def committed_in(self, generation: int) -> Committed | None:
         """The newest checkpoint that this shard has committed in this generation, as far as it knows."""
@@ -117,7 +116,7 @@ class Saver:
             return
         if time.monotonic() - self._published_at > PUBLISH_SECONDS:
             self._published_at = time.monotonic()
-            self._pending.publish_again(published)
+            self._pending.add(published)
 
     def check(self) -> None:
         """Raises what the thread died of."""
@@ -150,7 +149,7 @@ class Saver:
             self._again(work, RETRY_SECONDS)
         except MISTAKES:
             raise
-        except (OSError, StorageUnavailable) as error:
+        except OSError as error:
             self._tell_trouble(error)
             self._again(work, self._pause)
             self._pause = min(2 * self._pause, MAX_RETRY_SECONDS)
@@ -159,10 +158,11 @@ class Saver:
             self._tell_mended()
 
     def _again(self, work: Work, pause: float) -> None:
-        """Queues the work again after a pause (in seconds): something newer may be worth more by then."""
+        """Queues the work again after a pause (in seconds): something newer may be worth more by then. A part that is
+        to be recorded again is asked for once more, if that is still of use."""
         self.counters["checkpoint-retries"] += 1
-        if not self._pending.pause(pause):
-            self._give_up(self._pending.restore(work))
+        if not self._pending.pause(pause) and not isinstance(work, Published):
+            self._give_up(self._pending.add(work))
 
     def _give_up(self, snapshots: list[Snapshot]) -> None:
         for snapshot in snapshots:
@@ -177,7 +177,7 @@ class Saver:
                     step=snapshot.step,
                 )
 
-    def _tell_trouble(self, error: OSError | StorageUnavailable) -> None:
+    def _tell_trouble(self, error: OSError) -> None:
         now = time.monotonic()
         self._failing_since = now if self._failing_since is None else self._failing_since
         text = error.message if isinstance(error, StorageUnavailable) else str(error)
@@ -205,26 +205,25 @@ class Saver:
 
     def _save(self, item: Snapshot) -> None:
         commits = self.commits
-        self._look_for_last()
         if not self._may_be_saved(item):
             return
         self.before()
         part = commits.store.write_part(
             item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
         )
-        found = {"metrics": read_metrics(commits.etcd, commits.keys), MADE: self._made()}
-        found |= self._decided()
-        meta = {**item.meta, **recorded(commits.etcd, commits.keys), **skipped_in(item.values), **found}
-        self._publish(Published(item.generation, item.step, part, item.keep, meta))
+        self._publish(Published(item.generation, item.step, part, item.keep, {**self._meta(item), **self._decided()}))
 
-    def _made(self) -> dict[str, Any]:
+    def _meta(self, item: Snapshot) -> dict[str, Any]:
+        """Returns the manifest's metadata. Raises EtcdError."""
+        commits = self.commits
         if self._made_of is None:
             with contextlib.suppress(GraphftError):  # it says so elsewhere; the run's id tells what it is of
                 self._made_of = read_record(self.job_dir).fingerprint
-        return made(self._made_of)
+        found = {"metrics": read_metrics(commits.etcd, commits.keys), MADE: made(self._made_of)}
+        return {**item.meta, **recorded(commits.etcd, commits.keys), **skipped_in(item.values), **found}
 
     def _decided(self) -> dict[str, Any]:
-        """What follows from the validations so far, if a job decides by them."""
+        """Returns what follows from the validations so far, if a job decides by them."""
         validate = self.job.config.validate
         kv = self.commits.etcd.get(self.commits.keys.decided) if validate is not None and validate.criteria else None
         return {DECIDED: msgspec.json.decode(kv.value)} if kv is not None else {}
@@ -265,22 +264,6 @@ class Saver:
         tell_failed(self.commits.etcd, self.commits.keys, why)
         self.events.emit("nonfinite", f"the job ends: {why.reason}")
         return False
-
-    def _look_for_last(self) -> None:
-        """Says so when the committed checkpoint has gone: its file system, say, while this goes on below the mount."""
-        last = self._last
-        if last is None or self.commits.store.has_manifest(last.directory):
-            return
-        if self.commits.committed() == record_of(last):  # and not an older one, which another shard has pruned
-            self.events.emit(
-                "checkpoint-gone",
-                f"the checkpoint of step {last.step}, which was committed, is not in "
-                f"{self.commits.store.where()} any more: was it deleted, or its file system unmounted? "
-                "Checkpoints are written there all the same",
-                shard=self.commits.shard,
-                step=last.step,
-            )
-        self._last = None
 
     def _finish(self, committed: Committed) -> None:
         from graphft.tensor_file import write_tensors

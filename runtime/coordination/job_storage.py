@@ -2,7 +2,7 @@
 
     <url>/job.json                 made only if there is none: from then on the storage is this run's
           job-<run>/...            what `Job.save` wrote besides, and files.json: size and sha256 of each file
-          checkpoints/...          parts and manifests (see `checkpoint.stored_checkpoints`)
+          checkpoints/...          parts and manifests (see `checkpoint.versioned_store`)
           continued.json           which run went on from here with other pservers
           discarded.jsonl, result.json, model.safetensors
                                result.json: size and sha256 of the others; the model last: the run is complete

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from graphft.errors import UsageError
 from graphft.option_names import is_whole
-from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
+from graphft.runtime.checkpoint.store import FOLDER
 from graphft.runtime.process.role_process import ROLES
 
 

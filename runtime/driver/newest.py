@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.saved_step import read_saved_step
-from graphft.runtime.checkpoint.store import DamagedCheckpoint
+from graphft.runtime.checkpoint.store import read_saved_step
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.interchange.job_state import LOOK_SECONDS, LOOKS, JobState, read_job

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.epoch_metrics import recorded_epoch
 from graphft.runtime.coordination.event_log import read_events

@@ -16,11 +16,11 @@ from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.model_warnings import tell_nonfinite
 from graphft.option_names import is_whole
-from graphft.runtime.checkpoint.described import LOADED, MADE, made
-from graphft.runtime.checkpoint.manifest import SOURCE, Manifest
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.metadata import MADE, SOURCE, made
 from graphft.runtime.checkpoint.reshard import cut, whole_state
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.interchange.job_state import JobState
 from graphft.runtime.interchange.optimizer_state import optimizer_of
 from graphft.runtime.loop.api import read_check_point
@@ -162,8 +162,9 @@ class Replacement:
         """All but the manifest that makes it count: that is for `put_in_place`. No process of the job may be there.
         Raises GraphftError[storage]; nothing is changed then."""
         generation, step, count = self.store.latest_generation() + 1, self.newest.step, len(self.shards)
-        by = made(self.job.fingerprint, **{SOURCE: f"load_state_dict, at {self.newest.directory}", LOADED: True})
+        by = made(self.job.fingerprint, **{SOURCE: f"load_state_dict, at {self.newest.directory}"})
         try:
+            self.store.mark_loaded(self.job.run_id)
             parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]
         except OSError as error:
             raise self._unwritten(error, "nothing was changed: make room there, and call it again") from error
@@ -174,12 +175,17 @@ class Replacement:
         try:
             self.store.write_manifest(manifest)
         except OSError as error:  # it may lie there nevertheless: after its rename, or a request without an answer
-            known = (
-                "nothing was changed" if self.store.take_back(manifest) else "whether the new state counts is unknown"
-            )
+            known = "nothing was changed" if self._take_back(manifest) else "whether the new state counts is unknown"
             raise self._unwritten(error, f"{known}: make room there, and call it again") from error
-        with contextlib.suppress(OSError):  # who goes on from it sets the floor, or waits until it can
-            self.store.set_floor(manifest)
+        with contextlib.suppress(OSError):  # this one is of the highest generation: the others do not count
+            self.store.discard([d for d in self.store.directories() if d != manifest.directory], manifest.files())
+
+    def _take_back(self, manifest: Manifest) -> bool:
+        """Deletes a checkpoint from which no process goes on yet. Returns whether it is known to be none any more."""
+        with contextlib.suppress(OSError):
+            self.store.discard([manifest.directory])
+            return not self.store.has_manifest(manifest.directory)
+        return False
 
     def _unwritten(self, error: OSError, help: str) -> GraphftError:
         what = f"the new state cannot be written to {self.store.where('')}: {error}"

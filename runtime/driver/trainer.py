@@ -40,8 +40,8 @@ from graphft.runtime.launcher.process_ends import note_failed
 from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.loop.api import save_check_point
-from graphft.runtime.loop.retention import Keep
 from graphft.runtime.loop.train_status import TrainStatus
+from graphft.runtime.loop.version_store import Keep
 from graphft.runtime.process.role_process import hear_of_children
 from graphft.runtime.process.validations import note_validation
 from graphft.transpiler import Job

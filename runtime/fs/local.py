@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from graphft.fileio import PieceWriter, fsync, make_folder, replacing
+from graphft.fileio import PieceWriter, fsync, make_folder, open_regular, replacing
 from graphft.runtime.fs.base import FS
 
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -26,7 +26,7 @@ class LocalFS(FS):
 
     def ls_dir(self, path: str) -> list[str]:
         try:
-            return sorted(os.listdir(path))
+            return sorted(entry.name for entry in Path(path).iterdir())
         except FileNotFoundError:
             return []
 
@@ -40,7 +40,7 @@ class LocalFS(FS):
         return Path(path).exists()
 
     def open(self, path: str) -> BinaryIO:
-        return Path(path).open("rb", buffering=0)
+        return open_regular(Path(path), 0)
 
     def mkdir(self, path: str) -> None:
         make_folder(Path(path))
@@ -80,7 +80,7 @@ class LocalFS(FS):
         Path(path).unlink()
 
     def rmr(self, path: str) -> None:
-        shutil.rmtree(path)
+        shutil.rmtree(Path(path))
 
     def need_upload_download(self) -> bool:
         return False

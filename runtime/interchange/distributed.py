@@ -7,6 +7,7 @@ and is not let near anything else.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from graphft.errors import GraphftError, UsageError, plain_text
+from graphft.runtime.fs import LocalFS, file_system
 from graphft.runtime.interchange.distributed_metadata import Described, read_description
 
 
@@ -39,6 +41,14 @@ class _Planner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: Any, value: Any) -> None:
         raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
+
+
+def local_path(source: str | os.PathLike[str]) -> Path:
+    """Returns the folder of such a directory. Raises UsageError if it is not on a local disk."""
+    fs, path = file_system(os.fspath(source))
+    if not isinstance(fs, LocalFS):
+        raise UsageError(f"{source} can be read from a local disk only", rule="weights", help="copy the folder first")
+    return Path(path)
 
 
 def read_distributed(folder: Path, name: str = "model") -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import posixpath
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from graphft.tensor_file import read_tensors, write_tensors
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
-_PART = re.compile(r".+-\d+-of-0*([2-9]|[1-9]\d+)\.safetensors")
 SHARD_BYTES = 5_000_000_000
 """As `save_pretrained` cuts by default."""
 
@@ -62,17 +60,6 @@ def cut(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tenso
 def _untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     known: set[int] = set()
     return {n: t for n, t in tensors.items() if not (id(t) in known or known.add(id(t)))}  # type: ignore[func-returns-value]
-
-
-def check_whole(file: Path | str) -> None:
-    """Raises GraphftError[weights] if the only file of a folder is, by its name, one of several."""
-    name = posixpath.basename(str(file))
-    if match := _PART.fullmatch(name):
-        raise GraphftError(
-            f"{file} is one of {match[1]} files, and there is neither {INDEX} nor another of them",
-            rule="weights",
-            help=f"{_AGAIN} For what this file alone has, give its own path",
-        )
 
 
 def read_sharded(index: Path) -> dict[str, Tensor]:

@@ -1,10 +1,13 @@
-"""What a job's folder holds of its model and optimizer: whole tensors, whatever pservers held them in slices."""
+"""What a job holds of its model and optimizer: whole tensors, whatever pservers held them in slices."""
 
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +18,15 @@ from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program
 from graphft.optim import OPTIMIZERS, SCALAR_STATE, Optimizer
 from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
+from graphft.runtime.coordination.job_storage import fetch, is_url, stored_run
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
 from graphft.transpiler.layout import slices_of
 from graphft.transpiler.optimization import find_optimization
 from graphft.transpiler.rates import rates_at
+from graphft.transpiler.record import RECORD
 
 log = logging.getLogger("graphft")
 
@@ -41,8 +46,23 @@ class JobState:
     updates: dict[str, Optimizer]
 
 
+@contextmanager
+def job_folder(source: str | os.PathLike[str], *, whole: bool = False) -> Iterator[Path | None]:
+    """Yields the folder of a job; of its storage a copy of its record (`whole`: and of its programs), for as long as
+    this lasts; None for what is no job's. Raises GraphftError[storage]."""
+    if not is_url(source):
+        folder = Path(source)
+        yield folder if (folder / RECORD).exists() else None
+    elif not stored_run(url := os.fspath(source).rstrip("/")):
+        yield None
+    else:
+        with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
+            fetch(url, Path(scratch, "job"), whole=whole)
+            yield Path(scratch, "job")
+
+
 def read_job(folder: Path, step: int | None = None) -> JobState:
-    """From the newest checkpoint in a job's folder that is whole, or from that of `step`. The job may be running, on
+    """Reads the newest checkpoint in a job's folder that is whole, or that of `step`. The job may be running, on
     any machine.
 
     Raises UsageError[no-checkpoint] if there is none (yet), DamagedCheckpoint if none is whole.
@@ -61,13 +81,10 @@ def read_job(folder: Path, step: int | None = None) -> JobState:
 
 
 def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str, Tensor]]]:
-    """The step, and what each shard held."""
+    """Returns the step, and what each shard held."""
     everything = range(job.config.pservers)
     store = checkpoints_of(folder)
-    every = step is not None  # one that is named may be read, though the job would not go on from it
-    there = [m for m in store.manifests(every=every) if m.run == job.run_id and step in (None, m.step)]
-    if every:
-        there = _not_replaced(store, there)
+    there = [m for m in store.manifests() if m.run == job.run_id and step in (None, m.step)]
     if there:  # in the order in which the job goes on
         there.sort(key=lambda m: (m.generation, m.step), reverse=True)
         return _newest_whole(store, there, everything)
@@ -88,20 +105,10 @@ def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str,
     return min(reached for reached, _ in found), [tensors for _, (tensors,) in found]
 
 
-def _not_replaced(store: CheckpointStore, found: list[Manifest]) -> list[Manifest]:
-    """Without those that a state was put in the place of. What cannot be told hides none."""
-    try:
-        floor = store.floor()
-    except StorageUnavailable as error:
-        log.warning("%s", error.message)
-        return found
-    return found if floor is None else [m for m in found if m.step < floor.step or floor.carries(m)]
-
-
 def _newest_whole(
     store: CheckpointStore, manifests: Sequence[Manifest], shards: Sequence[int]
 ) -> tuple[int, list[dict[str, Tensor]]]:
-    """Step and tensors of the first that can be read. Raises DamagedCheckpoint if none can."""
+    """Returns step and tensors of the first that can be read. Raises DamagedCheckpoint if none can."""
     damaged: list[DamagedCheckpoint] = []
     for manifest in manifests:
         try:

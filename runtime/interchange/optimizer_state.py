@@ -7,11 +7,8 @@ optimizer by their numbers.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,15 +16,14 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
 from graphft.optim import SCALAR_STATE, SGD, Optimizer
-from graphft.runtime.coordination.job_storage import fetch, is_url
+from graphft.runtime.checkpoint.manifest import is_directory
 from graphft.runtime.coordination.runs import weights_source
-from graphft.runtime.fs import LocalFS, file_system
+from graphft.runtime.fs import file_system
+from graphft.runtime.interchange.distributed import local_path, read_distributed
 from graphft.runtime.interchange.distributed_metadata import METADATA
-from graphft.runtime.interchange.job_state import JobState, read_job
+from graphft.runtime.interchange.job_state import JobState, job_folder, read_job
 from graphft.runtime.loop.check_points import CheckPoints
 from graphft.runtime.loop.snapshot import PARAMETERS, Found
-from graphft.runtime.loop.version_store import FOLDER
-from graphft.transpiler.record import RECORD
 
 _SOURCES = "the folder or storage of a job, what save_check_point saved, or a directory of torch.distributed.checkpoint"
 
@@ -82,26 +78,14 @@ def read_training(
     Raises as `read_optimizer`.
     """
     source = weights_source(source)
-    fs, path = file_system(os.fspath(source))
-    is_folder = fs.size(path) is None
-    if is_folder and fs.size(f"{path}/{RECORD}") is not None:
-        with _folder_of(source) as folder:
-            state = read_job(folder, version)
+    with job_folder(source, whole=True) as folder:
+        state = read_job(folder, version) if folder is not None else None
+    if state is not None:
         return state.model, optimizer_of(state)
-    if is_folder and any(map(FOLDER.fullmatch, fs.list_dirs(path))):
+    fs, path = file_system(os.fspath(source))
+    if fs.size(path) is None and any(map(is_directory, fs.list_dirs(path))):
         return _of_loop(source, model, optimizer, version)
     raise UsageError(f"{source} has no state of an optimizer", rule="optimizer-state", help=f"give {_SOURCES}")
-
-
-@contextmanager
-def _folder_of(source: str | os.PathLike[str]) -> Iterator[Path]:
-    """Of a job; of its storage a copy."""
-    if not is_url(source):
-        yield Path(source)
-        return
-    with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
-        fetch(os.fspath(source), Path(scratch, "job"))
-        yield Path(scratch, "job")
 
 
 def optimizer_of(job: JobState) -> OptimizerState:
@@ -155,7 +139,7 @@ def _of_loop(
 
 def _of_state_dict(found: Found, saved: Mapping[str, Any], optimizer: str) -> OptimizerState:
     """By names, if the model that the optimizer trains was saved with it."""
-    names = found.manifest.state.get(PARAMETERS, {}).get(optimizer)
+    names = found.manifest.meta.get(PARAMETERS, {}).get(optimizer)
 
     def named(number: Any) -> str:
         return str(number) if names is None else str(names[number])
@@ -172,13 +156,8 @@ def _of_state_dict(found: Found, saved: Mapping[str, Any], optimizer: str) -> Op
 def _from_torch(source: str | os.PathLike[str], name: str) -> OptimizerState:
     """Of a directory of `torch.distributed.checkpoint`, however it was put there: by names or numbers, nested or flat.
     Options of groups are pickles there, and not read."""
-    fs, path = file_system(os.fspath(source))
-    if not isinstance(fs, LocalFS):
-        raise UsageError(f"{source} can be read from a local disk only", rule="weights", help="copy the folder first")
-    from graphft.runtime.interchange.distributed import read_distributed
-
     state: dict[str, dict[str, Any]] = {}
-    for place, value in read_distributed(Path(path), name).items():
+    for place, value in read_distributed(local_path(source), name).items():
         if place.startswith("state."):
             parameter, _, key = place.removeprefix("state.").rpartition(".")
             state.setdefault(parameter, {})[key] = value

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from graphft.errors import UsageError
 from graphft.ir import Program
-from graphft.runtime.coordination.job_storage import MODEL, fetch, is_url, storage_of
+from graphft.runtime.coordination.job_storage import MODEL, is_url, storage_of
 from graphft.runtime.coordination.runs import weights_source
+from graphft.runtime.interchange.job_state import job_folder
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.launcher.result import Result
 from graphft.storage import load_program
@@ -37,7 +37,7 @@ def read_trained(
     best: bool = False,
     weights: str | os.PathLike[str] | None = None,
 ) -> Trained:
-    """Of a job's folder, or the URL of its storage: with the trained model; of a job that is not complete (a warning
+    """Reads a job's folder, or the URL of its storage: with the trained model; of a job that is not complete (a warning
     says so), or with a `step`, the weights of a checkpoint; or the `best` model by its validations, of a folder; or
     other `weights` of the same model, whatever `read_weights` reads. The job may be running.
 
@@ -49,14 +49,14 @@ def read_trained(
         raise UsageError("weights are given, and step or best, too", rule="option", help="give one of them")
     if best:
         return _best(source, step)
-    if not is_url(source):
-        folder = Path(source)
-        whole = weights is not None or (folder / MODEL).exists()
-        return _trained(folder, storage_of(folder) if not whole else "", step, weights)
-    with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
-        url = os.fspath(source).rstrip("/")
-        fetch(url, Path(scratch, "job"))
-        return _trained(Path(scratch, "job"), url, step, weights)
+    with job_folder(source, whole=True) as folder:
+        if folder is None:
+            raise UsageError(
+                f"{source} holds no job", rule="job-directory", help="give the folder or the storage of a job"
+            )
+        complete = weights is not None or (folder / MODEL).exists()
+        url = os.fspath(source).rstrip("/") if is_url(source) else "" if complete else storage_of(folder)
+        return _trained(folder, url, step, weights)
 
 
 def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
@@ -67,8 +67,8 @@ def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
 
 
 def best_model(source: str | os.PathLike[str], step: int | None = None) -> Path:
-    """The file of the best model by its validations, of a job's folder. Raises UsageError if there is none, for a URL,
-    and for a `step`, which is another choice."""
+    """Returns the file of the best model by its validations, of a job's folder. Raises UsageError if there is none, for
+    a URL, and for a `step`, which is another choice."""
     if step is not None or is_url(source):
         raise UsageError(
             "the best model is asked for, and " + (f"step {step}, too" if step is not None else "of a URL"),

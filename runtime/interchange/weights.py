@@ -11,13 +11,17 @@ from pathlib import Path
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.coordination.job_storage import MODEL, download_result, fetch, is_url
+from graphft.runtime.checkpoint.manifest import is_directory
+from graphft.runtime.coordination.job_storage import MODEL, download_result, is_url
 from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import FS, LocalFS, file_system
-from graphft.runtime.interchange.huggingface import WHOLE, check_whole, read_sharded
+from graphft.runtime.interchange.distributed import local_path, read_distributed
+from graphft.runtime.interchange.distributed_metadata import METADATA
+from graphft.runtime.interchange.huggingface import WHOLE, read_sharded
+from graphft.runtime.interchange.job_state import job_folder, read_job
 from graphft.runtime.loop.check_points import CheckPoints
-from graphft.runtime.loop.version_store import FOLDER
 from graphft.tensor_file import read_tensors
+from graphft.transpiler.record import RECORD
 
 log = logging.getLogger("graphft")
 
@@ -29,7 +33,7 @@ _SOURCES = (
 
 
 def read_weights(source: str | os.PathLike[str], name: str = "model", version: int | None = None) -> dict[str, Tensor]:
-    """A model's `state_dict`, from a file, folder or URL; every checksum that is there is checked.
+    """Returns a model's `state_dict`, from a file, folder or URL; every checksum that is there is checked.
 
     `source` is a safetensors file; a folder as Hugging Face's `save_pretrained` writes it, in one file or many; a job's
     name, folder or storage (the model of its newest complete run; else the newest checkpoint that is whole); what
@@ -42,38 +46,24 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
     """
     source = weights_source(source)
     fs, path = file_system(os.fspath(source))
-    if version is not None:
-        if fs.size(f"{path}/job.json") is not None:
-            if is_url(source):
-                return _read_stored_job(os.fspath(source), [], version)
-            return _read_job(Path(path), version)
-        return _read_loop(os.fspath(source), name, version)
     if fs.size(path) is not None:
         return _read_file(fs, path)
     names = fs.ls_dir(path)
     if not names:
         raise UsageError(f"there is nothing at {source}", rule="weights", help=f"give {_SOURCES}")
-    if any(map(FOLDER.fullmatch, names)):
-        return _read_loop(os.fspath(source), name, None)
+    if RECORD in names:
+        return _read_job(source, MODEL in names, version)
+    if version is not None or any(map(is_directory, names)):
+        return _read_loop(os.fspath(source), name, version)
     indexes = [n for n in names if n.endswith(".safetensors.index.json")]
     files = [n for n in names if n.endswith(".safetensors")]
-    if WHOLE in names and indexes and "job.json" not in names:  # as from_pretrained does
+    if WHOLE in names and indexes:  # as from_pretrained does
         log.warning("%s has %s and %s: the weights are those of the first", source, WHOLE, indexes[0])
         indexes, files = [], [WHOLE]
-    if len(indexes) == 1 or ("job.json" not in names and len(files) == 1 and ".metadata" not in names):
-        if not indexes:
-            check_whole(f"{source}/{files[0]}")
+    if len(indexes) == 1 or (len(files) == 1 and METADATA not in names):
         return _read_folder(fs, path, indexes, files[0] if files else "")
-    if "job.json" in names and is_url(source):
-        return _read_stored_job(os.fspath(source), names, None)
-    if not isinstance(fs, LocalFS) and ".metadata" in names:
-        raise UsageError(f"{source} can be read from a local disk only", rule="weights", help="copy the folder first")
-    if "job.json" in names:
-        return _read_job(Path(path))
-    if ".metadata" in names:
-        from graphft.runtime.interchange.distributed import read_distributed
-
-        return read_distributed(Path(path), name)
+    if METADATA in names:
+        return read_distributed(local_path(source), name)
     found = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
     raise UsageError(f"{source} holds no weights that graphft knows: {found}", rule="weights", help=f"give {_SOURCES}")
 
@@ -90,7 +80,7 @@ def _read_file(fs: FS, path: str) -> dict[str, Tensor]:
 
 
 def _at_hand(fs: FS, path: str, scratch: Path) -> Path:
-    """Where this machine has the file or folder."""
+    """Returns where this machine has the file or folder."""
     if isinstance(fs, LocalFS):
         return Path(path)
     target = scratch / "copy"
@@ -107,34 +97,33 @@ def _read_folder(fs: FS, path: str, indexes: list[str], file: str) -> dict[str, 
         return read_tensors(folder / file)[0]
 
 
-def _read_job(folder: Path, step: int | None = None, named: str = "") -> dict[str, Tensor]:
-    """`named`: the URL that the folder is a copy of."""
-    from graphft.runtime.interchange.job_state import read_job
-
-    if step is None and (folder / MODEL).exists():
-        try:
-            return read_tensors(folder / MODEL)[0]
-        except GraphftError as error:
-            raise GraphftError(
-                error.message,
-                rule=error.rule,
-                help=f"its checkpoints are there: `graphft checkpoint list {folder}`, and give one's step as version=; "
-                f"or delete the file, and `graphft launch --job {folder}` makes it again",
-            ) from error
-    state = read_job(folder, step)
+def _read_job(source: str | os.PathLike[str], complete: bool, step: int | None) -> dict[str, Tensor]:
+    if step is None and complete:
+        return _read_model(source)
+    with job_folder(source, whole=True) as folder:
+        if folder is None:
+            raise UsageError(f"there is no job at {source} any more", rule="weights", help=f"give {_SOURCES}")
+        state = read_job(folder, step)
     if step is None:
-        log.warning("the job in %s is not complete: its weights are those of step %d", named or folder, state.step)
+        log.warning("the job in %s is not complete: its weights are those of step %d", source, state.step)
     return state.model
 
 
-def _read_stored_job(url: str, names: list[str], step: int | None) -> dict[str, Tensor]:
-    """Of a job that lies in its storage."""
-    with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
-        if MODEL in names:
-            download_result(url, Path(scratch))
+def _read_model(source: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Returns the trained model of a complete job."""
+    if is_url(source):
+        with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
+            download_result(os.fspath(source), Path(scratch))
             return read_tensors(Path(scratch, MODEL))[0]
-        fetch(url, Path(scratch, "job"))
-        return _read_job(Path(scratch, "job"), step, url)
+    try:
+        return read_tensors(Path(source, MODEL))[0]
+    except GraphftError as error:
+        raise GraphftError(
+            error.message,
+            rule=error.rule,
+            help=f"its checkpoints are there: `graphft checkpoint list {source}`, and give one's step as version=; or "
+            f"delete the file, and `graphft launch --job {source}` makes it again",
+        ) from error
 
 
 def _read_loop(source: str, name: str, version: int | None) -> dict[str, Tensor]:

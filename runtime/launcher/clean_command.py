@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.fileio import remove_folder, size_in_words
-from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
+from graphft.runtime.checkpoint.store import FOLDER
 from graphft.runtime.launcher.folder_sizes import disk_bytes
 from graphft.runtime.launcher.process_ends import lost_checkpoints
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK

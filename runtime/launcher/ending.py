@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.checkpoint.store import saved_step
 from graphft.runtime.coordination.job_storage import is_complete
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.run_folder import begun, where

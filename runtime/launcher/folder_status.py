@@ -10,10 +10,9 @@ from typing import Literal
 
 from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.callbacks.cursor import FILE as TOLD
-from graphft.runtime.checkpoint.discards import lost_so_far
-from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.checkpoint.store import StorageUnavailable
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.metadata import lost_so_far
+from graphft.runtime.checkpoint.store import checkpoints_of, saved_step
+from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
 from graphft.runtime.coordination.connect import EtcdNote, connect, read_note
 from graphft.runtime.coordination.job_storage import JOBS, MODEL, is_complete, storage_of
 from graphft.runtime.coordination.keys import Keys

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.errors import GraphftError, UsageError, without_traceback
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.callbacks.cursor import FILE as TOLD
-from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.checkpoint.store import saved_step
 from graphft.runtime.coordination.connect import NOTE, WAIT_SECONDS, check_note, connect, read_note, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.job_storage import MODEL, delete_entries, fetch_result, is_complete, publish

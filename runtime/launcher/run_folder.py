@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.checkpoint.store import saved_step
 from graphft.runtime.coordination.job_storage import (
     JOBS,
     begun_in_storage,

@@ -13,13 +13,12 @@ from typing import Any
 from graphft.data import DataSpec
 from graphft.ir import Program
 from graphft.runtime.fs import FS
-from graphft.runtime.loop.check_points import CheckPoints
-from graphft.runtime.loop.failed_saves import WaitedTooLong
+from graphft.runtime.loop.check_points import CheckPoints, WaitedTooLong
 from graphft.runtime.loop.ranks import check_rank, gather_rank_states
-from graphft.runtime.loop.retention import Keep
 from graphft.runtime.loop.snapshot import Found
 from graphft.runtime.loop.targets import Stateful, targets_of
 from graphft.runtime.loop.train_status import TrainStatus, check_status
+from graphft.runtime.loop.version_store import Keep
 
 LOOK_SECONDS = 0.2
 
@@ -65,9 +64,8 @@ def save_check_point(
     Raises:
         GraphftError: [state] or [save] for what cannot be saved, [rank] if trainer_id is not the rank, [superseded] if
             another process saves here, too.
-        StorageFailed: [storage], an OSError, too: the storage refused it eight times, within about a
-            minute, or did not answer three times for half a minute each (a warning says so after 5 s); at once where it
-            is not there.
+        StorageUnavailable: [storage], an OSError, too: the storage refused it eight times, within about a minute; at
+            once where it is not there.
     """
     targets_of(executor, main_program)  # a mistake shows in every trainer
     check_status(train_status)
@@ -99,13 +97,13 @@ def load_check_point(
     None, and nothing is changed, where there is no checkpoint. The arguments are those of `save_check_point`; all
     trainers load. `version`: another one than the newest. `random_states`: each trainer goes on with its own random
     numbers, if it was saved with `per_rank`; else trainer 0 does, and the others' generators stay as they are.
-    `partial`: into objects that have changed, what fits by name, shape and dtype is loaded, of an optimizer the states
-    of the parameters that are; the rest stays as it is, and a warning lists it.
+    `partial`: into objects that have changed, what fits by name, shape and dtype is loaded, an optimizer if it has
+    the same parameters; the rest stays as it is, and a warning lists it.
 
     Raises:
         GraphftError: [checkpoint] if no checkpoint is whole; [checkpoint-fit] if the objects are not those that were
             saved (with `partial`: if nothing fits): nothing is changed then.
-        StorageFailed: [storage], an OSError, too: the storage fails, so nothing can be said of the checkpoints.
+        StorageUnavailable: [storage], an OSError, too: the storage fails, so nothing can be said of the checkpoints.
     """
     place = CheckPoints(path, fs, storage_options=storage_options)
     return place.load(
@@ -126,7 +124,8 @@ def read_check_point(
     version: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Found | None:
-    """The newest checkpoint that is whole, as it was saved: `states` by name, `status`, `random`. None: there is none.
+    """Returns the newest checkpoint that is whole, as it was saved: `states` by name, `status`, `random`; None if
+    there is none.
 
     For what `load_check_point` does not do: to load a part that one chooses, or into something else.
     """
@@ -146,12 +145,11 @@ def wait_for_check_point(
     Raises WaitedTooLong, a TimeoutError, after `timeout` seconds; OSError where the storage fails.
     """
     store, end = CheckPoints(path, fs, storage_options=storage_options).store, time.monotonic() + timeout
-    while not any(v >= version and store.committed(v) for v in store.versions()):
+    while max(found := store.all_committed(), default=-1) < version:
         if time.monotonic() > end:
-            newest = max(store.all_committed(), default=None)
             raise WaitedTooLong(
                 f"{path} had no checkpoint {version} within {timeout:g} s; "
-                + ("it has none" if newest is None else f"the newest is {newest}"),
+                + (f"the newest is {found[0]}" if found else "it has none"),
                 rule="checkpoint-timeout",
                 help="is trainer 0 alive, and does it save to this path? its log says what the storage refuses; if "
                 "a save takes so long, wait longer",

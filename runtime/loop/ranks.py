@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.loop.random_states import take_random_states
 from graphft.runtime.loop.state_codec import Encoder, decode
 from graphft.runtime.loop.targets import Stateful, targets_of
 from graphft.tensor_file import pack_tensors, unpack_tensors
@@ -26,8 +27,20 @@ class RankStates:
     states: tuple[dict[str, Any], ...]
 
 
+def take_random_states() -> dict[str, Any]:
+    """Returns what the generators of this process are at now: torch's (also of its devices), NumPy's and Python's."""
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
 def gather_rank_states(per_rank: Mapping[str, Stateful] | None = None) -> RankStates:
-    """The state of these objects, and of the random generators, of every rank of `torch.distributed`.
+    """Returns the state of these objects, and of the random generators, of every rank of `torch.distributed`.
 
     A collective of the default process group: every rank calls it, at the same step. Without a process group there is
     one rank. What travels is JSON and tensors, no pickle.
@@ -63,7 +76,7 @@ def check_rank(trainer_id: int) -> None:
 
 
 def of_rank(ranks: RankStates | None, rank: int, per_rank: Mapping[str, Stateful]) -> dict[str, Any]:
-    """What was saved of this rank. Raises GraphftError[checkpoint-fit]."""
+    """Returns what was saved of this rank. Raises GraphftError[checkpoint-fit]."""
     saved, count = (len(ranks.states) if ranks else 0), _rank_and_count()[1]
     if per_rank and ranks is None:
         what, help = "it was saved without per_rank=", "save with per_rank=, too; or load without"

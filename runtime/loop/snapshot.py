@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.executor import ProgramState
-from graphft.runtime.loop.partial import fitting
-from graphft.runtime.loop.random_states import set_random_states, take_random_states
-from graphft.runtime.loop.ranks import OBJECTS, RANDOM, RankStates, of_rank
+from graphft.runtime.loop.ranks import OBJECTS, RANDOM, RankStates, of_rank, take_random_states
 from graphft.runtime.loop.state_codec import Encoder, decode
-from graphft.runtime.loop.targets import Stateful, load_all, parameter_names
+from graphft.runtime.loop.targets import Stateful, fitting, load_all, parameter_names
 from graphft.runtime.loop.train_status import TrainStatus, check_status
-from graphft.runtime.loop.version_store import VersionManifest
 from graphft.transpiler.fingerprint import digest_of, program_digest
 
-STATE, RANKS, OPTIMIZERS, PARAMETERS = "state", "ranks", "optimizers", "parameters"
-"""What a manifest's `state` has, beside RANDOM, the generators of trainer 0: the user's objects, what each rank has for
-itself, and of optimizers the classes, and the names of their parameters, where a module that was saved has them all."""
+STATUS, STATE, RANKS, OPTIMIZERS, PARAMETERS = "status", "state", "ranks", "optimizers", "parameters"
+"""Keys in a manifest's metadata, beside RANDOM, the generators of trainer 0: the TrainStatus, the user's objects, what
+each rank has for itself, and of optimizers the classes, and the names of their parameters, where a module that was
+saved has them all."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Nothing in it changes any more."""
+    """Nothing in it changes any more. `made_of`: the digest of a graphft program whose state it is."""
 
     status: TrainStatus
-    state: Mapping[str, Any]
+    meta: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     made_of: Mapping[str, str]
-    """`program`: the digest of a graphft program whose state it is."""
 
 
 @dataclass(frozen=True)
@@ -45,29 +45,33 @@ class Found:
     states: dict[str, Any]
     random: dict[str, Any] | None
     ranks: RankStates | None
-    manifest: VersionManifest
+    manifest: Manifest
 
 
 def take(
     targets: Mapping[str, Stateful], status: TrainStatus, random_states: bool, ranks: RankStates | None, copy: bool
 ) -> Snapshot:
-    """The state of these objects now. `copy`: so that they may change while it is saved."""
+    """Returns the state of these objects now. `copy`: so that they may change while it is saved."""
     check_status(status)
     encoder = Encoder()
-    state: dict[str, Any] = {STATE: {n: _encoded(encoder, n, t.state_dict()) for n, t in sorted(targets.items())}}
+    states = {name: _encoded(encoder, name, target.state_dict()) for name, target in sorted(targets.items())}
     optimizers = {n: t for n, t in sorted(targets.items()) if isinstance(t, torch.optim.Optimizer)}
-    state[OPTIMIZERS] = {name: type(optimizer).__name__ for name, optimizer in optimizers.items()}
     modules = [t for _, t in sorted(targets.items()) if isinstance(t, torch.nn.Module)]
     named = {name: parameter_names(optimizer, modules) for name, optimizer in optimizers.items()}
-    state[PARAMETERS] = {name: names for name, names in named.items() if names}
+    meta: dict[str, Any] = {
+        STATUS: status.to_json(),
+        STATE: states,
+        OPTIMIZERS: {name: type(optimizer).__name__ for name, optimizer in optimizers.items()},
+        PARAMETERS: {name: names for name, names in named.items() if names},
+    }
     if random_states:
-        state[RANDOM] = encoder.encode(take_random_states(), RANDOM)
+        meta[RANDOM] = encoder.encode(take_random_states(), RANDOM)
     if ranks is not None:
-        state[RANKS] = encoder.encode(ranks.states, RANKS)
+        meta[RANKS] = encoder.encode(ranks.states, RANKS)
     tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
     programs = {n: program_digest(t.program) for n, t in targets.items() if isinstance(t, ProgramState)}
     made_of = {"program": digest_of(programs)} if programs else {}
-    return Snapshot(TrainStatus.from_json(status.to_json()), state, tensors, made_of)
+    return Snapshot(TrainStatus.from_json(meta[STATUS]), meta, tensors, made_of)
 
 
 def _encoded(encoder: Encoder, name: str, state: Any) -> Any:
@@ -81,12 +85,13 @@ def _encoded(encoder: Encoder, name: str, state: Any) -> Any:
         ) from error
 
 
-def found_in(manifest: VersionManifest, tensors: Mapping[str, Tensor]) -> Found:
-    """What was taken. Raises KeyError, TypeError or ValueError for what `take` did not make."""
-    saved = {name: decode(manifest.state[name], tensors) for name in (RANDOM, RANKS) if name in manifest.state}
-    states = {name: decode(value, tensors) for name, value in manifest.state[STATE].items()}
+def found_in(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Found:
+    """Returns what was taken. Raises KeyError, TypeError or ValueError for what `take` did not make."""
+    meta = manifest.meta
+    saved = {name: decode(meta[name], tensors) for name in (RANDOM, RANKS) if name in meta}
+    states = {name: decode(value, tensors) for name, value in meta[STATE].items()}
     ranks = RankStates(tuple(saved[RANKS])) if RANKS in saved else None
-    return Found(manifest.version, TrainStatus.from_json(manifest.status), states, saved.get(RANDOM), ranks, manifest)
+    return Found(manifest.step, TrainStatus.from_json(meta[STATUS]), states, saved.get(RANDOM), ranks, manifest)
 
 
 def load_found(
@@ -117,13 +122,22 @@ def load_found(
             help="give the objects that were saved, made as they were then",
         )
     objects, states = {**targets, **per_rank}, {**found.states, **own.get(OBJECTS, {})}
-    optimizers, left = found.manifest.state.get(OPTIMIZERS, {}), []
+    optimizers, left = found.manifest.meta.get(OPTIMIZERS, {}), list[str]()
     if partial:
-        fits = fitting(objects, states, optimizers, found.manifest.state.get(PARAMETERS, {}))
-        states, left = fits.states, fits.left
+        states, left = fitting(objects, states, optimizers, found.manifest.meta.get(PARAMETERS, {}))
         objects = {name: target for name, target in objects.items() if name in states}
     load_all(objects, states, optimizers)
-    random = own.get(RANDOM) if own else found.random if rank == 0 else None
-    if random_states and random is not None:
-        set_random_states(random)
+    generators = own.get(RANDOM) if own else found.random if rank == 0 else None
+    if random_states and generators is not None:
+        _set_random_states(generators)
     return left
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    """Goes on from there. Of devices, those that there are."""
+    torch.set_rng_state(states["torch"])
+    np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
+    if "cuda" in states and torch.cuda.is_available():
+        for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(state, device)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
@@ -28,7 +29,7 @@ class Stateful(Protocol):
 
 
 def targets_of(state: Any, main_program: Program | None = None) -> dict[str, Stateful]:
-    """By name: what `save_check_point(state)` saves. Raises UsageError[state] for what has no state."""
+    """Returns what `save_check_point(state)` saves, by name. Raises UsageError[state] for what has no state."""
     if isinstance(state, Executor):
         if main_program is None:
             raise UsageError(
@@ -96,21 +97,70 @@ def load_all(
         done.append((target, before))
 
 
+def fitting(
+    targets: Mapping[str, Stateful],
+    saved: Mapping[str, Any],
+    optimizers: Mapping[str, str],
+    parameters: Mapping[str, list[str]],
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns what can be loaded into objects that are made otherwise than those that were saved, and what is left, in
+    words: of a module the tensors that fit by name, shape and dtype, in a whole state in which the rest is as it is
+    now; an optimizer's state if it is of the same class, and of a module that fits wholly; of other objects all.
+
+    `optimizers`, `parameters`: classes, and names of parameters, of the optimizers that were saved. Raises
+    GraphftError[checkpoint-fit] if nothing fits.
+    """
+    left = [f"{name} is not in the checkpoint" for name in targets if name not in saved]
+    left += [f"{name} is in the checkpoint, and not given" for name in saved if name not in targets]
+    there = {name: target for name, target in sorted(targets.items()) if name in saved}
+    misfits = {name: _misfits(target, saved[name]) for name, target in there.items()}
+    whole = [target for name, target in there.items() if isinstance(target, nn.Module) and not misfits[name]]
+    found: dict[str, Any] = {}
+    for name, target in there.items():
+        state, wrong = saved[name], misfits[name]
+        if isinstance(target, torch.optim.Optimizer):
+            known = parameter_names(target, whole)
+            same = known and parameters.get(name) == known and optimizers.get(name) == type(target).__name__
+            wrong = wrong if same else ["it is another optimizer, or not of a module that fits wholly"]
+        elif isinstance(target, LRScheduler) and _groups(state) != _groups(target.state_dict()):
+            wrong.append("it is of an optimizer with another number of groups")
+        left += [f"{name}: {text}" for text in wrong]
+        if not wrong:
+            found[name] = state
+        elif isinstance(target, nn.Module) and isinstance(state, Mapping):
+            own, given = target.state_dict(), with_tied(target, state)
+            if fit := {n: v for n, v in given.items() if n in own and _kind(v) == _kind(own[n])}:
+                found[name] = module_state({**own, **fit}, getattr(state, "_metadata", None))
+    if not found:
+        raise GraphftError(
+            f"nothing of the checkpoint fits: {'; '.join(left[:5])}",
+            rule="checkpoint-fit",
+            help="is it the right path? graphft checkpoint show says what is in it",
+        )
+    return found, left
+
+
+def _groups(scheduler: Mapping[str, Any]) -> int:
+    """Returns the number of the optimizer's groups. Not every scheduler has base_lrs: SequentialLR has none."""
+    return len(scheduler.get("_last_lr", ()))
+
+
+def _kind(value: Any) -> Any:
+    return (value.dtype, value.shape) if isinstance(value, Tensor) else None
+
+
 def parameter_names(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module]) -> list[str]:
-    """Of its parameters, by their numbers, in the first module that has them all; [] if none has."""
-    module = module_of(optimizer, modules)
-    names = {id(p): name for name, p in module.named_parameters()} if module is not None else {}
-    return [names[id(p)] for group in optimizer.param_groups for p in group["params"]] if names else []
-
-
-def module_of(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module]) -> nn.Module | None:
-    """The first one that has all parameters of the optimizer."""
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return next((m for m in modules if {id(p) for p in m.parameters()} >= trained), None)
+    """Returns the names of its parameters, by their numbers, in the first module that has them all; [] if none has."""
+    trained = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    for module in modules:
+        names = {id(p): name for name, p in module.named_parameters()}
+        if names.keys() >= set(trained):
+            return [names[number] for number in trained]
+    return []
 
 
 def _is_sure(target: Stateful) -> bool:
-    """Whether what fits is taken: torch's own loading, of tensors alone."""
+    """True if what fits is taken: torch's own loading, of tensors alone."""
     if isinstance(target, nn.Module):
         own = type(target).load_state_dict is nn.Module.load_state_dict
         return own and all(isinstance(value, Tensor) for value in target.state_dict().values())
@@ -118,7 +168,7 @@ def _is_sure(target: Stateful) -> bool:
 
 
 def with_tied(target: Stateful, state: Any) -> Any:
-    """A module's state, with each name of tied tensors of which it has one."""
+    """Returns a module's state, with each name of tied tensors of which it has one."""
     if not isinstance(target, nn.Module) or not isinstance(state, Mapping):
         return state
     own = _tensors(target.state_dict())

@@ -19,7 +19,6 @@ EVENTS = 100
 FAULTS = frozenset(
     {
         "barred",
-        "checkpoint-gone",
         "damaged-checkpoint",
         "died",
         "etcd-restarted",

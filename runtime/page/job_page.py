@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from graphft.errors import GraphftError, describe, plain_text
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.page import document as documents
 from graphft.runtime.page.curve import Curve

@@ -88,7 +88,7 @@ def _tell(text: str) -> None:
 
 
 def _origin_of_state(folder: Path, reached: Reached) -> list[str]:
-    from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+    from graphft.runtime.checkpoint.store import checkpoints_of
 
     start = checkpoints_of(folder).where(reached.folder) if reached.folder else "the initial values"
     lines = [f"parameters   {start}"]

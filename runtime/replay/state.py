@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
 from graphft.runtime.checkpoint.manifest import Manifest, directory_key
-from graphft.runtime.checkpoint.store import DamagedCheckpoint
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.replay.batch import Computed, LocalTrainer
 from graphft.runtime.replay.shards import LocalShards
@@ -41,24 +41,21 @@ class Reached:
 
 def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
     """The newest checkpoint of this run at or before `step` that is whole, and its parts; those that are damaged are
-    told. Raises StorageUnavailable; UsageError where a state was loaded in between, and its checkpoint is gone."""
+    told. Raises StorageUnavailable; UsageError where a state was loaded that no checkpoint has."""
     store = checkpoints_of(job_dir)
-    floor = store.floor()
-    floor = floor.at(step) if floor is not None and floor.is_of(job.run_id) else None
     for directory in (d for d in store.directories() if directory_key(d)[0] <= step):
         try:
             manifest = store.read_manifest(directory)
-            if manifest.run == job.run_id and (floor is None or floor.carries(manifest)):
+            if manifest.run == job.run_id:
                 return manifest, [store.read_part(manifest, i)[0] for i in range(job.config.pservers)]
         except DamagedCheckpoint as error:
             if store.has_manifest(directory):  # else it is being written, or was given up
                 log.error("%s; the steps since the one before it are computed again", error.message)
-    if floor is not None:
+    if store.is_loaded(job.run_id):
         raise UsageError(
-            f"at step {floor.step} a state was loaded in the place of the one before, and there is no checkpoint "
-            f"from there on, to step {step}",
+            f"a state was loaded in the place of the run's own, and no checkpoint at or before step {step} has it",
             rule="no-checkpoint",
-            help="replay a step before that one, or after a checkpoint that is there",
+            help="replay a step after a checkpoint that is there",
         )
     return None
 

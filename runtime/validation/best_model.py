@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import describe
 from graphft.fileio import read_regular, write_atomically
-from graphft.runtime.checkpoint.store import storage
+from graphft.runtime.checkpoint.versioned_store import storage
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.fs import FS, file_system
 from graphft.sealed_json import seal, unseal

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, describe
-from graphft.runtime.checkpoint.store import StorageUnavailable, storage
+from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, storage
 from graphft.runtime.coordination.job_storage import ENTRIES, delete_entries, storage_of
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.fs import file_system

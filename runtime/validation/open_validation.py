@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graphft.ir import Program
 from graphft.ops.context import ChunkWork
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.records import Validated, Validating
 from graphft.runtime.etcd import KV
 from graphft.runtime.protocol.decisions import Decided, RangeResult, as_number, decide, in_words, sums_as_text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.store import StorageUnavailable
+from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
 from graphft.runtime.driver import newest
 from graphft.runtime.driver.newest import NewestCheckpoint
 

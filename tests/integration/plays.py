@@ -19,7 +19,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.connect import read_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status

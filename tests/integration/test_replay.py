@@ -61,8 +61,8 @@ def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(
     last, *others = store.manifests()
     wanted = [store.read_part(last, i)[0] for i in range(2)]
     for manifest in (last, *others[:-2]):
-        shutil.rmtree(store.root / manifest.directory)
-    damaged = store.root / others[-2].parts[1].file
+        shutil.rmtree(Path(store.root, manifest.directory))
+    damaged = Path(store.root, others[-2].parts[1].file)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     (step, _), *_ = where(played.job)
     assert others[-1].step == 4 < step < last.step, "the step that was discarded is among those computed again"

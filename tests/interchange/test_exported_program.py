@@ -81,7 +81,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "is there, and is no .pt2 file" in said
     assert (tmp_path / "there.pt2").read_text() == "notes"
     model = tmp_path / "job" / "model.safetensors"
-    assert "cannot load a job" in refused(capsys, "checkpoint", "export", model, tmp_path / "m.pt2")
+    assert "holds no job" in refused(capsys, "checkpoint", "export", model, tmp_path / "m.pt2")
     found = zoo.mlp()
     program = prediction_of(graphft.build(found.model, found.loss_fn, found.inputs).origin)
     program.attrs["assume"] = (("batch >= 100", "train.py:3"),)

@@ -15,11 +15,9 @@ from torch import Tensor
 import graphft
 from graphft.callbacks import CSVLogger
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.checkpoint.described import is_loaded
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.reshard import carry_over, layout_differences, reshard
-from graphft.runtime.checkpoint.store import CheckpointStore
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.run_folder import open_run
@@ -166,10 +164,9 @@ def test_a_state_that_was_put_in_place_stays_so(tmp_path: Path) -> None:
     old.save(tmp_path / "old")
     begin_in(tmp_path / "old", states(old))
     store = checkpoints_of(tmp_path / "old")
-    store.set_floor(store.manifests()[0])
+    store.mark_loaded(Job.load(tmp_path / "old").run_id)
     assert carry_over(tmp_path / "old", new, tmp_path / "new") == STEP
-    (carried,) = checkpoints_of(tmp_path / "new").manifests()
-    assert is_loaded(carried.meta), "who begins there sets the floor"
+    assert checkpoints_of(tmp_path / "new").is_loaded(new.run_id)
 
 
 def test_a_carried_checkpoint_trains_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

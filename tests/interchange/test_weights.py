@@ -109,19 +109,6 @@ def test_an_index_that_lies(tmp_path: Path, weights: dict[str, Tensor], change: 
         graphft.read_weights(tmp_path)
 
 
-def test_a_folder_that_lacks_its_index(tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    """As an export, or a copy, that was killed leaves it: the one file that was there was read as the whole model."""
-    first, *others = write_weights(tmp_path, weights, shard_bytes=400)
-    for name in others:
-        (tmp_path / name).unlink()
-    with pytest.raises(GraphftError, match=f"{first} is one of {len(others)} files"):
-        graphft.read_weights(tmp_path)
-    alone = graphft.read_weights(tmp_path / first)
-    assert 0 < len(alone) < len(weights)
-    (tmp_path / first).rename(tmp_path / "model-00001-of-00001.safetensors")
-    assert same(graphft.read_weights(tmp_path), alone)
-
-
 @pytest.mark.parametrize("form", ["huggingface", "dcp"])
 def test_an_export_to_a_url_that_has_another(
     tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str], form: str

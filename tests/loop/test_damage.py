@@ -74,7 +74,7 @@ def test_a_file_of_another_checkpoint(copy: Path, caplog: pytest.LogCaptureFixtu
     assert newest_of(copy) in (VERSIONS - 1, VERSIONS - 2), "the same bytes are no damage"
     shutil.copy(other_manifest, manifest)
     assert newest_of(copy) == VERSIONS - 2
-    assert "it is of version 0" in caplog.text
+    assert "is the manifest of checkpoint-00000000" in caplog.text
 
 
 def test_if_all_are_damaged_that_is_an_error(copy: Path) -> None:

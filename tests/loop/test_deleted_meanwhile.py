@@ -106,25 +106,3 @@ def test_commands_beside_a_loop(
             assert cli.main(["checkpoint", *words]) == 0, capsys.readouterr().err
 
     _at_each(tmp_path, run)
-
-
-def test_a_copy_beside_a_loop_says_what_was_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(loop: Loop, fs: LocalFS) -> None:
-        places, to = {os.fspath(loop.points.path): fs}, f"{loop.points.path}-to"
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                check_points,
-                "file_system",
-                lambda path, options: (places.get(os.fspath(path), LocalFS()), os.fspath(path)),
-            )
-            status, said = cli.main(["checkpoint", "copy", os.fspath(loop.points.path), to]), capsys.readouterr()
-        assert not said.err
-        copied = CheckPoints(to).newest()
-        assert (copied is not None) == (status == 0) == ("copied (" in said.out)
-        told.add("deleted meanwhile" in said.out)
-
-    told: set[bool] = set()
-    _at_each(tmp_path, run)
-    assert told == {True, False}

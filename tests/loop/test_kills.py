@@ -14,9 +14,9 @@ import torch
 
 import graphft
 from graphft import TrainStatus
+from graphft.runtime.checkpoint.manifest import encode_manifest
 from graphft.runtime.fs import FsspecFS
 from graphft.runtime.loop.check_points import CheckPoints
-from graphft.runtime.loop.version_store import encode_manifest
 from tests.support.killing import die_at
 
 pytestmark = pytest.mark.timeout(600)

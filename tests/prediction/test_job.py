@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import graphft
-from graphft.runtime.interchange.job_checkpoints import job_checkpoints
+from graphft.runtime.checkpoint.store import checkpoints_of
 from tests.prediction.jobs import FEATURES, X, by_batches, make_model
 
 
@@ -30,7 +30,7 @@ def test_what_a_job_has_trained_predicts(tmp_path: Path, monkeypatch: pytest.Mon
     assert torch.equal(job.predict({"x": X})["output"], found)
     at = graphft.predict("signs", {"x": X[:64]}, step=result.steps)["output"]
     assert torch.equal(at, found[:64]), "the last checkpoint has the same weights"
-    earlier = min(c.manifest.step for c in job_checkpoints(result.job_dir) if c.manifest is not None)
+    earlier = min(m.step for m in checkpoints_of(result.job_dir).manifests())
     weights = graphft.read_weights("jobs/signs", version=earlier)
     predicted = graphft.predict("signs", {"x": X[:64]}, step=earlier)["output"]
     assert torch.equal(predicted, by_batches(graphft.load_into(make_model(), weights).eval(), X[:64]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 from collections.abc import Callable
@@ -16,10 +15,9 @@ import torch
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint import store
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.described import LOADED, MADE
-from graphft.runtime.checkpoint.floor import Floor
 from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (
     Asked,
@@ -30,7 +28,6 @@ from graphft.runtime.coordination.records import (
     decode_generation,
 )
 from graphft.runtime.etcd import Etcd
-from graphft.sealed_json import seal
 
 PROGRAM = "0123456789abcdef"
 
@@ -86,7 +83,7 @@ class Shards:
         return decode_generation(self.etcd.get(self.keys.generation))
 
     def damage(self, manifest: Manifest, shard: int = 1) -> None:
-        os.truncate(self.store.root / manifest.parts[shard].file, 5)
+        os.truncate(Path(self.store.root) / manifest.parts[shard].file, 5)
 
 
 @pytest.fixture
@@ -257,7 +254,8 @@ def test_a_checkpoint_that_is_found_on_disk_is_made_durable_before_it_counts(
     synced: list[tuple[Path, Committed | None]] = []
     monkeypatch.setattr(store, "fsync", lambda folder: synced.append((folder, shards.committed)))
     assert shards.all[0].rollback("restarted").step == 50
-    assert synced == [(shards.store.root / manifest.directory, None), (shards.store.root, None)]
+    root = Path(shards.store.root)
+    assert synced == [(root / manifest.directory, None), (root, None)]
 
 
 def test_a_rollback_takes_a_commit_that_was_made_meanwhile(shards: Shards) -> None:
@@ -333,57 +331,33 @@ def test_without_any_usable_checkpoint_the_job_starts_over_and_commits_again(sha
     assert shards.committed == Committed(1, 50, "step-00000050.g1")
 
 
-def test_nobody_goes_back_below_a_checkpoint_that_was_put_in_place(shards: Shards) -> None:
-    """By a person: what is older is another state, and not a part of how this one came to be."""
-    before = shards.commit(100)
-    shards.etcd.delete(shards.keys.committed)
-    shards.etcd.delete(shards.keys.generation)
-    put = shards.store.set_floor
-    parts = tuple(shards.store.write_part(1, 100, i, 3, {"w": torch.zeros(4)}) for i in range(3))
-    loaded = Manifest(1, 100, PROGRAM, parts)
+def loaded_state(shards: Shards, generation: int) -> Manifest:
+    """A person has put another state in the place of that of step 100."""
+    shards.store.mark_loaded(PROGRAM)
+    parts = tuple(shards.store.write_part(generation, 100, i, 3, {"w": torch.zeros(4)}) for i in range(3))
+    loaded = Manifest(generation, 100, PROGRAM, parts)
     shards.store.write_manifest(loaded)
-    put(loaded)
-    assert [m.directory for m in shards.store.manifests()] == [loaded.directory] != [before.directory]
-    (shards.store.root / loaded.directory / "manifest.json").rename(shards.store.root / "away")
-    with pytest.raises(StorageUnavailable, match="no whole checkpoint from step 100, generation 1, on"):
-        shards.all[0].ensure_generation()
-    (shards.store.root / "away").rename(shards.store.root / loaded.directory / "manifest.json")
-    assert shards.all[0].ensure_generation() is not None
-    for call in (lambda: shards.all[1].rollback("", below=100), shards.store.floor, shards.store.manifests):
-        with pytest.raises(StorageUnavailable):
-            call()
-        (shards.store.root / "floor.json").write_bytes(b"{}")
-    put(loaded)
-    assert shards.commit(120, generation=2).step == 120
-    assert shards.all[1].rollback("").checkpoint == "step-00000120.g2"
-    assert shards.all[1].rollback("", below=120).checkpoint == loaded.directory
-    assert len(shards.store.manifests(every=True)) == len(shards.store.manifests()) + 1
-    put(dataclasses.replace(loaded, run="another", generation=9))
-    assert shards.all[1].rollback("", below=100).checkpoint == "", "that floor is another run's"
+    shards.store.discard([d for d in shards.store.directories() if d != loaded.directory])
+    return loaded
 
 
-def test_a_floor_that_was_not_set_in_time_is_set_by_who_begins(shards: Shards) -> None:
-    """Whoever loaded the state was killed between the two writes."""
+def test_nobody_goes_back_behind_a_state_that_was_loaded(shards: Shards) -> None:
+    """What is older is another state, and not a part of how this one came to be."""
     shards.commit(100)
     shards.etcd.delete(shards.keys.committed)
     shards.etcd.delete(shards.keys.generation)
-    parts = tuple(shards.store.write_part(1, 100, i, 3, {"w": torch.zeros(4)}) for i in range(3))
-    shards.store.write_manifest(Manifest(1, 100, PROGRAM, parts, {MADE: {LOADED: True}}))
-    floor = shards.store.root / "floor.json"
-    floor.write_bytes(b"")  # a file system that shows what is half written
-    assert shards.all[0].ensure_generation() is not None
-    assert shards.store.floor() == Floor(1, 100, PROGRAM)
-    written = floor.stat().st_ino
-    shards.etcd.delete(shards.keys.committed)
-    shards.etcd.delete(shards.keys.generation)
-    assert shards.all[0].ensure_generation() is not None
-    assert floor.stat().st_ino == written, "it is right, and a full disk does not matter"
-    shards.etcd.delete(shards.keys.generation)
-    shards.store.set_floor(Manifest(5, 100, PROGRAM, ()))
-    with pytest.raises(StorageUnavailable, match="generation 5"):
+    loaded = loaded_state(shards, 1)
+    root = Path(shards.store.root)
+    (root / loaded.directory / "manifest.json").rename(root / "away")
+    with pytest.raises(StorageUnavailable):
         shards.all[0].ensure_generation()
-    floor.write_bytes(seal({"generation": 1, "step": 100}))  # as it was written first
+    (root / "away").rename(root / loaded.directory / "manifest.json")
     assert shards.all[0].ensure_generation() is not None
+    with pytest.raises(StorageUnavailable):
+        shards.all[1].rollback("", below=100)
+    assert shards.commit(120, generation=2).step == 120
+    assert shards.all[1].rollback("").checkpoint == "step-00000120.g2"
+    assert shards.all[1].rollback("", below=120).checkpoint == loaded.directory
 
 
 def test_an_etcd_of_before_a_state_was_loaded_does_not_undo_it(shards: Shards) -> None:
@@ -391,10 +365,7 @@ def test_an_etcd_of_before_a_state_was_loaded_does_not_undo_it(shards: Shards) -
     shards.commit(100)
     for _ in range(3):
         shards.all[0].rollback("lost")
-    parts = tuple(shards.store.write_part(1, 100, i, 3, {"w": torch.zeros(4)}) for i in range(3))
-    loaded = Manifest(1, 100, PROGRAM, parts, {MADE: {LOADED: True}})
-    shards.store.write_manifest(loaded)
-    shards.store.set_floor(loaded)
+    loaded = loaded_state(shards, 1)
     assert shards.all[0].rollback("etcd was restored").checkpoint == loaded.directory
 
 
@@ -471,17 +442,3 @@ def test_publishing_before_there_is_an_generation(etcd: Etcd, keys: Keys, tmp_pa
     shards = Shards(etcd, keys, tmp_path)
     assert shards.publish(shards.all[0], 0, 50) is None
     assert etcd.range(keys.all_parts).kvs == ()
-
-
-def test_a_floor_remembers_those_before_it(shards: Shards) -> None:
-    """A state that was loaded at step 100, and one at 200: what is computed again of step 150 begins at the first."""
-    for generation, step in ((1, 100), (2, 200), (3, 200)):
-        shards.store.set_floor(Manifest(generation, step, PROGRAM, ()))
-    floor = shards.store.floor()
-    assert floor is not None
-    assert floor.earlier == ((1, 100), (2, 200))
-    assert [floor.at(step) for step in (99, 150, 200)] == [None, Floor(1, 100, PROGRAM), Floor(3, 200, PROGRAM)]
-    shards.store.set_floor(Manifest(3, 200, PROGRAM, ()))
-    assert shards.store.floor() == floor
-    shards.store.set_floor(Manifest(1, 300, "another run", ()))
-    assert shards.store.floor() == Floor(1, 300, "another run")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from graphft.runtime.checkpoint.commit import Commits, reaches
-from graphft.runtime.checkpoint.discards import recorded
 from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.metadata import recorded
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_committed, decode_generation
@@ -80,10 +80,7 @@ class Cluster:
                 assert last
 
     def files(self, generation: int, step: int) -> list[Path]:
-        return [
-            self.store.root / f"step-{step:08d}.g{generation}" / f"shard-{i}-of-{SHARDS}.safetensors"
-            for i in range(SHARDS)
-        ]
+        return list(Path(self.store.root, f"step-{step:08d}.g{generation}").glob("*.safetensors"))
 
     def backup(self) -> dict[str, bytes]:
         return {kv.key: kv.value for kv in self.etcd.range("").kvs}
@@ -190,7 +187,7 @@ def test_processes_that_live_on_overtake_an_etcd_that_is_restored(cluster: Clust
     assert (raised.number, raised.step) == (3, 50)
     assert cluster.shards[1].overtake(generation) is None
     cluster.restore(early)
-    for path in cluster.store.root.iterdir():  # nothing on the disk tells, but the process itself
+    for path in Path(cluster.store.root).iterdir():  # nothing on the disk tells, but the process itself
         path.rename(path.with_name("elsewhere"))
     raised = cluster.shards[0].overtake(generation)
     assert raised is not None

@@ -13,8 +13,7 @@ import torch
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.store import CheckpointStore, saved_step
 from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.coordination.runs import find_folder, find_run, link_newest, run_folders, weights_source
 from graphft.runtime.launcher import run_folder
@@ -214,7 +213,7 @@ def test_an_async_run_is_as_far_as_its_last_shard(job: Job) -> None:
     alone = again(job, sync=False)
     alone.save("alone")
     for shard, step in ((0, 5), (1, 3)):
-        store = CheckpointStore(Path("alone", "checkpoints", f"shard-{shard}"))
+        store = CheckpointStore(Path("alone", "checkpoints"), shard)
         part = store.write_part(0, step, shard, 2, {"w": torch.zeros(1)})
         store.write_manifest(Manifest(0, step, "run", (part,)))
     assert saved_step(Path("alone"), alone.config) == 3

@@ -190,7 +190,7 @@ def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture
     "name",
     [
         *("job.json", "metrics.rows", "validation.jsonl"),
-        *("ends.jsonl", "etcd.json", "checkpoints/floor.json", "time.json", "continued.json", "launcher.lock"),
+        *("ends.jsonl", "etcd.json", "checkpoints/loaded", "time.json", "continued.json", "launcher.lock"),
         *("storage.json", "model.safetensors"),
     ],
 )

@@ -9,8 +9,6 @@ import shutil
 import socket
 from pathlib import Path
 from threading import Thread, Timer
-from types import SimpleNamespace
-from typing import cast
 
 import msgspec
 import pytest
@@ -24,13 +22,12 @@ from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration, ShardStatus, TrainerStatus
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.driver.newest import NewestCheckpoint
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import folder_status, launch, status_command
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_saved
 from graphft.runtime.process.folder_lock import holder_of, locked
-from graphft.transpiler import Job, read_record
+from graphft.transpiler import Job
 from tests.support.commands import refused, shown
 from tests.support.waiting import until
 
@@ -372,10 +369,6 @@ def test_checkpoints_that_are_gone_are_told(capsys: pytest.CaptureFixture[str], 
     write_endpoints(saved, NOBODY, own=True)
     note_saved(saved, 2)
     assert "; its checkpoints are gone, or damaged: bring them back" in shown(capsys, "status", "--job", saved)
-    (saved / "checkpoints").mkdir()
-    (saved / "checkpoints" / "floor.json").write_bytes(b"{")
-    with pytest.raises(GraphftError, match=r"floor\.json cannot be read.* which checkpoints count"):
-        NewestCheckpoint(cast("Job", SimpleNamespace(config=read_record(saved).config)), saved).step(None)
 
 
 def test_what_cannot_be_noted_is_not_taken_for_noted(saved: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from graphft.fileio import write_atomically
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.manifest import Manifest, Part
 from graphft.runtime.checkpoint.pending_snapshots import KEEP, PendingSnapshots, Snapshot
-from graphft.runtime.checkpoint.store import Ages, CheckpointStore, StorageUnavailable, storage
+from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, storage
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
@@ -202,22 +202,23 @@ def test_what_cannot_be_read_now_is_not_damaged(error: int) -> None:
 
 def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
     """An empty folder, though etcd names a checkpoint there: nothing is decided until it is back."""
-    store = CheckpointStore(tmp_path / "checkpoints")
+    root = tmp_path / "checkpoints"
+    store = CheckpointStore(root)
     commits = Commits(etcd, keys, store, 0, 1, "program", "p0")
     commits.ensure_generation()
     for step in (50, 100):
         commits.publish(0, step, store.write_part(0, step, 0, 1, values(step)))
     before = etcd.get(keys.generation)
-    store.root.rename(tmp_path / "away")
-    store.root.mkdir()
-    with pytest.raises(StorageUnavailable, match="though etcd names step-00000100") as caught:
+    root.rename(tmp_path / "away")
+    root.mkdir()
+    with pytest.raises(StorageUnavailable) as caught:
         commits.rollback("restarted")
     assert "mount" in caught.value.help
-    store.root.rmdir()
+    root.rmdir()
     with pytest.raises(StorageUnavailable):
         commits.rollback("restarted")
     assert etcd.get(keys.generation) == before
-    (tmp_path / "away").rename(store.root)
+    (tmp_path / "away").rename(root)
     assert commits.rollback("restarted").step == 100
 
 
@@ -225,7 +226,7 @@ def test_a_part_that_cannot_be_read_is_no_damaged_one(tmp_path: Path) -> None:
     """A real error of the operating system, and one that root gets, too: EISDIR."""
     store = CheckpointStore(tmp_path / "checkpoints")
     manifest = write(store, 50)
-    part = store.root / manifest.parts[0].file
+    part = Path(store.root, manifest.parts[0].file)
     part.unlink()
     part.mkdir()
     with pytest.raises(StorageUnavailable):
@@ -241,29 +242,6 @@ def test_a_run_whose_folder_cannot_be_read_is_not_begun_anew_in_another(
     with pytest.raises(GraphftError) as caught:
         open_run(job)
     assert caught.value.rule == "storage"
-
-
-# -- age ----------------------------------------------------------------------------------------------------------
-
-
-def test_age_goes_on_when_the_clock_is_set_back(tmp_path: Path) -> None:
-    """No checkpoint was taken by age until the clock was where it had been."""
-    file, now = tmp_path / "manifest.json", [100.0]
-    ages = Ages(lambda: now[0])
-    assert ages.of(file) == float("inf")
-    file.touch()
-    assert 0 <= ages.of(file) < 60
-    now[0] += 300
-    os.utime(file, (time.time(), time.time() + 3600))  # the clock is an hour behind the file now
-    assert 300 <= ages.of(file) < 360
-    assert Ages(lambda: now[0]).of(file) == 0, "a process that starts now counts from here"
-
-
-def test_age_is_known_to_a_process_that_starts(tmp_path: Path) -> None:
-    file = tmp_path / "manifest.json"
-    file.touch()
-    os.utime(file, (time.time(), time.time() - 1000))
-    assert 1000 <= Ages().of(file) < 1060
 
 
 # -- what is on the disk ------------------------------------------------------------------------------------------
@@ -286,14 +264,14 @@ def test_a_new_folder_is_in_its_parent_before_the_checkpoint_counts(tmp_path: Pa
     """A machine that stopped could lose `checkpoints/` with all that lay in it."""
     store = CheckpointStore(tmp_path / "job" / "checkpoints")
     part = store.write_part(0, 50, 0, 2, values(50))
-    folders = [tmp_path, tmp_path / "job", store.root, store.root / "step-00000050.g0"]
+    folders = [tmp_path, tmp_path / "job", Path(store.root), Path(store.root, "step-00000050.g0")]
     assert set(map(str, folders)) <= set(synced)
     synced.clear()
     other = CheckpointStore(store.root).write_part(0, 50, 1, 2, values(50))  # it did not make the folder: did anybody?
-    assert {str(store.root), str(store.root / "step-00000050.g0")} <= set(synced)
+    assert {store.root, f"{store.root}/step-00000050.g0"} <= set(synced)
     synced.clear()
     store.write_manifest(Manifest(0, 50, "program", (part, other)))
-    assert {str(store.root), str(store.root / "step-00000050.g0")} <= set(synced)
+    assert {store.root, f"{store.root}/step-00000050.g0"} <= set(synced)
 
 
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +18,14 @@ from torch import Tensor
 from graphft.ir import Kind
 from graphft.runtime.checkpoint import writer
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
+from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.checkpoint.writer import MAX_REDO, Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, ShardStatus, decode_committed, decode_generation
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.interchange.job_checkpoints import JobCheckpoint
+from graphft.runtime.interchange.inspection import Entry
 from graphft.transpiler import Job
 from tests.support.waiting import until
 
@@ -125,8 +125,8 @@ def test_a_checkpoint_has_what_shard_0_reported_last(savers: Savers) -> None:
     savers.etcd.put(savers.keys.status_of("pserver", "0"), msgspec.json.encode(status))
     manifest = store.read_manifest(savers.commit(2).checkpoint)
     assert manifest.meta["metrics"] == {"loss": 1.5, "accuracy": 0.5, "f1": 0.25}
-    line = JobCheckpoint(store, manifest.directory, None, manifest, "", False).line()
-    assert line.endswith("in 2 parts  loss 1.5  accuracy 0.5  f1 0.25")
+    line = Entry(store, manifest.directory, manifest, run=manifest.run).line()
+    assert line.endswith("2 shards  loss 1.5  accuracy 0.5  f1 0.25")
 
 
 def test_the_committed_checkpoint_is_there_at_any_moment(job: Job, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_job_that_failed_meanwhile_is_not_complete(savers: Savers) -> None:
 def test_a_final_checkpoint_that_cannot_be_read_is_made_again(savers: Savers) -> None:
     savers.commit(2)
     final = savers.commit(STEPS)
-    path = savers.commits[0].store.root / final.checkpoint / "shard-1-of-2.safetensors"
+    (path,) = Path(savers.commits[0].store.root, final.checkpoint).glob("shard-1-*")
     data = bytearray(path.read_bytes())
     data[-1] ^= 255
     path.write_bytes(data)
@@ -201,7 +201,7 @@ def test_a_disk_that_spoils_every_final_checkpoint_is_not_trained_for_without_en
     savers.commit(2)
     for generation in range(MAX_REDO + 1):
         final = savers.commit(STEPS, generation)
-        path = savers.commits[0].store.root / final.checkpoint / "shard-1-of-2.safetensors"
+        (path,) = Path(savers.commits[0].store.root, final.checkpoint).glob("shard-1-*")
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         saver.finish(final)
         if generation < MAX_REDO:
@@ -211,19 +211,6 @@ def test_a_disk_that_spoils_every_final_checkpoint_is_not_trained_for_without_en
         saver.check()
     assert savers.kinds() == ["damaged-checkpoint"] * MAX_REDO
     assert savers.state == b"running", "the role ends with the error, and its launcher decides"
-
-
-def test_a_committed_checkpoint_that_goes_is_told(savers: Savers) -> None:
-    """As when its file system is unmounted, and the folder below is written to. Pruning is no such thing."""
-    for step in (1, 2):
-        savers.commit(step)
-    last = next(s for s in savers.all if s._last is not None and s._last.step == 2)
-    shutil.rmtree(savers.commits[0].store.root, ignore_errors=True)  # the first one may be pruned just now
-    shutil.rmtree(savers.commits[0].store.root, ignore_errors=True)
-    savers.commit(3)
-    (told,) = [event for _, event in read_events(savers.etcd, savers.keys)]
-    assert (told.kind, told.who) == ("checkpoint-gone", f"pserver {last.commits.shard}")
-    assert "the checkpoint of step 2, which was committed, is not in" in told.text
 
 
 def test_a_part_that_a_restored_etcd_does_not_know_is_recorded_again(

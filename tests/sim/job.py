@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys

@@ -28,7 +28,6 @@ from typing import Any
 from graphft import block_deltas
 from graphft.fileio import open_regular
 from graphft.runtime import roles
-from graphft.runtime.checkpoint.store import Ages
 from graphft.runtime.data import reset_signals_in_forks
 from graphft.runtime.etcd.lease import Session
 from graphft.runtime.etcd.lease_keeper import LeasePage
@@ -174,7 +173,6 @@ def substituted(
         id(Session): functools.partial(Session, clock=clock.monotonic),
         id(Progress): functools.partial(Progress, clock=clock.monotonic),
         id(LeasePage): _LeasePages,
-        id(Ages): functools.partial(Ages, clock=clock.monotonic),
         id(lower): functools.partial(_lower_once, world, pace),
         id(identify): lambda pid=None: UNKNOWN,
         id(network_identity): lambda: "",

@@ -26,7 +26,7 @@ SLOW = {
         "test_exit_statuses_are_learnt_where_sigchld_was_ignored",
     ],
     "tests/driver/test_trainer_state.py": [
-        "test_a_floor_that_could_not_be_set_is_set_later",
+        "test_a_state_that_cannot_be_written_changes_nothing",
         "test_a_full_disk_changes_nothing",
         "test_a_script_that_begins_meanwhile_is_told_of",
         "test_a_state_that_was_loaded_is_not_replaced_by_the_one_before[flipped]",
@@ -166,7 +166,6 @@ SLOW = {
         "test_what_differs_in_more_is_another_run[passes]",
         "test_what_differs_in_more_is_another_run[seed]",
     ],
-    "tests/loop/test_odd_uses.py": ["test_a_failed_save_that_nobody_waited_for_is_told_at_exit[False]"],
     "tests/loop/test_ranks.py": ["test_all_ranks_go_on_to_the_bit"],
     "tests/page/test_browser.py": ["test_a_job_from_training_to_its_end"],
     "tests/prediction/test_predict.py": ["test_the_best_model"],

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from graphft.ops.context import ServeOptions
-from graphft.runtime.checkpoint.async_writer import AsyncCommits, meta_of
-from graphft.runtime.checkpoint.described import QUEUE, async_queue
+from graphft.runtime.checkpoint.async_writer import AsyncCommits
+from graphft.runtime.checkpoint.metadata import PASSES, QUEUE, async_queue
 from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard, Staleness
 from graphft.runtime.protocol.ledger import Ledger
@@ -75,7 +75,7 @@ class BatchServer(ShardServer):
             self.buffers.clone(names),
             keep,
             json.dumps(machine.ledger.export()),
-            {**meta_of(passes), QUEUE: async_queue(self.config.plan, machine.ledger, passes)},
+            {PASSES: passes, QUEUE: async_queue(self.config.plan, machine.ledger, passes)},
         )
 
     def committed(self) -> Committed | None:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits, reaches
-from graphft.runtime.checkpoint.manifest import SOURCE
-from graphft.runtime.checkpoint.store import MANIFEST, Ages, DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.checkpoint.metadata import MADE, SOURCE
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.etcd import TransientEtcdError
@@ -38,21 +39,38 @@ class Recovery:
     ) -> None:
         self.member, self.end, self.commits, self.job_dir, self.restore = member, end, commits, job_dir, restore
         self.generation, self.restarted = Generation(), False
-        self._ages = Ages()
+        self._aged: Committed | None = None
+        self._since: float | None = None
+        """Which checkpoint `age` was asked for last, and when it was written."""
         self._missed = math.inf
         """Since when the view lacks what this shard has committed; inf: it does not."""
 
     def age(self, committed: Committed | None) -> float:
-        """Seconds since the newest checkpoint was written; without any, since the job was made."""
-        root = self.commits.store.root
-        return self._ages.of(
-            root / committed.checkpoint / MANIFEST if committed is not None else self.job_dir / "job.json"
-        )
+        """Returns the seconds since the newest checkpoint was written; without any, since the job was made.
+
+        On this process's clock, from the moment on when it first saw that checkpoint: a clock that is set back
+        meanwhile changes nothing.
+        """
+        now = time.monotonic()
+        if self._since is None or committed != self._aged:
+            newer = self._aged is not None and committed is not None and committed.step > self._aged.step
+            self._since = now - (0.0 if newer else self._age_when_seen(committed))
+            self._aged = committed
+        return now - self._since
+
+    def _age_when_seen(self, committed: Committed | None) -> float:
+        with contextlib.suppress(GraphftError, OSError, KeyError):
+            if committed is None:
+                at = (self.job_dir / "job.json").stat().st_mtime
+            else:
+                at = self.commits.store.read_manifest(committed.checkpoint).meta[MADE]["at"]
+            return max(0.0, time.time() - at)
+        return math.inf
 
     def _tell_of_start(self, found: Generation) -> None:
         """Of a run that etcd did not know, and that goes on from what the disk holds."""
         manifest = self.commits.manifest_of(found)
-        source = manifest.meta.get("made", {}).get(SOURCE) if manifest is not None else None
+        source = manifest.meta.get(MADE, {}).get(SOURCE) if manifest is not None else None
         if source is not None:
             self.member.events.log.info("the job begins at step %d, with checkpoint %s", found.step, source)
             return

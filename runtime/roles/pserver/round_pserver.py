@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.roles.pserver.pserver import Pserver
 from graphft.runtime.roles.pserver.round_server import RoundServer

@@ -12,8 +12,7 @@ import msgspec
 import torch
 
 from graphft.ops.context import ServeOptions
-from graphft.runtime.checkpoint.described import QUEUE, sync_queue
-from graphft.runtime.checkpoint.manifest import VALIDATE
+from graphft.runtime.checkpoint.metadata import QUEUE, VALIDATE, sync_queue
 from graphft.runtime.coordination.job_view import wanted_steps
 from graphft.runtime.coordination.records import Asked, Generation
 from graphft.runtime.etcd import LeaseLost

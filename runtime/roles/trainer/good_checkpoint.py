@@ -6,8 +6,7 @@ from pathlib import Path
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.store import CheckpointStore
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.execute.finite import no_longer_finite
 

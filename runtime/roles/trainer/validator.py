@@ -22,8 +22,8 @@ from torch import Tensor
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ops.context import ChunkWork, Context, DataPort, NoData, ValidationPort
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.store import DamagedCheckpoint, StorageUnavailable
-from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Failure, Validating
 from graphft.runtime.coordination.stale_run import tell_failed

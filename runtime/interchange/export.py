@@ -1,4 +1,4 @@
-"""`graphft checkpoint export` and `import`: weights out of a job or a loop, and into a loop."""
+"""`graphft checkpoint export`: weights out of a job, a loop, or whatever else `read_weights` knows."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.fileio import size_in_words
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from graphft.ir import Kind
+from graphft.runtime.coordination.job_storage import is_url
+from graphft.runtime.fs import file_system
+from graphft.runtime.interchange.distributed import write_distributed
+from graphft.runtime.interchange.exported_program import export_program, write_exported
+from graphft.runtime.interchange.huggingface import SHARD_BYTES, write_weights
+from graphft.runtime.interchange.optimizer_state import read_training
+from graphft.runtime.interchange.trained_program import best_model, read_trained
+from graphft.runtime.interchange.weights import read_weights
+from graphft.tensor_file import read_tensors, write_tensors
 
 MEGABYTE = 1e6
 _FILES = ("safetensors", "pt2")
 """Formats that are one file."""
 
 
-def export(options: argparse.Namespace) -> int:
-    """Any source that `read_weights` knows; with --version, what a training loop saved."""
-    from graphft.runtime.coordination.job_storage import is_url
-
+def export_(options: argparse.Namespace) -> int:
     if is_url(options.file):
         return _export_to_url(options)
     target, form = Path(options.file), _form(options)
@@ -52,11 +58,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _export_program(options: argparse.Namespace, target: Path) -> int:
-    """The program that the job predicts with, and its weights."""
-    from graphft.ir import Kind
-    from graphft.runtime.interchange.exported_program import export_program, write_exported
-    from graphft.runtime.interchange.trained_program import read_trained
-
+    """Writes the program that the job predicts with, and its weights."""
     program = read_trained(options.path, options.version, options.best).program
     exported = export_program(program)
     with _writing(target):
@@ -71,19 +73,13 @@ def _export_program(options: argparse.Namespace, target: Path) -> int:
 def _write(
     options: argparse.Namespace, form: str, target: Path, tensors: dict[str, Tensor], optimizer: dict[str, Any] | None
 ) -> list[str]:
-    """What it has written, in words."""
+    """Returns what it has written, in words."""
     if form == "safetensors":
-        from graphft.tensor_file import write_tensors
-
         write_tensors(target, tensors, {"format": "pt"})
         return [target.name]
     if form == "huggingface":
-        from graphft.runtime.interchange.huggingface import SHARD_BYTES, write_weights
-
         size = SHARD_BYTES if options.shard_mb is None else round(options.shard_mb * MEGABYTE)
         return write_weights(target, tensors, size)
-    from graphft.runtime.interchange.distributed import write_distributed
-
     write_distributed(target, tensors, options.object, optimizer, options.optimizer)
     also = f" and {options.optimizer!r}" * bool(options.optimizer)
     return [f"a directory of torch.distributed.checkpoint, with {options.object!r}{also}"]
@@ -125,8 +121,6 @@ def _form(options: argparse.Namespace) -> str:
 
 def _check_new(target: Path, form: str) -> None:
     """Raises UsageError for a file of another kind: an older export may be overwritten."""
-    from graphft.tensor_file import read_tensors
-
     with _writing(target):
         there, is_folder = target.exists(), target.is_dir()
     if form not in _FILES and there and not is_folder:
@@ -147,9 +141,7 @@ def _check_new(target: Path, form: str) -> None:
 
 
 def _export_to_url(options: argparse.Namespace) -> int:
-    """Made here, and uploaded: to where nothing is that it would be mixed with. A file may be an older export."""
-    from graphft.runtime.fs import file_system
-
+    """Writes here, and uploads: to where nothing is that it would be mixed with. A file may be an older export."""
     url, form = options.file.rstrip("/"), _form(options)
     fs, path = file_system(url)
     if form not in _FILES:
@@ -159,62 +151,21 @@ def _export_to_url(options: argparse.Namespace) -> int:
             raise UsageError(f"{url} has {', '.join(taken[:3])} already", rule="export", help="give a new folder")
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         made = Path(scratch, posixpath.basename(url))
-        export(argparse.Namespace(**{**vars(options), "file": str(made)}))
+        export_(argparse.Namespace(**{**vars(options), "file": str(made)}))
         with _writing(url):
             fs.upload(made, path)
     print(f"uploaded to {url}")
     return 0
 
 
-class _Weights:
-    """What was read, as an object that a loop would save."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.tensors)
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        self.tensors = state_dict
-
-
-def import_(options: argparse.Namespace) -> int:
-    """What `_export` reads, in the other direction; the loop begins at its epoch 0, with new random states."""
-    from graphft.runtime.loop.check_points import CheckPoints
-    from graphft.runtime.loop.train_status import TrainStatus
-
-    place = CheckPoints(options.to)
-    is_file = place.fs.size(place.path) is not None
-    if found := ["a file"] if is_file else place.fs.ls_dir(place.path):
-        raise UsageError(
-            f"{options.to} is not a new place: there is {', '.join(found[:3])}{', ...' * (len(found) > 3)}",
-            rule="usage",
-            help="give one that is not there yet; a loop that has saved already takes weights by "
-            "model.load_state_dict(graphft.read_weights(...))",
-        )
-    tensors = _tensors(options)
-    state = {options.object: _Weights(tensors)}
-    version = place.save(state, TrainStatus(), random_states=False)
-    size = size_in_words(sum(t.nbytes for t in tensors.values()))
-    print(f"{options.to}: checkpoint {version}, {len(tensors)} tensors as {options.object!r}, {size}")
-    return 0
-
-
 def _tensors(options: argparse.Namespace) -> dict[str, Tensor]:
-    from graphft.runtime.interchange.weights import read_weights
-
-    if getattr(options, "best", False):  # `import` has no such option
-        from graphft.runtime.interchange.trained_program import best_model
-
+    if options.best:
         return read_weights(best_model(options.path, options.version))
     return read_weights(options.path, options.object, options.version)
 
 
 def _with_optimizer(options: argparse.Namespace) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Of one checkpoint, though the job goes on meanwhile."""
-    from graphft.runtime.interchange.optimizer_state import read_training
-
+    """Returns both of one checkpoint, though the job goes on meanwhile."""
     if options.optimizer == options.object:
         raise UsageError(f"both are called {options.object!r}", rule="usage", help="--object NAME --optimizer NAME")
     tensors, optimizer = read_training(options.path, options.object, options.optimizer, options.version)

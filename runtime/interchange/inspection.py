@@ -1,0 +1,249 @@
+"""`graphft checkpoint list`, `show`, `verify` and `prune`. All are safe to run beside what saves there: a checkpoint
+that it deletes meanwhile is passed over."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphft.errors import GraphftError, UsageError
+from graphft.fileio import size_in_words
+from graphft.runtime.checkpoint.manifest import Manifest, directory_key
+from graphft.runtime.checkpoint.metadata import DISCARDED, MADE, place_in_words
+from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import NO_MANIFEST, DamagedCheckpoint, DeletedCheckpoint, VersionedStore
+from graphft.runtime.coordination.job_storage import MODEL
+from graphft.runtime.interchange.job_state import LOOKS, job_folder
+from graphft.runtime.interchange.weights import read_weights
+from graphft.runtime.loop.check_points import CheckPoints
+from graphft.runtime.loop.snapshot import STATE, STATUS
+from graphft.runtime.loop.train_status import TrainStatus
+from graphft.runtime.loop.version_store import Keep
+from graphft.transpiler.record import RECORD, read_record
+
+SHORT = 8
+"""Longer lists are not shown."""
+HEAD = f"{'version':>9}  {'saved':19}  {'size':>10}  (of a job, the version is the step)"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint that is there. `manifest`: None if it cannot be used, or does not count (NO_MANIFEST): `damage` says
+    why. `run`: of the job."""
+
+    store: VersionedStore
+    directory: str
+    manifest: Manifest | None
+    damage: str = ""
+    run: str = ""
+
+    @property
+    def path(self) -> str:
+        return self.store.where(self.directory)
+
+    def line(self) -> str:
+        """Returns a line of a table."""
+        version, manifest = directory_key(self.directory)[0], self.manifest
+        if manifest is None:
+            return f"{version:>9}  {self.path} {'' if self.damage == NO_MANIFEST else 'is DAMAGED: '}{self.damage}"
+        at = manifest.meta.get(MADE, {}).get("at", 0)
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else ""
+        if STATUS in manifest.meta:
+            status = TrainStatus.from_json(manifest.meta[STATUS])
+            words = [f"epoch {status.next()}, step {status.step}, offset {status.offset}"]
+            metrics: Mapping[str, float] = status.metrics
+        else:
+            of = self.store.inner.strip("/") or f"{len(manifest.parts)} shards"
+            words = [f"generation {manifest.generation}, {of}"]
+            words += ["of another run"] if manifest.run != self.run else []
+            metrics = manifest.meta.get("metrics", {})
+        if needed := sorted({name.split("/")[-2] for name in manifest.needs}):
+            words.append(f"(a delta, needs files of {', '.join(needed)})")
+        words += [f"{name} {metrics[name]:.6g}" for name in sorted(metrics, key=lambda name: (name != "loss", name))]
+        return f"{version:>9}  {when:19}  {size_in_words(manifest.bytes):>10}  {'  '.join(words)}"
+
+
+def entries(path: str, version: int | None = None) -> list[Entry]:
+    """Returns the checkpoints of a job or a loop, the newest first, whole or damaged, or without a manifest.
+
+    Raises UsageError[no-checkpoint] if there are none, or none of this version.
+    """
+    for _ in range(LOOKS):  # all that were listed may be deleted before they are read, while newer ones come
+        found = _entries(path)
+        if wanted := [entry for entry in found if version in (None, directory_key(entry.directory)[0])]:
+            return wanted
+    what = "" if version is None else f" {version}; it has {sorted({directory_key(e.directory)[0] for e in found})}"
+    raise UsageError(
+        f"{path} has no checkpoint{what}",
+        rule="no-checkpoint",
+        help="give a job's name, folder or storage, or the path that save_check_point was given",
+    )
+
+
+def _entries(path: str) -> list[Entry]:
+    with job_folder(path) as folder:
+        if folder is None:
+            stores: list[VersionedStore] = [_loop(path).store]
+            run = ""
+        else:
+            record = read_record(folder)
+            shards = [None, *range(record.config.pservers)] if not record.config.sync else [None]
+            stores, run = [checkpoints_of(folder, shard) for shard in shards], record.run_id
+        found = [entry for store in stores for entry in _in_store(store, run)]
+    found.sort(key=lambda entry: directory_key(entry.directory), reverse=True)
+    return found
+
+
+def _in_store(store: VersionedStore, run: str) -> Iterator[Entry]:
+    for directory in store.directories():
+        try:
+            yield Entry(store, directory, store.read_manifest(directory), run=run)
+        except DeletedCheckpoint:
+            continue
+        except DamagedCheckpoint as error:
+            yield Entry(store, directory, None, error.message)
+    yield from (Entry(store, directory, None, NO_MANIFEST) for directory in store.unfinished())
+
+
+def _loop(path: str, **options: Any) -> CheckPoints:
+    """Returns the place where a loop saves. Raises GraphftError where nothing is: nothing can be said of it then."""
+    place = CheckPoints(path, **options)
+    if bucket := place.fs.missing_bucket(place.path):
+        raise GraphftError(
+            f"{path} cannot be read: the bucket {bucket} is not there, or this process may not list it",
+            rule="storage",
+            help="is the URL right, and are the store's own variables (AWS_ENDPOINT_URL, AWS_PROFILE, ...)?",
+        )
+    if not place.fs.stat(place.path):
+        raise UsageError(
+            f"there is nothing at {path}", rule="no-checkpoint", help="is the path right, and what holds it mounted?"
+        )
+    return place
+
+
+def list_(options: argparse.Namespace) -> int:
+    print("\n".join([HEAD, *(entry.line() for entry in entries(options.path))]))
+    return 0
+
+
+def show_(options: argparse.Namespace) -> int:
+    found = entries(options.path, options.version)
+    entry = next((entry for entry in found if entry.manifest is not None), None)
+    if entry is None:
+        raise GraphftError(found[0].line().strip(), rule="checkpoint", help="none is whole: graphft checkpoint verify")
+    try:
+        print("\n".join(_described(entry)))
+    except DeletedCheckpoint:
+        return show_(options)  # there is a newer one by now
+    return 0
+
+
+def _described(entry: Entry) -> Iterator[str]:
+    manifest = entry.manifest
+    assert manifest is not None
+    meta = manifest.meta
+    yield entry.line().strip()
+    of = [f"run {manifest.run}"] * bool(manifest.run)
+    yield "  ".join([*of, *(f"{name} {value}" for name, value in meta.get(MADE, {}).items() if name != "at")])
+    if place := place_in_words(meta):
+        yield f"data  {place}"
+    for chunk, discarded in meta.get(DISCARDED, {}).items():
+        yield f"discarded of chunk {chunk}  (`records`: their places in the chunk, from 0)  {discarded}"
+    for part in manifest.parts:
+        needs = f"; needs {', '.join(part.entry.needs)}" if part.entry.needs else ""
+        yield f"{part.file}  {size_in_words(part.entry.bytes)}{needs}"
+        tensors, ledger = entry.store.tensors_in(manifest, part)
+        yield from [f"  ledger  {ledger}"] * bool(ledger)
+        yield from (f"  {name}  {tensor.dtype} {tensor.shape}" for name, tensor in tensors.items())
+    yield from (f"  {name}  {value}" for name, value in _plain(meta.get(STATE, {})))
+
+
+def _plain(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Returns the values of a loop's state that are no tensors; of lists, the short ones."""
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else None
+    if items is None:
+        yield name, state
+    elif isinstance(state, dict) and len(state) == 1 and next(iter(state)).startswith("$"):
+        ((kind, inner),) = state.items()
+        if kind in ("$float", "$int", "$dtype", "$device"):
+            yield name, inner
+        elif kind not in ("$tensor", "$parameter"):
+            yield from _plain(inner[0] if kind == "$module" else inner, name)
+    elif not isinstance(state, list) or len(state) <= SHORT:
+        for key, value in items:
+            yield from _plain(value, f"{name}.{key}" if name else str(key))
+
+
+def verify_(options: argparse.Namespace) -> int:
+    """Returns 1 if something is damaged, or nothing is there that counts."""
+    path, damaged, counted = options.path, 0, 0
+    for entry in entries(path, options.version):
+        wrong = entry.damage
+        try:
+            if entry.manifest is not None:
+                entry.store.verify(entry.manifest, _Progress(entry.path, entry.manifest.bytes))
+                wrong = f"good ({size_in_words(entry.manifest.bytes)})"
+                counted += 1
+        except DeletedCheckpoint:
+            wrong = "deleted meanwhile"
+            counted += 1
+        except DamagedCheckpoint as error:
+            wrong = error.message
+            damaged += 1
+        damaged += entry.manifest is None and entry.damage != NO_MANIFEST
+        print(f"{entry.path}: {wrong}")
+    with job_folder(path) as folder:
+        if folder is not None and options.version is None:
+            damaged += _verify_model(path)
+    return 1 if damaged or not counted else 0
+
+
+def _verify_model(path: str) -> int:
+    """Returns 1 if the job is complete, and its model damaged."""
+    place = CheckPoints(path)
+    if place.fs.size(f"{place.path}/{MODEL}") is None:
+        return 0
+    try:
+        size = sum(tensor.nbytes for tensor in read_weights(path).values())
+    except GraphftError as error:
+        print(f"{path}/{MODEL}: {error.message}")
+        return 1
+    print(f"{path}/{MODEL}: good ({size_in_words(size)})")
+    return 0
+
+
+class _Progress:
+    """Shows on a terminal how much of it is done."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, max(total, 1), 0
+
+    def __call__(self, count: int) -> None:
+        self.done += count
+        if sys.stderr.isatty():
+            print(f"\r{self.what}: {100 * self.done // self.total} %  ", end="", file=sys.stderr, flush=True)
+            if self.done >= self.total:
+                print("\r", end="", file=sys.stderr)
+
+
+def prune_(options: argparse.Namespace) -> int:
+    if options.mode and not options.best:
+        raise UsageError("--mode is for --best", rule="usage", help="name the metric: --best loss")
+    place = _loop(options.path, keep=Keep(options.keep, options.every, options.best, options.mode or "min"))
+    if not place.store.all_committed():
+        job = Path(options.path, RECORD).exists()
+        raise UsageError(
+            f"{options.path} has no checkpoint of a training loop",
+            rule="no-checkpoint",
+            help="it is a job: transpile(keep_checkpoints=) says how many it keeps"
+            if job
+            else "give the path that save_check_point was given",
+        )
+    gone = place.prune(_Progress(options.path, 0))
+    print(f"deleted: {', '.join(map(str, sorted(gone))) or 'nothing'}")
+    return 0
