@@ -9,11 +9,8 @@ import torch
 
 import graphft
 from graphft.runtime.cli import main
-from graphft.runtime.driver.making import make
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.process_ends import note_saved
 from graphft.runtime.process.folder_lock import locked
-from tests.driver import epochs
 from tests.interchange.test_job_state import make_job
 from tests.support.commands import refused
 
@@ -48,26 +45,36 @@ def test_what_a_complete_job_has_no_use_for(
     assert all(torch.equal(end[name], value) for name, value in whole.items())
 
 
-def test_what_is_not_complete_or_in_use_stays(
+def test_what_is_in_use_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What etcd knows of a run that has stopped may go: it goes on from its newest checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    make_job(2, name="lin").save("jobs/lin")
+    for folder in ("etcd", "checkpoints"):
+        Path("jobs/lin", folder).mkdir()
+    assert cleaned(capsys) == ["freed 0 B"]
+    assert "it goes on from its checkpoints" in refused(capsys, "clean", "--job", "lin", "--checkpoints")
+    with locked(Path("jobs/lin")):
+        assert "is starting: nothing of it is deleted" in refused(capsys, "clean", "--job", "lin")
+    assert cleaned(capsys, "--job", "lin")[0] == "deleted jobs/lin/etcd"
+    Path("jobs/lin/etcd").mkdir()
+    Path("jobs/lin/model.safetensors").touch()
+    with locked(Path("jobs/lin")):
+        assert main(["clean"]) == 1
+    assert "is being run by pid" in capsys.readouterr().out
+    assert Path("jobs/lin/checkpoints").exists()
+
+
+def test_of_old_runs_the_newest_and_the_newest_complete_one_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make_job(2, name="lin").save("jobs/lin")
-    Path("jobs/lin/etcd").mkdir()
-    assert "the job in jobs/lin is stopped: nothing of it is deleted" in refused(capsys, "clean", "--job", "lin")
-    Path("jobs/lin/model.safetensors").touch()
-    make(epochs.program(), None, {"chunks": epochs.chunks(), "batch_size": 8}).job.save("jobs/run")
-    for folder in ("etcd", "checkpoints"):
-        Path("jobs/run", folder).mkdir()
-    assert "is a Trainer's, which is never complete" in refused(capsys, "clean", "--job", "run", "--checkpoints")
-    with locked(Path("jobs/lin")):
-        assert main(["clean"]) == 1
-    out = capsys.readouterr().out
-    assert "is being run by pid" in out
-    assert "jobs/run is stopped, and left alone: graphft clean --job jobs/run deletes" in out
-    assert Path("jobs/lin/etcd").exists()
-    note_saved(Path("jobs/run"), 6)
-    assert "the checkpoints of jobs/run are gone" in refused(capsys, "clean", "--job", "run")
-    Path("jobs/run/ends.jsonl").unlink()
-    assert cleaned(capsys, "--job", "run")[0] == "deleted jobs/run/etcd"
-    assert Path("jobs/run/checkpoints").exists()
+    runs = [Path("jobs/lin/runs", str(number)) for number in range(1, 6)]
+    for run in runs:
+        make_job(2, name="lin", seed=int(run.name)).save(run)
+    for run in runs[:3]:
+        (run / "model.safetensors").touch()
+    assert cleaned(capsys, "--old-runs", "--dry-run")[:-1] == [f"would delete {runs[n]}" for n in (0, 1, 3)]
+    assert cleaned(capsys, "--old-runs")[:-1] == [f"deleted {runs[n]}" for n in (0, 1, 3)]
+    assert [run for run in runs if run.exists()] == [runs[2], runs[4]]
