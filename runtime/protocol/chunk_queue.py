@@ -32,7 +32,6 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from graphft.errors import plain_text
-from graphft.plan import PlannedChunk
 from graphft.runtime.protocol.discards import Discard, Discards
 
 MAX_PUTS = 100  # per transaction; etcd takes 128 operations
@@ -82,14 +81,13 @@ class Todo(msgspec.Struct, frozen=True):
 class Pending(msgspec.Struct, frozen=True):
     """Value of `pending/<chunk>`: who holds it, and on which terms.
 
-    `slot`: sync, else -1. `start_step`: the chunk's first step (sync). `deadline`: wall-clock seconds. `max_failures`:
+    `slot`: sync, else -1. `deadline`: wall-clock seconds. `max_failures`:
     so many of a batch in a row, without progress, and it is discarded. `max_discarded`: more records of the job's data
     than these must not be discarded.
     """
 
     trainer: str
     slot: int
-    start_step: int
     deadline: float
     attempt: int = 1
     max_failures: int = 3
@@ -195,7 +193,6 @@ def claim(
     *,
     trainer: str,
     slot: int = -1,
-    start_step: int = 0,
     progress: int = 0,
     now: float,
     timeout: float,
@@ -217,7 +214,7 @@ def claim(
     )
     if lost is not None and (found := vanished(chunk, old, progress, *lost)) is not None:
         return _with_todo(prefix, chunk, compares, *found)
-    pending = Pending(trainer, slot, start_step, now + timeout, new.attempt, max_failures, max_discarded)
+    pending = Pending(trainer, slot, now + timeout, new.attempt, max_failures, max_discarded)
     return Change(
         "claimed",
         f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {new.failures} failures",
@@ -396,39 +393,13 @@ def enqueue(prefix: str, chunks: Iterable[int], fence: Compare) -> list[Change]:
     ]
 
 
-def rewind(prefix: str, chunks: Iterable[PlannedChunk], step: int, records: Mapping[str, Record]) -> list[Change]:
-    """Sets a pass's records to what the plan says of `step`: a chunk is done if its last step lies below.
-
-    `records`: all of the pass's, by key. One that is open keeps its claim.
-    """
-    return [change for planned in chunks if (change := _rewind(prefix, planned, step, records))]
-
-
-def _rewind(prefix: str, planned: PlannedChunk, step: int, records: Mapping[str, Record]) -> Change | None:
-    chunk = planned.chunk
-    todo, pending, done = (key(prefix, chunk) for key in (todo_key, pending_key, done_key))
-    compares = tuple(Compare(k, "mod", records[k].mod_revision if k in records else 0) for k in (todo, pending, done))
-    if planned.last_step < step:
-        return (
-            None
-            if done in records
-            else Change(
-                "rewound", f"chunk {chunk} is done at step {step}", compares, (Put(done, b"{}"),), (todo, pending)
-            )
-        )
-    if done in records or todo not in records:
-        return Change(
-            "rewound",
-            f"chunk {chunk} is to be done again from step {step} on",
-            compares,
-            (Put(todo, msgspec.json.encode(Todo())),),
-            (done,),
-        )
-    old = msgspec.json.decode(records[todo].value, type=Todo)
-    applied = max(0, step - planned.first_step)
-    if old.progress <= applied:
-        return None
-    new = msgspec.structs.replace(old, progress=applied)
-    return Change(
-        "rewound", f"chunk {chunk} is back at batch {applied}", compares, (Put(todo, msgspec.json.encode(new)),)
-    )
+def close(prefix: str, chunks: Iterable[int], records: Mapping[str, Record]) -> list[Change]:
+    """Chunks that are todo or pending are done, whoever holds them: all of their batches are applied. `records`: all of
+    the pass's, by key."""
+    changes = []
+    for chunk in chunks:
+        keys = todo, pending, done = todo_key(prefix, chunk), pending_key(prefix, chunk), done_key(prefix, chunk)
+        same = tuple(Compare(k, "mod", records[k].mod_revision if k in records else 0) for k in keys)
+        reason = f"chunk {chunk} is done, as its pass is"
+        changes.append(Change("completed", reason, same, (Put(done, b"{}"),), (todo, pending)))
+    return changes

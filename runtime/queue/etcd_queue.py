@@ -210,7 +210,6 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
             todo,
             trainer=self.member.id,
             slot=slot,
-            start_step=located.chunk_start_step,
             now=time.time(),
             **terms._asdict(),
         )

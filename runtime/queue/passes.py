@@ -133,9 +133,9 @@ def _changes(etcd: Store, prefix: str, plan: Plan, index: int, pending: bool) ->
         return []
     records = {kv.key: kv for kv in etcd.range(prefix).kvs}
     chunks = [
-        planned
+        planned.chunk
         for planned in plan.chunks_of(index)
         if chunk_queue.todo_key(prefix, planned.chunk) in records
         and (pending or chunk_queue.pending_key(prefix, planned.chunk) not in records)
     ]
-    return chunk_queue.rewind(prefix, chunks, plan.start_steps[index + 1], records)
+    return chunk_queue.close(prefix, chunks, records)

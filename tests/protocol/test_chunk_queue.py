@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from graphft.plan import Plan
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, Compare, Known, Pending, Todo
 from graphft.runtime.protocol.discards import Discard, Discards
@@ -86,7 +85,6 @@ def claim(store: MiniStore, owner: str = "a", chunk: int = 0, progress: int = 0,
         store.keys[chunk_queue.todo_key(P, chunk)],
         trainer=owner,
         slot=1,
-        start_step=7,
         progress=progress,
         now=now,
         timeout=60.0,
@@ -100,7 +98,7 @@ def test_a_claim_is_one_trainers_only(store: MiniStore) -> None:
     todo = store.keys[chunk_queue.todo_key(P, 0)]
     changes = [chunk_queue.claim(P, 0, todo, trainer=t, now=5.0, timeout=60.0, max_failures=3) for t in "ab"]
     assert [bool(store.apply(c, t)) for c, t in zip(changes, "ab", strict=True)] == [True, False]
-    assert store.pending() == Pending("a", -1, 0, 65.0, 1)
+    assert store.pending() == Pending("a", -1, 65.0, 1)
     assert chunk_queue.claimable([0, 1, 2], [0]) == [1, 2]
 
 
@@ -267,34 +265,18 @@ def test_enqueueing_again_after_the_pass_began_changes_nothing(store: MiniStore)
     assert store.keys == before
 
 
-def test_a_rewind_sets_the_records_to_what_the_plan_says_of_the_step() -> None:
-    plan = Plan([8, 8, 8, 8], slots=2, batch_size=2, seed=4)
-    chunks = plan.chunks_of(0)  # four batches each: steps 0 to 3 and 4 to 7 of each slot
-    first, second = ([c.chunk for c in chunks if c.first_step == s] for s in (0, 4))
-    store = MiniStore()
-    for change in chunk_queue.enqueue(P, range(4), Compare("/pass", "mod", 0)):
-        store.apply(change)
-    for chunk in first:
-        store.apply(chunk_queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
-    claim(store, chunk=second[0], progress=3)
-    for step, done in ((2, []), (4, first), (5, first), (8, first + second), (0, [])):
-        for change in chunk_queue.rewind(P, chunks, step, store.keys):
-            assert store.apply(change), change
-        assert sorted(chunk_queue.chunk_of(k) for k in store.keys if "/done/" in k) == sorted(done)
-        assert sorted(chunk_queue.chunk_of(k) for k in store.keys if "/todo/" in k) == sorted(set(range(4)) - set(done))
-        assert chunk_queue.rewind(P, chunks, step, store.keys) == []
-
-
-def test_a_rewind_keeps_open_claims_and_lowers_progress() -> None:
-    plan = Plan([8, 8], slots=2, batch_size=2, seed=4)
-    store = MiniStore()
-    for change in chunk_queue.enqueue(P, range(2), Compare("/pass", "mod", 0)):
-        store.apply(change)
-    _, fence = claim(store, chunk=0, progress=3)
-    for change in chunk_queue.rewind(P, plan.chunks_of(0), 1, store.keys):
-        assert store.apply(change)
-    assert store.todo(0).progress == 1
-    assert store.apply(chunk_queue.complete(P, 0, fence))
+def test_a_pass_that_is_over_is_closed_whoever_holds_its_chunks(store: MiniStore) -> None:
+    _, fence = claim(store, chunk=1)
+    changes = chunk_queue.close(P, (0, 1), store.keys)
+    _, late = claim(store, chunk=0)
+    assert [bool(store.apply(change)) for change in changes] == [False, True], "it was claimed since"
+    assert not store.apply(chunk_queue.complete(P, 1, fence)), "it is done"
+    assert store.apply(chunk_queue.complete(P, 0, late))
+    assert sorted(k.removeprefix(P) for k in store.keys if k.startswith(P)) == [
+        "done/00000000",
+        "done/00000001",
+        "todo/00000002",
+    ]
 
 
 class QueueMachine(RuleBasedStateMachine):
