@@ -77,10 +77,9 @@ def loss(model: nn.Module, x: Tensor) -> Tensor:
 
 def save_all(root: Path) -> dict[str, tuple[Path, Callable[[Path], list[Tensor]]]]:
     model, optimizer = make()
+    place = graphft.CheckPoints(root / "graphft")
     for epoch in range(2):
-        graphft.save_check_point(
-            {"model": model, "optimizer": optimizer}, graphft.TrainStatus(epoch), str(root / "graphft")
-        )
+        place.save({"model": model, "optimizer": optimizer}, graphft.TrainStatus(epoch))
         for parameter in model[0].parameters():  # the other layer stays
             parameter.data.add_(0.125)
     (root / "torch").mkdir()

@@ -64,13 +64,13 @@ def batch_of(model: nn.Module) -> Tensor:
 def measure(model: nn.Module, folder: Path) -> tuple[list[int], list[float]]:
     """Of each version: the bytes that it wrote, and its seconds."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-6)
-    sizes, seconds = list[int](), list[float]()
+    sizes, seconds, place = list[int](), list[float](), graphft.CheckPoints(folder, keep=VERSIONS)
     for version in range(VERSIONS):
         optimizer.zero_grad()
         model(batch_of(model)).backward()
         optimizer.step()
         start = time.perf_counter()
-        graphft.save_check_point({"model": model}, graphft.TrainStatus(version), str(folder), keep=VERSIONS)
+        place.save({"model": model}, graphft.TrainStatus(version))
         seconds.append(time.perf_counter() - start)
         sizes.append(sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) - sum(sizes))
     return sizes, seconds
