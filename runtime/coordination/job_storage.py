@@ -4,10 +4,11 @@
           job-<run>/...            what `Job.save` wrote besides, and files.json: size and sha256 of each file
           checkpoints/...          parts and manifests (see `checkpoint.versioned_store`)
           continued.json           which run went on from here with other pservers
+          metrics.rows         the job's table of metrics, as of a checkpoint of late
           discarded.jsonl, result.json, model.safetensors
                                result.json: size and sha256 of the others; the model last: the run is complete
 
-A process on any machine needs the URL and etcd. Logs, metrics, and the data of an etcd that was started with the job
+A process on any machine needs the URL and etcd. Logs and the data of an etcd that was started with the job
 stay in the folder of the machine that writes them.
 """
 
@@ -30,6 +31,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.fileio import PIECE, NotRegular, open_regular, read_regular, scratch_folder, write_atomically
 from graphft.runtime.coordination.discarded import FILE as DISCARDED
 from graphft.runtime.fs import FS, file_system
+from graphft.runtime.process.metric_table import FILE as METRICS
 from graphft.sealed_json import parse_json
 from graphft.transpiler.record import MARKER, RECORD, SAVED, JobRecord, read_record
 
@@ -315,11 +317,12 @@ def publish_result(job_dir: Path, model: Path) -> None:
     """Uploads what a complete job leaves, the model last; then that gets its name here, too. Raises OSError."""
     fs, root = file_system(storage_of(job_dir))
     result = {MODEL: _uploaded(model)}
-    if (job_dir / DISCARDED).exists():
-        result[DISCARDED] = _uploaded(job_dir / DISCARDED)
-        fs.upload(job_dir / DISCARDED, posixpath.join(root, DISCARDED))
-    else:
-        fs.delete(posixpath.join(root, DISCARDED))
+    for name in (DISCARDED, METRICS):
+        if (job_dir / name).exists():
+            result[name] = _uploaded(job_dir / name)
+            fs.upload(job_dir / name, posixpath.join(root, name))
+        else:
+            fs.delete(posixpath.join(root, name))
     _write_listing(fs, posixpath.join(root, _RESULT), result)
     fs.upload(model, posixpath.join(root, MODEL))
     os.replace(model, job_dir / MODEL)
@@ -350,7 +353,7 @@ def download_result(url: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".result.", dir=target) as scratch:
         try:
             result = _listing(fs, posixpath.join(root, _RESULT))
-            names = [name for name in (DISCARDED, MODEL) if name in result]
+            names = [name for name in (DISCARDED, METRICS, MODEL) if name in result]
             for name in names:
                 fs.download(posixpath.join(root, name), Path(scratch, name))
         except OSError as error:
@@ -359,6 +362,25 @@ def download_result(url: str, target: Path) -> None:
             _check(Path(scratch, name), result[name], f"{url}/{name}", remedy)
         for name in names:
             os.replace(Path(scratch, name), target / name)
+
+
+def put_metrics(job_dir: Path) -> None:
+    """Uploads the job's table of metrics, if it has a storage. Raises OSError."""
+    if url := storage_of(job_dir):
+        fs, root = file_system(url)
+        fs.upload(job_dir / METRICS, posixpath.join(root, METRICS))
+
+
+def fetch_metrics(job_dir: Path) -> None:
+    """Downloads the job's table of metrics, if the storage has a longer one than this folder. Raises OSError."""
+    path, url = job_dir / METRICS, storage_of(job_dir)
+    if not url:
+        return
+    fs, root = file_system(url)
+    if (fs.size(posixpath.join(root, METRICS)) or 0) > (path.stat().st_size if path.exists() else 0):
+        with scratch_folder(path) as scratch:
+            fs.download(posixpath.join(root, METRICS), scratch / METRICS)
+            os.replace(scratch / METRICS, path)
 
 
 def _read(fs: FS, path: str, url: str) -> bytes | None:

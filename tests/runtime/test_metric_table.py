@@ -11,8 +11,16 @@ import torch
 
 import graphft
 from graphft.runtime.coordination.epoch_metrics import epoch_of_table
+from graphft.runtime.coordination.job_storage import (
+    fetch,
+    fetch_metrics,
+    fetch_result,
+    publish,
+    publish_result,
+    put_metrics,
+)
 from graphft.runtime.process.metric_table import FILE, TableWriter, read_rows, rows_or_why
-from graphft.transpiler import JobConfig
+from graphft.transpiler import Job, JobConfig
 from tests.support.metric_rows import write_rows
 
 
@@ -124,3 +132,23 @@ def test_async_rows_are_of_the_epoch_of_their_batch(tmp_path: Path) -> None:
     found = [epoch_of_table(tmp_path, config(sync=False, ft=True), epoch).means["loss"] for epoch in (0, 1)]
     assert found == [1.5, 4.5]
     assert [step for step, _ in losses(tmp_path)] == [0, 1, 2, 3, 4, 5], "as they were applied"
+
+
+def test_another_machine_goes_on_with_the_rows_in_the_storage(tmp_path: Path, job: Job) -> None:
+    url = f"file://{tmp_path}/stored"
+    here, there = tmp_path / "here", tmp_path / "there"
+    Job.make(job.source, job.config.replace(storage=url)).save(here)
+    publish(here)
+    fetch(url, there)
+    write_rows(here, [0.5, 0.25])
+    put_metrics(here)
+    fetch_metrics(there)
+    assert losses(there) == [(0, 0.5), (1, 0.25)]
+    write_rows(there, [1.0, 2.0, 3.0])
+    fetch_metrics(there)
+    assert len(losses(there)) == 3, "it is not shorter"
+    put_metrics(there)
+    (there / ".model").write_bytes(b"model")
+    publish_result(there, there / ".model")
+    fetch_result(here)
+    assert losses(here) == [(0, 1.0), (1, 2.0), (2, 3.0)]

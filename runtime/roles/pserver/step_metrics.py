@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from graphft.runtime.coordination.epoch_metrics import epoch_of_table
+from graphft.runtime.coordination.job_storage import fetch_metrics, put_metrics
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.process.metric_table import TableWriter
 from graphft.runtime.protocol.round import Contribution
+
+UPLOAD_PART = 0.05
+"""Uploads of the table, which is one file, take at most this part of the time."""
 
 
 class StepMetrics:
@@ -22,7 +28,10 @@ class StepMetrics:
     def __init__(self, member: Member, job_dir: Path, names: Sequence[str], version: int) -> None:
         self.member, self.job_dir, self.names = member, job_dir, tuple(names)
         self.newest: dict[str, float] = {}
+        with contextlib.suppress(OSError):  # then the rows are lacking: nothing else depends on them
+            fetch_metrics(job_dir)
         self._table = TableWriter(job_dir, names, version)
+        self._next_upload = 0.0
         self._recorded: int | None = None
         """Epochs that etcd was told of. The newest one is told again by a process that begins."""
 
@@ -59,8 +68,14 @@ class StepMetrics:
         self._recorded = recorded
 
     def sync(self) -> None:
-        """Returns when the rows so far are on the disk: a checkpoint that has these steps follows. Raises OSError."""
+        """Returns when the rows so far are on the disk, and mostly in the storage: a checkpoint that has these steps
+        follows. Called by the saver's thread. Raises OSError."""
         self._table.sync()
+        began = time.monotonic()
+        if began >= self._next_upload:
+            with contextlib.suppress(OSError):  # a later one has all
+                put_metrics(self.job_dir)
+            self._next_upload = began + (time.monotonic() - began) / UPLOAD_PART
 
     def close(self) -> None:
         self._table.close()
