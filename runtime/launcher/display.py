@@ -36,7 +36,7 @@ def _progress(status: JobStatus, left: float | None, shown: int | None) -> str:
     total = "" if status.on_demand else f"/{status.total_steps or '?'}"
     metrics = "".join(f"{name} {value:.4g}  " for name, value in list(status.metrics.items())[:shown])
     return (
-        f"pass {min(status.pass_index + 1, status.passes)}/{status.passes}  "
+        f"epoch {min(status.pass_index + 1, status.passes)}/{status.passes}  "
         f"step {status.step}{total}  loss {loss}  {metrics}"
         f"{status.samples_per_second:,.0f} samples/s"
         + (f"  {in_words(left)} left" if left else "")

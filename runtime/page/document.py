@@ -53,6 +53,7 @@ def running(status: JobStatus, etcd: str) -> dict[str, Any]:
         **status.in_brief(etcd),
         "state": status.state if not status.idle else "idle",
         "metrics": status.metrics,
+        "learning_rates": status.learning_rates,
         "samples_per_second": status.samples_per_second,
         "skipped_steps": status.skipped_steps,
         "generation": status.generation,

@@ -92,10 +92,11 @@ function head(job) {
   const last = job.curve?.series.loss?.findLast((value) => value !== null) ?? null; // of a job that runs no more
   const figures = [
     ["loss", number(job.loss ?? last)],
+    ...Object.entries(job.learning_rates ?? {}).slice(0, 2).map(([name, rate]) => [name, number(rate)]),
     ...Object.entries(job.metrics ?? {}).slice(0, 4).map(([name, value]) => [name, number(value)]),
     ["steps/s", what === "training" && job.time?.steps_per_second ? number(Number(job.time.steps_per_second.toPrecision(3))) : null],
     ["samples/s", job.samples_per_second ? integer(job.samples_per_second) : null],
-    ["pass", job.passes ? `${Math.min((job.pass ?? job.passes - 1) + 1, job.passes)} of ${integer(job.passes)}` : null],
+    ["epoch", job.passes ? `${Math.min((job.pass ?? job.passes - 1) + 1, job.passes)} of ${integer(job.passes)}` : null],
     ["generation", job.generation ?? null],
   ].filter(([, value]) => value !== null && value !== "–");
   const notices = [
@@ -243,7 +244,7 @@ function queue(job) {
   if (!counts.length) return null;
   const order = ["done", "pending", "todo"], parts = order.filter((name) => name in job.queue).map((name) => [name, job.queue[name]]);
   return [
-    h("div", { class: "row between" }, h("h2", {}, "Queue"), h("span", { class: "soft small" }, `chunks of pass ${integer((job.pass ?? 0) + 1)}`)),
+    h("div", { class: "row between" }, h("h2", {}, "Queue"), h("span", { class: "soft small" }, `chunks of epoch ${integer((job.pass ?? 0) + 1)}`)),
     stacked(parts, true, counts.map(([name, n]) => `${n} ${name}`).join(", ")),
     h("ul", { class: "legend inline" }, parts.map(([name, n]) => h("li", {}, h("b", { class: `c-${name}` }), h("span", {}, `${integer(n)} ${name}`)))),
   ];

@@ -51,7 +51,7 @@ def test_line() -> None:
     shard = {"version": 7, "metrics": {"loss": 0.12345, "accuracy": 0.625, "f1": None}}
     line = format_line(status_of(trainers=trainers, pservers={0: shard}, slots={0: "0-aa", 1: "1-bb"}))
     assert line == (
-        "pass 2/3  step 7/12  loss 0.1235  accuracy 0.625  1,234 samples/s  "
+        "epoch 2/3  step 7/12  loss 0.1235  accuracy 0.625  1,234 samples/s  "
         "2 trainers  1/2 pservers  chunks 2 todo 1 pending 1 done"
     )
     waiting = format_line(status_of(trainers=trainers, slots={1: "1-bb"}))
@@ -77,7 +77,7 @@ def test_display_without_a_terminal_prints_each_event_once() -> None:
         "[pserver 0] died [/b] [red]:warning: 100%",
         "[pserver 0] done",
     ]
-    assert [line.split("step ")[1][:5] for line in lines if line.startswith("pass ")] == ["7/12 "], (
+    assert [line.split("step ")[1][:5] for line in lines if line.startswith("epoch ")] == ["7/12 "], (
         "a line at once, then each five seconds; none of a complete job, whose roles have left"
     )
 
