@@ -176,9 +176,9 @@ def revoke_dead(etcd: Store, keys: Keys) -> None:
 
 def forget_files(job_dir: Path) -> None:
     """Without fault tolerance a job cannot go on: what an earlier run left in its folder would be in the way."""
-    for name in ("etcd", "checkpoints", "metrics"):
+    for name in ("etcd", "checkpoints"):
         shutil.rmtree(job_dir / name, ignore_errors=True)
-    for name in ("ends.jsonl", "time.json"):
+    for name in ("metrics.rows", "ends.jsonl", "time.json"):
         (job_dir / name).unlink(missing_ok=True)
 
 
