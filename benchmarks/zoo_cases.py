@@ -120,7 +120,7 @@ def _small(layout: str, optimizer: Callable[[Any], torch.optim.Optimizer]) -> Su
 def optimizers() -> Iterator[Case]:
     from torch.testing._internal.common_optimizers import optim_db
 
-    from graphft.optim import OPTIMIZERS
+    from graphft.optim.optimizers import OPTIMIZERS
 
     ours = {c.torch_class for c in OPTIMIZERS.values()}
     for info in optim_db:

@@ -9,9 +9,9 @@ import typing
 from itertools import groupby
 from pathlib import Path
 
-from graphft import registry
-from graphft.printer import format_value
-from graphft.registry import Attr, OpDef
+from graphft.ir import registry
+from graphft.ir.printer import format_value
+from graphft.ir.registry import Attr, OpDef
 
 _HEAD = """# Operators
 

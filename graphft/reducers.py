@@ -22,15 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphft import registry
+from graphft.capture.guards import assumptions, captured
+from graphft.capture.loss_results import reported
+from graphft.capture.tracing import emit, trace
 from graphft.errors import GraphftError, UsageError
-from graphft.guards import assumptions, captured
-from graphft.ir import Kind, Program, Ref, Type, Variable, map_refs
-from graphft.literals import evaluate
-from graphft.loss_results import reported
-from graphft.printer import NAME
-from graphft.symbolic import Symbols
-from graphft.tracing import emit, trace
+from graphft.ir import Kind, Program, Ref, Type, Variable, map_refs, registry
+from graphft.ir.literals import evaluate
+from graphft.ir.printer import NAME
+from graphft.ir.symbolic import Symbols
 
 RECORDS = "records"
 """The dimension of all records."""

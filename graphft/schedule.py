@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from graphft.capture.locations import error_line
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Block, Type, Variable
-from graphft.locations import error_line
 
 if TYPE_CHECKING:
-    from graphft.tracing import Traced
+    from graphft.capture.tracing import Traced
 
 Schedule = Callable[[Tensor], Tensor]
 Rate = float | Schedule
@@ -88,8 +88,8 @@ def at(schedule: Rate, step: Tensor) -> Tensor:
 def trace(schedule: Rate) -> Traced:
     """`schedule` as a recorded function of the int64 step. Raises GraphftError where it cannot be recorded."""
 
-    from graphft import tracing  # tracing takes a second to import, and only this needs it
-    from graphft.symbolic import Symbols
+    from graphft.capture import tracing  # tracing takes a second to import, and only this needs it
+    from graphft.ir.symbolic import Symbols
 
     def lr(step: Tensor) -> list[Tensor]:
         return [at(schedule, step.to(torch.float64))]
@@ -129,7 +129,7 @@ def trace(schedule: Rate) -> Traced:
 
 def append(block: Block, traced: Traced, step: Variable, name: str) -> Variable:
     """Appends a recorded schedule's ops to `block`; they compute variable `name`, which is returned, from `step`."""
-    from graphft import tracing
+    from graphft.capture import tracing
 
     (result,) = traced.results
     assert result is not None

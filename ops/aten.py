@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from graphft import registry
 from graphft.errors import ProgramError
-from graphft.ir import Arg, Block, Operator, Ref, Sym, Type
-from graphft.literals import literal, resolve
+from graphft.ir import Arg, Block, Operator, Ref, Sym, Type, registry
+from graphft.ir.literals import literal, resolve
+from graphft.ir.registry import Attr, OpDef, Slot
 from graphft.ops.prim import dim_of
-from graphft.registry import Attr, OpDef, Slot
 
 HIDDEN_WRITES = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
@@ -144,7 +143,7 @@ def _result_types(call: _Call) -> tuple[Type, ...]:
     # Imported here: inference needs parts of torch that take a second to load, and roles do not infer.
     from torch._dispatch.python import enable_python_dispatcher
 
-    from graphft.symbolic import Symbols, quiet
+    from graphft.ir.symbolic import Symbols, quiet
 
     symbols = Symbols(_sizes((*call.args, *call.kwargs.values())))
 

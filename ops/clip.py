@@ -16,8 +16,8 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Type
+from graphft.ir.registry import op
 from graphft.ops.context import Context
-from graphft.registry import op
 
 UNIT = 8192
 """Elements per partial sum; slices of parameters end at multiples of it."""

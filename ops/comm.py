@@ -11,8 +11,8 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator
+from graphft.ir.registry import op
 from graphft.ops.context import Context, OnNonfinite
-from graphft.registry import op
 
 
 def _check_slices(operator: Operator, block: Block) -> None:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator
+from graphft.ir.registry import op
 from graphft.ops.context import Context
-from graphft.registry import op
 
 _EPS = 1e-7
 """Of the adaptive variant, as in the paper."""

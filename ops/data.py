@@ -9,8 +9,8 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Kind, Operator, Type
+from graphft.ir.registry import op
 from graphft.ops.context import ChunkWork, Context
-from graphft.registry import op
 
 
 def _columns(operator: Operator, block: Block) -> list[Type]:

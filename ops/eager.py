@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from graphft.capture.module_pickle import Packed, unpack
+from graphft.capture.module_step import ModuleStep
 from graphft.errors import UsageError
 from graphft.ir import Block, Operator, Type
-from graphft.module_pickle import Packed, unpack
-from graphft.module_step import ModuleStep
+from graphft.ir.registry import op
 from graphft.ops.context import Context
-from graphft.registry import op
 
 
 def _declared(operator: Operator, block: Block) -> Sequence[Type]:

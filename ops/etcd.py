@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from graphft.ir import Type
+from graphft.ir.registry import op
 from graphft.ops.context import ChunkWork, ClaimTerms, Context
-from graphft.registry import op
 
 
 @op("etcd_register", effect=True)

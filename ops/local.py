@@ -13,8 +13,8 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Ref, Type
+from graphft.ir.registry import op
 from graphft.ops.context import ChunkWork, Context
-from graphft.registry import op
 
 
 def _other_block(operator: Operator, block: Block) -> None:

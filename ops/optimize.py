@@ -20,9 +20,9 @@ from torch.optim import sgd as torch_sgd
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator
+from graphft.ir.registry import op
 from graphft.ops.context import Context
-from graphft.optim import OPTIMIZERS
-from graphft.registry import op
+from graphft.optim.optimizers import OPTIMIZERS
 
 _FUSED = (torch.float32, torch.float64)
 """Dtypes for torch's fused kernels. Its fused SGD on the CPU leaves float16 and bfloat16 parameters unchanged but for

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from graphft import registry
 from graphft.errors import ProgramError
-from graphft.ir import Arg, Block, Dim, Operator, Ref, Type
-from graphft.registry import OpDef, Slot
+from graphft.ir import Arg, Block, Dim, Operator, Ref, Type, registry
+from graphft.ir.registry import OpDef, Slot
 
 _SAME = ("add", "sub", "mul", "floordiv", "mod", "pow", "neg", "sym_max", "sym_min", "abs")
 

@@ -1,7 +1,7 @@
 """Defines operators on the state of the CPU's default generator, which checkpointing and `fork_rng` save and restore.
 
 A model reaches them through `torch.get_rng_state`, `set_rng_state` and `manual_seed`, which a trace records as these
-(`graphft.tracing`). Their kernels do what torch's functions do, so that a replay draws what eager torch draws.
+(`graphft.capture.tracing`). Their kernels do what torch's functions do, so that a replay draws what eager torch draws.
 """
 
 from __future__ import annotations

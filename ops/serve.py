@@ -8,8 +8,8 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Ref
+from graphft.ir.registry import op
 from graphft.ops.context import Context, ServeOptions
-from graphft.registry import op
 
 
 def _one_dtype(operator: Operator, block: Block) -> None:

@@ -6,8 +6,8 @@ In the place of the queue's operators in `etcd.py`: `transpile(dispatch="coordin
 from __future__ import annotations
 
 from graphft.ir import Type
+from graphft.ir.registry import op
 from graphft.ops.context import ChunkWork, Context
-from graphft.registry import op
 
 
 @op("find_coordinator", effect=True)

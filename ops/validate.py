@@ -8,8 +8,8 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Type
+from graphft.ir.registry import op
 from graphft.ops.context import ChunkWork, Context
-from graphft.registry import op
 
 
 @op("etcd_get_range", infer=[Type("chunk")], effect=True)

@@ -20,21 +20,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graphft.capture import Origin
+from graphft.capture.guards import WITHOUT_CAPTURE, dtype_help
+from graphft.capture.locations import error_line
+from graphft.capture.model import Origin
+from graphft.capture.module_step import ModuleStep, evaluating, tensors_of, unchanged
+from graphft.capture.tracing import op_name
 from graphft.data import DataSpec
+from graphft.disk.tensor_file import same_bits
 from graphft.errors import GraphftError, describe
-from graphft.guards import WITHOUT_CAPTURE, dtype_help
 from graphft.ir import Block, Kind, Program, Type, grad_name
-from graphft.literals import evaluate, names_in
-from graphft.locations import error_line
-from graphft.module_step import ModuleStep, evaluating, tensors_of, unchanged
+from graphft.ir.literals import evaluate, names_in
+from graphft.ir.registry import writes_of
 from graphft.ops.context import Context
-from graphft.registry import writes_of
 from graphft.runtime.data import open_reader
 from graphft.runtime.execute.lowering import lower
 from graphft.runtime.loss_check import tell_of_loss
-from graphft.tensor_file import same_bits
-from graphft.tracing import op_name
 
 log = logging.getLogger("graphft")
 

@@ -357,7 +357,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _show_program(path: Path, options: argparse.Namespace) -> int:
-    from graphft.storage import load_program
+    from graphft.ir.storage import load_program
 
     for option in ("role", "passes", "diff"):
         if getattr(options, option):
@@ -371,7 +371,7 @@ def _show_program(path: Path, options: argparse.Namespace) -> int:
 
 
 def _print_program(program: Program, options: argparse.Namespace) -> None:
-    from graphft.views import to_dot, to_mermaid
+    from graphft.ir.views import to_dot, to_mermaid
 
     print(to_dot(program) if options.dot else to_mermaid(program) if options.mermaid else program)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from graphft.capture import Origin
-from graphft.module_step import ModuleStep, unchanged
+from graphft.capture.model import Origin
+from graphft.capture.module_step import ModuleStep, unchanged
 
 log = logging.getLogger("graphft")
 

@@ -265,7 +265,7 @@ def test_nothing_unpickles() -> None:
     read_by_list = ROOT / "runtime/interchange/distributed_metadata.py"
     # One file reads the user's module of a program with capture=False: it lies in the job's folder, as the script of
     # its Dataset does. Nothing that comes from the network, and no checkpoint, is read there.
-    users_code = ROOT / "graphft/module_pickle.py"
+    users_code = ROOT / "graphft/capture/module_pickle.py"
     paths = [p for p in sources(*FOLDERS, "examples") if p != users_code]
     found = violations([p for p in paths if p != read_by_list], *UNSAFE_MODULES)
     for path in paths:

@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from graphft.capture.loss_results import check_metrics
+from graphft.capture.model_warnings import tell_changed_optimizer, tell_changed_weights, tell_nonfinite
+from graphft.capture.weights import SAVED, load_weights
 from graphft.data import DataSpec
 from graphft.devices import find_device
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Program
-from graphft.literals import evaluate, names_in
-from graphft.loss_results import check_metrics
-from graphft.model_warnings import tell_changed_optimizer, tell_changed_weights, tell_nonfinite
+from graphft.ir.literals import evaluate, names_in
+from graphft.ir.verify import verify
 from graphft.option_names import is_whole, unknown_option
 from graphft.reducers import columns_of
 from graphft.transpiler.config import JobConfig
@@ -28,8 +30,6 @@ from graphft.transpiler.job import Job
 from graphft.transpiler.passes import SliceParameters
 from graphft.transpiler.rates import tell_zero_rate
 from graphft.transpiler.validation import Validation, ValidationConfig
-from graphft.verify import verify
-from graphft.weights import SAVED, load_weights
 
 log = logging.getLogger("graphft")
 T = TypeVar("T")

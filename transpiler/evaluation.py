@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from graphft import registry
-from graphft.dependence import def_use, flow
+from graphft.capture.loss_results import check_told, reported
 from graphft.errors import GraphftError, ProgramError, UsageError
-from graphft.ir import Kind, Operator, Program, Type
-from graphft.loss_results import check_told, reported
+from graphft.ir import Kind, Operator, Program, Type, registry
+from graphft.ir.dependence import def_use, flow
 from graphft.reducers import all_name, append_reducer, columns_of
 
 if TYPE_CHECKING:

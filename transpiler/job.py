@@ -21,12 +21,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphft.diagnostics import VerificationError
+from graphft.capture.weights import saved_variables
+from graphft.disk.fileio import scratch_folder
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.fileio import scratch_folder
 from graphft.ir import Program
-from graphft.printer import format_block
-from graphft.storage import load_program, save_program
+from graphft.ir.diagnostics import VerificationError
+from graphft.ir.printer import format_block
+from graphft.ir.storage import load_program, save_program
+from graphft.ir.verify import verify_job
 from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.differences import differences
@@ -56,13 +58,11 @@ from graphft.transpiler.passes import (
 )
 from graphft.transpiler.programs import Pass, Programs, Stage, run_passes
 from graphft.transpiler.record import FORMAT, MARKER, NO_PREDICTION, RECORD, VALIDATION, read_record
-from graphft.verify import verify_job
-from graphft.weights import saved_variables
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graphft.capture import Origin
+    from graphft.capture.model import Origin
 
 
 def pipeline(config: JobConfig) -> tuple[Pass, ...]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphft import registry
 from graphft.errors import ProgramError
-from graphft.ir import Block, Kind, Operator, Ref, Variable
-from graphft.optim import CLIP_OPS, OPTIMIZER_OPS, SCALAR_STATE
+from graphft.ir import Block, Kind, Operator, Ref, Variable, registry
+from graphft.optim.optimizers import CLIP_OPS, OPTIMIZER_OPS, SCALAR_STATE
 
 NORM_OP = "squared_norms"
 

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphft.capture import Origin
+from graphft.capture.model import Origin
+from graphft.capture.weights import SAVED, saved_variables
+from graphft.disk.fileio import read_regular
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import read_regular
 from graphft.ir import Kind, Program, Type
-from graphft.literals import names_in
-from graphft.storage import load_program, save_program
+from graphft.ir.literals import names_in
+from graphft.ir.storage import load_program, save_program
 from graphft.transpiler.evaluation import check_evaluation, forward_only
 from graphft.transpiler.record import NO_PREDICTION, PREDICTION
-from graphft.weights import SAVED, saved_variables
 
 log = logging.getLogger("graphft")
 

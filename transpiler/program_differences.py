@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from graphft import registry
 from graphft.errors import ProgramError
-from graphft.ir import Arg, Kind, Operator, Program
-from graphft.printer import format_operator, format_value
+from graphft.ir import Arg, Kind, Operator, Program, registry
+from graphft.ir.printer import format_operator, format_value
 from graphft.transpiler.optimization import Optimization, find_optimization
 
 LISTED = 3

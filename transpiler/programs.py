@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from graphft.ir import Program
-from graphft.verify import verify
+from graphft.ir.verify import verify
 
 
 @dataclass(frozen=True)

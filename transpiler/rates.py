@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from graphft import registry
-from graphft.ir import Arg, Program, Ref
-from graphft.literals import resolve
-from graphft.training import GLOBAL_STEP
+from graphft.ir import Arg, Program, Ref, registry
+from graphft.ir.literals import resolve
+from graphft.optim.training import GLOBAL_STEP
 from graphft.transpiler.optimization import find_optimization
 
 log = logging.getLogger("graphft")

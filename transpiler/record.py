@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphft.disk.fileio import read_regular
+from graphft.disk.sealed_json import parse_json
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import read_regular
-from graphft.sealed_json import parse_json
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.fingerprint import Fingerprint
 

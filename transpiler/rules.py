@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from graphft.diagnostics import Diagnostic, job_rule
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, backup_name, grad_name, refs
-from graphft.registry import attr, given_attrs, writes_of
+from graphft.ir.diagnostics import Diagnostic, job_rule
+from graphft.ir.registry import attr, given_attrs, writes_of
 from graphft.transpiler.layout import Slice, all_slices, evolving, gradient_of, slices_of
 from graphft.transpiler.programs import Programs
 

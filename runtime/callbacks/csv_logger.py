@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from graphft.disk.fileio import make_folder, read_regular, write_atomically
+from graphft.disk.sealed_json import parse_json
 from graphft.errors import UsageError
-from graphft.fileio import make_folder, read_regular, write_atomically
 from graphft.runtime.callbacks.callbacks import Run
-from graphft.sealed_json import parse_json
 
 OWN = "csv-logger.json"
 """In the run's folder: the files elsewhere that have its rows."""

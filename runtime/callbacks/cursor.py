@@ -9,9 +9,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from graphft.disk.fileio import NotRegular, read_regular, write_atomically
+from graphft.disk.sealed_json import parse_json
 from graphft.errors import UsageError
-from graphft.fileio import NotRegular, read_regular, write_atomically
-from graphft.sealed_json import parse_json
 
 FILE = "callbacks.json"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from graphft.block_deltas import FileEntry
-from graphft.sealed_json import seal, unseal
+from graphft.disk.block_deltas import FileEntry
+from graphft.disk.sealed_json import seal, unseal
 
 LOOP = -1
 """The generation of a training loop's checkpoints: they have none."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft.fileio import fsync
+from graphft.disk.fileio import fsync
 from graphft.runtime.checkpoint.manifest import Manifest, Part, directory_key
 from graphft.runtime.checkpoint.versioned_store import (
     MANIFEST,

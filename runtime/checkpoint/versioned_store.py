@@ -6,7 +6,7 @@
 
 A training loop's folders are called `checkpoint-00000012`. A file has the token of its process in its name, so that no
 process changes what another one wrote; it may need files of earlier checkpoints, for what did not change since
-(`graphft.checked_file`): these stay when their checkpoint goes. No pickle: safetensors and JSON.
+(`graphft.disk.checked_file`): these stay when their checkpoint goes. No pickle: safetensors and JSON.
 
 A manifest is sealed, and checked against the sizes of its files; a file against its checksums when it is read. Two
 errors are told apart: `DamagedCheckpoint`, where what was read is provably not what was written (an older checkpoint is
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from graphft.block_deltas import Base, Known
+from graphft.disk.block_deltas import Base, Known
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import (
     Manifest,
@@ -160,7 +160,7 @@ class VersionedStore:
     def read_part(self, manifest: Manifest, shard: int, *, to_go_on: bool = False) -> tuple[dict[str, Tensor], str]:
         """Returns one shard's tensors, each checked, and its note. `to_go_on`: the next part that is written may refer
         to it. Raises DamagedCheckpoint."""
-        from graphft.checked_file import read_checked
+        from graphft.disk.checked_file import read_checked
 
         part = next((p for p in manifest.parts if p.shard == shard), None)
         if part is None:
@@ -177,14 +177,14 @@ class VersionedStore:
 
     def tensors_in(self, manifest: Manifest, part: Part) -> tuple[Mapping[str, Known], str]:
         """Returns what a file's header says of its tensors, by name, and its note. Raises DamagedCheckpoint."""
-        from graphft.checked_file import read_header
+        from graphft.disk.checked_file import read_header
 
         with self._reading(manifest.directory):
             return read_header(self._open, part.file, part.entry)
 
     def verify(self, manifest: Manifest, told: Callable[[int], object] = id) -> None:
         """Reads every byte. `told` gets the size of each tensor that is good. Raises DamagedCheckpoint."""
-        from graphft.checked_file import verify_checked
+        from graphft.disk.checked_file import verify_checked
 
         for part in manifest.parts:
             with self._reading(manifest.directory):
@@ -224,7 +224,7 @@ class VersionedStore:
 
         The part before, or what it needs, is in every newer checkpoint, and so nothing of it is deleted before.
         """
-        from graphft.checked_file import checked_file
+        from graphft.disk.checked_file import checked_file
 
         base = self._base_for(generation, step)
         folder = f"{self.inner}{directory_name(generation, step)}"

@@ -266,7 +266,7 @@ class Saver:
         return False
 
     def _finish(self, committed: Committed) -> None:
-        from graphft.tensor_file import write_tensors
+        from graphft.disk.tensor_file import write_tensors
         from graphft.transpiler.assemble import assemble
 
         commits = self.commits

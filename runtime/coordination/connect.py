@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from graphft.disk.fileio import read_regular, write_atomically
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import read_regular, write_atomically
 from graphft.runtime.coordination.job_storage import is_complete
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd, EtcdUnreachable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from graphft.disk.fileio import read_regular, write_atomically
 from graphft.errors import GraphftError
-from graphft.fileio import read_regular, write_atomically
 from graphft.runtime.protocol.discards import Discards, positions_of
 
 if TYPE_CHECKING:

@@ -27,12 +27,12 @@ from pathlib import Path
 
 import msgspec
 
+from graphft.disk.fileio import PIECE, NotRegular, open_regular, read_regular, scratch_folder, write_atomically
+from graphft.disk.sealed_json import parse_json
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import PIECE, NotRegular, open_regular, read_regular, scratch_folder, write_atomically
 from graphft.runtime.coordination.discarded import FILE as DISCARDED
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.process.metric_table import FILE as METRICS
-from graphft.sealed_json import parse_json
 from graphft.transpiler.record import MARKER, RECORD, SAVED, JobRecord, read_record
 
 log = logging.getLogger("graphft")

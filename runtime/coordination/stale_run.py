@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from graphft.disk.fileio import remove_folder
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import remove_folder
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Failure, Registration, RunRecord

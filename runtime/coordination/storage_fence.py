@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from graphft.fileio import read_regular, write_atomically
+from graphft.disk.fileio import read_regular, write_atomically
 from graphft.runtime.coordination.job_storage import put_mark, read_mark, storage_of
 from graphft.runtime.fs import file_system
 from graphft.runtime.process.bounded import within

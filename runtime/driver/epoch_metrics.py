@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from graphft.loss_results import reported
+from graphft.capture.loss_results import reported
 from graphft.runtime.coordination.epoch_metrics import epoch_of_table
 from graphft.runtime.coordination.records import PassMetrics
 from graphft.runtime.driver.running_job import RunningJob

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from graphft.capture.loss_results import check_told, reported
 from graphft.errors import UsageError
 from graphft.ir import Program
-from graphft.loss_results import check_told, reported
 from graphft.option_names import is_whole, unknown_option
 from graphft.runtime.driver.checks import check_retries
 from graphft.runtime.driver.train_configs import run_options, scaling_options

@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from graphft.capture.model_warnings import tell_nonfinite
+from graphft.capture.weights import load_weights, saved_variables
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
-from graphft.model_warnings import tell_nonfinite
 from graphft.option_names import is_whole
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.metadata import MADE, SOURCE, made
@@ -26,7 +27,6 @@ from graphft.runtime.interchange.optimizer_state import optimizer_of
 from graphft.runtime.loop.api import read_check_point
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
-from graphft.weights import load_weights, saved_variables
 
 
 class Part:

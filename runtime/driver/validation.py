@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from graphft.capture.loss_results import reported
+from graphft.capture.weights import load_weights, saved_variables
 from graphft.ir import Program
-from graphft.loss_results import reported
 from graphft.reducers import columns_of
 from graphft.runtime.data import IN_ORDER, open_reader
 from graphft.runtime.execute.input_checks import check_dims
@@ -17,7 +18,6 @@ from graphft.runtime.executor import Executor
 from graphft.runtime.protocol.decisions import RangeResult, sums_as_text, totals
 from graphft.runtime.validation.results import RangeResults, named
 from graphft.transpiler.validation import ValidationConfig
-from graphft.weights import load_weights, saved_variables
 
 
 def validate_here(

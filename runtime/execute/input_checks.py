@@ -9,7 +9,7 @@ import torch
 
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Block, Kind, Program, Variable
-from graphft.literals import dtype_of, evaluate, names_in
+from graphft.ir.literals import dtype_of, evaluate, names_in
 
 
 def check_feed(

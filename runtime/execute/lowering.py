@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from graphft import registry
 from graphft.errors import GraphftError, ProgramError, describe
-from graphft.ir import Arg, Block, Kind, Operator, Ref
-from graphft.literals import DEVICE, resolve
+from graphft.ir import Arg, Block, Kind, Operator, Ref, registry
+from graphft.ir.literals import DEVICE, resolve
 from graphft.ops.context import Interrupt
 
 Scope = MutableMapping[str, Any]

@@ -130,7 +130,7 @@ class FS(ABC):
             for name in self.ls_dir(path):
                 self.download(posixpath.join(path, name), target / name)
             return
-        from graphft.fileio import replacing
+        from graphft.disk.fileio import replacing
 
         with self.open(path) as file, replacing(target) as written:
             _copy(file, written)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from graphft.fileio import PieceWriter, fsync, make_folder, open_regular, replacing
+from graphft.disk.fileio import PieceWriter, fsync, make_folder, open_regular, replacing
 from graphft.runtime.fs.base import FS
 
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from graphft.disk.tensor_file import TENSOR_DTYPES
 from graphft.errors import GraphftError
-from graphft.tensor_file import TENSOR_DTYPES
 
 METADATA = ".metadata"
 _METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"

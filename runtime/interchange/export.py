@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from graphft.disk.fileio import size_in_words
+from graphft.disk.tensor_file import read_tensors, write_tensors
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.fileio import size_in_words
 from graphft.ir import Kind
 from graphft.runtime.coordination.job_storage import is_url
 from graphft.runtime.fs import file_system
@@ -24,7 +25,6 @@ from graphft.runtime.interchange.huggingface import SHARD_BYTES, write_weights
 from graphft.runtime.interchange.optimizer_state import read_training
 from graphft.runtime.interchange.trained_program import best_model, read_trained
 from graphft.runtime.interchange.weights import read_weights
-from graphft.tensor_file import read_tensors, write_tensors
 
 MEGABYTE = 1e6
 _FILES = ("safetensors", "pt2")

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from graphft.disk.fileio import PIECE, replacing
 from graphft.errors import GraphftError, describe
-from graphft.fileio import PIECE, replacing
 from graphft.ir import Kind, Program
-from graphft.literals import dtype_of, evaluate, names_in
+from graphft.ir.literals import dtype_of, evaluate, names_in
 from graphft.runtime.execute.lowering import lower
 from graphft.transpiler.prediction import WEIGHTS
 

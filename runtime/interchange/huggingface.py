@@ -14,9 +14,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from graphft.disk.fileio import write_atomically
+from graphft.disk.tensor_file import read_tensors, write_tensors
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import write_atomically
-from graphft.tensor_file import read_tensors, write_tensors
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"

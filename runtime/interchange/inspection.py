@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from graphft.disk.fileio import size_in_words
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import size_in_words
 from graphft.runtime.checkpoint.manifest import Manifest, directory_key
 from graphft.runtime.checkpoint.metadata import DISCARDED, MADE, place_in_words
 from graphft.runtime.checkpoint.store import checkpoints_of

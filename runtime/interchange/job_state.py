@@ -16,7 +16,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program
-from graphft.optim import OPTIMIZERS, SCALAR_STATE, Optimizer
+from graphft.optim.optimizers import OPTIMIZERS, SCALAR_STATE, Optimizer
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint

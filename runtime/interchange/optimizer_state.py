@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
-from graphft.optim import SCALAR_STATE, SGD, Optimizer
+from graphft.optim.optimizers import SCALAR_STATE, SGD, Optimizer
 from graphft.runtime.checkpoint.manifest import is_directory
 from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import file_system

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from graphft.errors import UsageError
 from graphft.ir import Program
+from graphft.ir.storage import load_program
 from graphft.runtime.coordination.job_storage import MODEL, is_url, storage_of
 from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.interchange.job_state import job_folder
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.launcher.result import Result
-from graphft.storage import load_program
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.prediction import load_prediction, tell_untrained, with_weights
 from graphft.transpiler.record import read_record

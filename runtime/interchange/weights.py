@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from graphft.disk.tensor_file import read_tensors
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.manifest import is_directory
 from graphft.runtime.coordination.job_storage import MODEL, download_result, is_url
@@ -20,7 +21,6 @@ from graphft.runtime.interchange.distributed_metadata import METADATA
 from graphft.runtime.interchange.huggingface import WHOLE, read_sharded
 from graphft.runtime.interchange.job_state import job_folder, read_job
 from graphft.runtime.loop.check_points import CheckPoints
-from graphft.tensor_file import read_tensors
 from graphft.transpiler.record import RECORD
 
 log = logging.getLogger("graphft")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphft.disk.fileio import remove_folder, size_in_words
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.fileio import remove_folder, size_in_words
 from graphft.runtime.checkpoint.store import FOLDER
 from graphft.runtime.launcher.folder_sizes import disk_bytes
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK

@@ -82,7 +82,7 @@ def run_job(
         act_as_role(job, overrides)
         told = Callbacks(callbacks, NAMES if job.config.validate is not None else OF_A_LAUNCH)
         if told:
-            from graphft.loss_results import check_told, reported
+            from graphft.capture.loss_results import check_told, reported
 
             check_told(reported(job.trainer_program()))
         return _run_here(job, choose_options(options, overrides), on_status, told)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from graphft.disk.sealed_json import encode_json
 from graphft.errors import UsageError
 from graphft.runtime.process.role_process import EXIT_OK
-from graphft.sealed_json import encode_json
 
 
 def add_parser(commands: Any) -> None:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from graphft.disk.fileio import read_regular
+from graphft.disk.sealed_json import parse_json
 from graphft.errors import GraphftError, plain_text
-from graphft.fileio import read_regular
 from graphft.runtime.coordination.job_storage import put_mark, read_mark, storage_of
 from graphft.runtime.coordination.records import Event, PassMetrics
 from graphft.runtime.launcher.tell import tell
-from graphft.sealed_json import parse_json
 from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:

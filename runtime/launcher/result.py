@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphft.fileio import tensor_file_metadata
+from graphft.disk.fileio import tensor_file_metadata
 from graphft.runtime.checkpoint.store import saved_step
 from graphft.runtime.coordination.discarded import Discarded, describe_discarded, read_discarded
 from graphft.runtime.coordination.job_storage import MODEL

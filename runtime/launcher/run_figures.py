@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from graphft.fileio import open_regular
+from graphft.disk.fileio import open_regular
 from graphft.plan import Plan
 from graphft.runtime.launcher.folder_sizes import sizes_of
 from graphft.runtime.launcher.process_ends import FILE as ENDS

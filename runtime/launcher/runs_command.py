@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from graphft.disk.fileio import size_in_words
+from graphft.disk.sealed_json import readable_json
 from graphft.errors import UsageError
-from graphft.fileio import size_in_words
 from graphft.runtime.process.role_process import EXIT_OK
-from graphft.sealed_json import readable_json
 
 if TYPE_CHECKING:
     from graphft.runtime.launcher.run_list import Run

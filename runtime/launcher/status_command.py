@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphft.disk.sealed_json import readable_json
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.launcher.runs_command import print_table, show_runs
 from graphft.runtime.process.role_process import EXIT_OK
-from graphft.sealed_json import readable_json
 
 if TYPE_CHECKING:
     from graphft.runtime.coordination.keys import Keys

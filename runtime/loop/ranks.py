@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from graphft.disk.tensor_file import pack_tensors, unpack_tensors
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.loop.state_codec import Encoder, decode
 from graphft.runtime.loop.targets import Stateful, targets_of
-from graphft.tensor_file import pack_tensors, unpack_tensors
 
 STATES, RANDOM, OBJECTS = "states", "random", "objects"
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graphft.disk.sealed_json import encode_json
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.protocol.time_ledger import CATEGORIES, goodput_of
-from graphft.sealed_json import encode_json
 
 EVENTS = 100
 """So many are shown, the newest."""

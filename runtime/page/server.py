@@ -23,10 +23,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
 
+from graphft.disk.sealed_json import encode_json
 from graphft.errors import UsageError, describe
 from graphft.runtime.page.job_page import JobPage
 from graphft.runtime.process.side_by_side import side_by_side
-from graphft.sealed_json import encode_json
 
 log = logging.getLogger("graphft")
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from graphft.disk.fileio import read_regular
+from graphft.disk.sealed_json import seal, unseal
 from graphft.errors import GraphftError
-from graphft.fileio import read_regular
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol.time_ledger import GAP_SECONDS, Seen, TimeLedger
-from graphft.sealed_json import seal, unseal
 
 log = logging.getLogger("graphft")
 

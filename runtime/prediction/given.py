@@ -13,7 +13,7 @@ import numpy as np
 from graphft.data import DataSpec, arrays, files
 from graphft.errors import UsageError, describe
 from graphft.ir import Kind, Program, Variable
-from graphft.literals import names_in
+from graphft.ir.literals import names_in
 
 Fields = str | Sequence[str]
 

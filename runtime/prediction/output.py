@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from graphft.disk.fileio import fsync, make_folder, scratch_folder
+from graphft.disk.tensor_file import write_tensors
 from graphft.errors import UsageError
-from graphft.fileio import fsync, make_folder, scratch_folder
 from graphft.ir import Program
-from graphft.tensor_file import write_tensors
 
 _SAFETENSORS = "give a .safetensors file"
 ROW_GROUP = 65536

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
-from graphft.fileio import open_regular, replacing
-from graphft.sealed_json import parse_json
+from graphft.disk.fileio import open_regular, replacing
+from graphft.disk.sealed_json import parse_json
 
 FILE = "metrics.rows"
 PIECE = 1 << 20

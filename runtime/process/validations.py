@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphft.fileio import read_regular
-from graphft.sealed_json import parse_json
+from graphft.disk.fileio import read_regular
+from graphft.disk.sealed_json import parse_json
 
 FILE = "validation.jsonl"
 log = logging.getLogger("graphft")

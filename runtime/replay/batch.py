@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from graphft.ir import Block, Kind
+from graphft.ir.printer import format_operator
+from graphft.ir.registry import writes_of
 from graphft.ops.context import ChunkWork, Context, Slices
 from graphft.plan import Located, batch_seed
-from graphft.printer import format_operator
-from graphft.registry import writes_of
 from graphft.runtime.data import BatchKey, Reader
 from graphft.runtime.execute.finite import is_finite, nonfinite_of
 from graphft.runtime.execute.lowering import Observe, lower

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from graphft import registry
-from graphft.ir import Program
+from graphft.ir import Program, registry
 from graphft.ops.context import Context
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.protocol.round import Contribution

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft import registry
 from graphft.errors import GraphftError, UsageError
+from graphft.ir import registry
 from graphft.runtime.coordination.connect import (
     JobEnded,
     check_note,

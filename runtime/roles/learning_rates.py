@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from graphft.ir import Program
-from graphft.optim import OPTIMIZER_OPS
+from graphft.optim.optimizers import OPTIMIZER_OPS
 
 
 def rate_names(program: Program) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from graphft.errors import UsageError
 from graphft.ir import Block
-from graphft.registry import writes_of
+from graphft.ir.registry import writes_of
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import KV, mod_is, put_op
 from graphft.runtime.execute.determinism import settings

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from graphft import registry
-from graphft.ir import Program
+from graphft.ir import Program, registry
 from graphft.ops.context import Context
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import Session, Store

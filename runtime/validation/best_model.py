@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphft.disk.fileio import read_regular, write_atomically
+from graphft.disk.sealed_json import seal, unseal
 from graphft.errors import describe
-from graphft.fileio import read_regular, write_atomically
 from graphft.runtime.checkpoint.versioned_store import storage
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.fs import FS, file_system
-from graphft.sealed_json import seal, unseal
 from graphft.transpiler.criteria import Mode
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class BestModels:
         self._fs, self._path = fs, posixpath.join(path, FOLDER)
 
     def write(self, kept: Kept, state: Mapping[str, Tensor]) -> None:
-        from graphft.tensor_file import write_tensors
+        from graphft.disk.tensor_file import write_tensors
 
         with storage(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)

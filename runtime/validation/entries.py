@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from graphft.disk.tensor_file import read_tensors, write_tensors
 from graphft.errors import GraphftError, describe
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, storage
 from graphft.runtime.coordination.job_storage import ENTRIES, delete_entries, storage_of
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.fs import file_system
-from graphft.tensor_file import read_tensors, write_tensors
 
 
 class LostEntries(Exception):

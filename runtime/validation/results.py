@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from graphft.capture.loss_results import reported
 from graphft.ir import Program
-from graphft.loss_results import reported
 from graphft.reducers import all_name
 from graphft.runtime.execute.lowering import lower
 from graphft.transpiler.evaluation import results_of

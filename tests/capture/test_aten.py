@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from graphft import registry
 from graphft.errors import ProgramError
-from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type
+from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type, registry
 
 
 @pytest.fixture

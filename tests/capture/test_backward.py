@@ -12,8 +12,8 @@ from torch import nn
 import graphft
 from graphft.errors import ProgramError
 from graphft.ir import Block, Kind, Program, Type, Variable
-from graphft.parser import parse
-from graphft.verify import verify
+from graphft.ir.parser import parse
+from graphft.ir.verify import verify
 
 
 def declare(values: dict[str, torch.Tensor]) -> tuple[Program, Block, dict[str, Variable]]:

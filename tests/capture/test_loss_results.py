@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import graphft
+from graphft.capture.loss_results import reported
 from graphft.errors import GraphftError
-from graphft.loss_results import reported
 from graphft.transpiler import Job
 
 INPUTS = {"x": (None, 8), "y": ((None,), torch.int64)}

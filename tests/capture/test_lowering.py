@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphft import registry
 from graphft.errors import GraphftError, ProgramError
-from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type
+from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type, registry
 from graphft.ops.context import Context, Interrupt
 from graphft.runtime.execute.lowering import lower
 

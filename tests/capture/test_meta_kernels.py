@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import graphft
-from graphft.verify import verify
+from graphft.ir.verify import verify
 
 
 class Experts(nn.Module):

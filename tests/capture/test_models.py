@@ -11,8 +11,8 @@ from torch import Tensor
 
 import graphft
 from graphft.ir import Kind, Program
-from graphft.parser import parse
-from graphft.verify import verify
+from graphft.ir.parser import parse
+from graphft.ir.verify import verify
 from tests.support.zoo import CASES, HUGGING_FACE, Case
 
 SIZES = (5, 2, 8)

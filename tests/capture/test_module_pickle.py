@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import graphft
+from graphft.capture.module_pickle import unpack
 from graphft.errors import GraphftError
-from graphft.module_pickle import unpack
 from graphft.ops.context import Context
 from graphft.ops.eager import eager_forward, eager_step
 

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from torch import nn
 
 import graphft
+from graphft.disk.sealed_json import seal
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.cli import main
 from graphft.runtime.interchange.inspection import entries
 from graphft.runtime.interchange.job_state import read_job
 from graphft.runtime.interchange.optimizer_state import load_optimizer
-from graphft.sealed_json import seal
 from graphft.transpiler.fingerprint import digest_of
 from tests.support.commands import refused, shown
 

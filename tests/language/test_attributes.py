@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from graphft.ir import Ref
+from graphft.ir.registry import Attr, OpDef, own_ops
 from graphft.ops import context
 from graphft.ops.context import ChunkWork, Context
-from graphft.registry import Attr, OpDef, own_ops
 from tests.support.sources import sources, tree
 
 EAGER = ("eager_step", "eager_forward")

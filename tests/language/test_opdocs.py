@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from graphft.ir import Type
+from graphft.ir.registry import get, op, own_ops
 from graphft.opdocs import main, reference, section
-from graphft.registry import get, op, own_ops
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 

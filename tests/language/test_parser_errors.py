@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from graphft.errors import GraphftError
 from graphft.ir import Program
-from graphft.parser import ParseError, parse
+from graphft.ir.parser import ParseError, parse
 from tests.support.golden import assert_golden
 
 HEAD = "program p\n"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 
 from graphft.ir import Kind, Operator, Program, Ref, Sym, Type, same
-from graphft.parser import parse
-from graphft.printer import KEYWORDS, format_operator, format_program
-from graphft.registry import op
+from graphft.ir.parser import parse
+from graphft.ir.printer import KEYWORDS, format_operator, format_program
+from graphft.ir.registry import op
 from tests.support.golden import assert_golden
 
 

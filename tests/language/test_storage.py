@@ -10,8 +10,8 @@ import torch
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Program, Type
-from graphft.parser import ParseError
-from graphft.storage import TEXT, VALUES, load_program, save_program
+from graphft.ir.parser import ParseError
+from graphft.ir.storage import TEXT, VALUES, load_program, save_program
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool]
 

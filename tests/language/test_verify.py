@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphft import verify as verifier
-from graphft.diagnostics import Diagnostic, Options, VerificationError, job_rule, rule
 from graphft.errors import ProgramError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type, Variable
-from graphft.parser import parse
-from graphft.registry import op
-from graphft.verify import check, verify, verify_job
+from graphft.ir import verify as verifier
+from graphft.ir.diagnostics import Diagnostic, Options, VerificationError, job_rule, rule
+from graphft.ir.parser import parse
+from graphft.ir.registry import op
+from graphft.ir.verify import check, verify, verify_job
 from tests.support.golden import assert_golden
 
 

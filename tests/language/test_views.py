@@ -9,9 +9,9 @@ import pytest
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Program
-from graphft.parser import parse
-from graphft.registry import op
-from graphft.views import critical_path, def_use, to_dot, to_mermaid, topological_order, unreachable
+from graphft.ir.parser import parse
+from graphft.ir.registry import op
+from graphft.ir.views import critical_path, def_use, to_dot, to_mermaid, topological_order, unreachable
 from tests.support.golden import assert_golden
 
 

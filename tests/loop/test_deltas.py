@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import graphft
-from graphft import TrainStatus, block_deltas
-from graphft.block_deltas import BLOCK, MAX_FILES
+from graphft import TrainStatus
+from graphft.disk import block_deltas
+from graphft.disk.block_deltas import BLOCK, MAX_FILES
 from graphft.runtime.cli import main
 from graphft.runtime.loop.check_points import CheckPoints
 from tests.loop.test_kills import die_at, loaded

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Ref, Type
+from graphft.ir.registry import infer
 from graphft.ops.context import Context
-from graphft.registry import infer
 from graphft.runtime.execute.lowering import lower
 
 NAMES = ("w@GRAD", "w", "w@BACKUP", "w@mean_square")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import graphft
-from graphft.optim import Optimizer
+from graphft.optim.optimizers import Optimizer
 from tests.support.zoo import CASES
 
 STEPS = 20

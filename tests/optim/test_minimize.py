@@ -14,7 +14,7 @@ from torch import nn
 import graphft
 from graphft import Block, GraphftError, Kind, Program, ProgramError, Type, Variable
 from graphft.errors import UsageError
-from graphft.parser import parse
+from graphft.ir.parser import parse
 from tests.support.golden import assert_golden
 
 

@@ -16,7 +16,7 @@ import graphft.ops  # noqa: F401  registers the ops
 from graphft import schedule
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Type
-from graphft.parser import parse
+from graphft.ir.parser import parse
 from graphft.runtime.executor import Executor
 from graphft.schedule import Rate
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import graphft.ops.optimize  # noqa: F401  registers the ops
-from graphft import registry
+from graphft.ir import registry
 from graphft.ops.context import Context
-from graphft.optim import SCALAR_STATE, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from graphft.optim.optimizers import SCALAR_STATE, SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 OPTIMIZERS = [
     SGD(0.1),

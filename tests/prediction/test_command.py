@@ -104,7 +104,7 @@ def test_what_a_killed_command_left_is_deleted(tmp_path: Path, capsys: pytest.Ca
     code = f"""
 import os, signal
 from pathlib import Path
-from graphft.fileio import scratch_folder
+from graphft.disk.fileio import scratch_folder
 with scratch_folder(Path({str(tmp_path / "p.csv")!r})) as scratch:
     (scratch / "job").write_text("begun")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from graphft.disk.tensor_file import read_tensors
 from graphft.runtime.validation.best_model import BestModels, Kept
-from graphft.tensor_file import read_tensors
 
 
 def models(folder: Path, storage: Path | None = None) -> BestModels:

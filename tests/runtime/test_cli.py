@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import graphft
-from graphft.printer import format_program
+from graphft.ir.printer import format_program
+from graphft.ir.storage import save_program
 from graphft.runtime.cli import main
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.options import LaunchOptions
-from graphft.storage import save_program
 from graphft.transpiler import Job
 from tests.support.commands import refused, shown
 from tests.support.programs_by_hand import linear

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graphft
-from graphft.optim import ClipByGlobalNorm
+from graphft.optim.optimizers import ClipByGlobalNorm
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.protocol.messages import Partials

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from graphft.disk.fileio import remove_folder, scratch_folder
 from graphft.errors import GraphftError
-from graphft.fileio import remove_folder, scratch_folder
 from graphft.runtime.coordination.stale_run import forget_own_etcd
 
 
@@ -60,7 +60,7 @@ def test_an_etcd_that_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pyt
 KILLED = """
 import os, sys
 from pathlib import Path
-from graphft.fileio import scratch_folder
+from graphft.disk.fileio import scratch_folder
 with scratch_folder(Path(sys.argv[1])) as scratch:
     (scratch / "job").mkdir()
     print(scratch.name, flush=True)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphft.disk.fileio import write_atomically
 from graphft.errors import GraphftError
-from graphft.fileio import write_atomically
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.manifest import Manifest, Part
 from graphft.runtime.checkpoint.metadata import MADE

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from graphft.fileio import write_atomically
+from graphft.disk.fileio import write_atomically
+from graphft.disk.sealed_json import seal
 from graphft.runtime.checkpoint.manifest import Manifest, directory_name
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.fs import LocalFS
-from graphft.sealed_json import seal
 
 SHARDS = 2
 
@@ -244,7 +244,7 @@ def test_atomic_write_survives_sigkill(tmp_path: Path) -> None:
     """A process that rewrites a file all the time is killed at random moments: the file is always whole."""
     path = tmp_path / "file"
     code = (
-        "import sys; from pathlib import Path; from graphft.fileio import write_atomically\n"
+        "import sys; from pathlib import Path; from graphft.disk.fileio import write_atomically\n"
         "n = 0\n"
         "while True:\n"
         "    write_atomically(Path(sys.argv[1]), bytes([n % 256]) * 300_000); n += 1; print(n, flush=True)\n"

@@ -19,14 +19,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from graphft import fileio
+from graphft.disk import fileio
+from graphft.disk.tensor_file import _DTYPES, read_tensors, write_tensors
 from graphft.errors import GraphftError
-from graphft.tensor_file import _DTYPES, read_tensors, write_tensors
 
 MEASURE = """
 import resource, sys, torch
 from pathlib import Path
-from graphft.tensor_file import read_tensors, write_tensors
+from graphft.disk.tensor_file import read_tensors, write_tensors
 path, size = Path(sys.argv[1]), 12 << 20
 state = {f"t{i}": torch.ones(size // 4) for i in range(8)} | {"tied": torch.ones(1)}
 state["tied"] = state["t0"]

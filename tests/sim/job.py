@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from graphft.disk.tensor_file import read_tensors
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.connect import JobEnded
@@ -20,7 +21,6 @@ from graphft.runtime.etcd import EtcdError
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.roles.environment import RoleSpec, _make_role
 from graphft.runtime.transport.faults import Faults
-from graphft.tensor_file import read_tensors
 from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
 from tests.sim.disk import Disk, SimPath
 from tests.sim.etcd import Client, Way

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from graphft import block_deltas
-from graphft.fileio import open_regular
+from graphft.disk import block_deltas
+from graphft.disk.fileio import open_regular
 from graphft.runtime import roles
 from graphft.runtime.data import reset_signals_in_forks
 from graphft.runtime.etcd.lease import Session
@@ -128,8 +128,8 @@ saved by itself."""
 
 IN_THE_WORLD = (
     "graphft.runtime.",
-    "graphft.fileio",
-    "graphft.tensor_file",
+    "graphft.disk.fileio",
+    "graphft.disk.tensor_file",
     "tests.sim.etcd_store",
     "tests.sim.transport",
 )
@@ -142,8 +142,8 @@ def _import_all() -> None:
     for module in pkgutil.walk_packages(roles.__path__, f"{roles.__name__}."):
         importlib.import_module(module.name)
     for name in (
-        "graphft.checked_file",
-        "graphft.tensor_file",
+        "graphft.disk.checked_file",
+        "graphft.disk.tensor_file",
         "graphft.transpiler.assemble",
         "graphft.runtime.coordination.stale_run",
     ):

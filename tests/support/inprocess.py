@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from graphft.ir import Kind, Program
-from graphft.literals import dtype_of
+from graphft.ir.literals import dtype_of
 from graphft.ops.context import ChunkWork, Context, NoData
 from graphft.plan import Located, batch_seed
 from graphft.runtime.execute.lowering import Lowered, lower

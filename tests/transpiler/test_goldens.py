@@ -7,7 +7,7 @@ import torch
 
 import graphft
 from graphft.ir import Program
-from graphft.parser import parse
+from graphft.ir.parser import parse
 from graphft.transpiler import Job
 from tests.support.golden import assert_golden
 from tests.support.programs_by_hand import linear

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import graphft
-from graphft.diagnostics import VerificationError
 from graphft.ir import Kind, Operator, Program, Ref, Type
+from graphft.ir.diagnostics import VerificationError
+from graphft.ir.verify import job_rules
 from graphft.transpiler import Job, Programs
-from graphft.verify import job_rules
 from tests.support.programs_by_hand import linear
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from graphft.ir import Kind, Operator, Program, Variable, backup_name, grad_name
-from graphft.literals import dtype_of
+from graphft.ir.literals import dtype_of
 from graphft.transpiler.programs import Programs
 
 

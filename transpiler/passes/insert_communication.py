@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import ClassVar
 
-from graphft.dependence import alias_classes, memory_writes
 from graphft.ir import Block, Kind, Operator, Program, Ref
+from graphft.ir.dependence import alias_classes, memory_writes
 from graphft.transpiler.layout import Bucket, buckets_of, pushed_as
 from graphft.transpiler.programs import Programs, order_blocks
 

@@ -49,6 +49,6 @@ class InsertDecisions:
 
 
 def _has_rate(op: Operator) -> bool:
-    from graphft import registry
+    from graphft.ir import registry
 
     return any(slot.name == "lr" for slot in registry.require(op).slots)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from graphft.capture.loss_results import reported
 from graphft.ir import Kind, Operator, Program, Ref, Type, Variable
-from graphft.loss_results import reported
 from graphft.reducers import columns_of
 from graphft.transpiler.programs import Programs, order_blocks
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Ref, Type, Variable, grad_name
-from graphft.training import GLOBAL_STEP
+from graphft.optim.training import GLOBAL_STEP
 from graphft.transpiler.layout import EVOLVING, Slice, all_slices
 from graphft.transpiler.optimization import Optimization, find_optimization
 from graphft.transpiler.passes.split_optimizer import cut

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from graphft import registry
-from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable
-from graphft.training import GLOBAL_STEP
+from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, registry
+from graphft.optim.training import GLOBAL_STEP
 from graphft.transpiler.layout import EVOLVING, Bucket, buckets_of, gradient_of, pushed_as
 from graphft.transpiler.optimization import with_operands
 from graphft.transpiler.programs import Programs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from graphft.capture.loss_results import reported
 from graphft.ir import Operator, Ref
-from graphft.loss_results import reported
 from graphft.transpiler.programs import Programs
 
 

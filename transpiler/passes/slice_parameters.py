@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from graphft.dependence import memory_writes
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Variable
+from graphft.ir.dependence import memory_writes
 from graphft.transpiler.layout import evolving, is_float, itemsize
 from graphft.transpiler.programs import Programs
 

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from graphft import registry
-from graphft.ir import Kind, Program, Ref, Type, Variable, grad_name
+from graphft.ir import Kind, Program, Ref, Type, Variable, grad_name, registry
 from graphft.ops.clip import UNIT
 from graphft.transpiler.layout import EVOLVING, Slice, all_slices, slices_of
 from graphft.transpiler.optimization import Optimization, find_optimization, scalar_state, with_operands

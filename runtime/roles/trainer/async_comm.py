@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphft import registry
-from graphft.ir import Program
+from graphft.ir import Program, registry
 from graphft.ops.context import ChunkWork, CommPort, NoData, OnNonfinite, Slices, WorkChanged
 from graphft.runtime.protocol.async_events import (
     AsyncTrainerOptions,

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft import registry
 from graphft.errors import GraphftError
+from graphft.ir import registry
 from graphft.ops.context import NoData, NotYet, WorkChanged
 from graphft.runtime.etcd import Store
 from graphft.runtime.process.work_record import Phase

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from graphft.capture.loss_results import reported
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.loss_results import reported
 from graphft.ops.context import (
     NO_TERMS,
     ChunkWork,

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from graphft import registry
 from graphft.errors import GraphftError, UsageError, describe
+from graphft.ir import registry
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.records import Failure, TrainerStatus
 from graphft.runtime.coordination.stale_run import tell_failed

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft import registry
-from graphft.ir import Kind
+from graphft.ir import Kind, registry
 from graphft.runtime.etcd import Store
 from graphft.runtime.roles.trainer.batches import Batches
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer

@@ -1,0 +1,184 @@
+"""Programs whose step is one op that runs the user's module: `build(..., capture=False)`.
+
+    %loss, %fc.weight@GRAD = eager_step(%module@CODE, (%x, %y), (%fc.weight,), (), (%bn.running_mean,)) {source = "..."}
+
+`%module@CODE` holds the pickled module and loss, without the values of parameters and buffers: these are operands like
+any other, and travel, are sliced and recovered as those of a captured program.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from graphft.capture.inputs import LossFn
+from graphft.capture.locations import error_line, line_of
+from graphft.capture.model_warnings import listed
+from graphft.capture.module_pickle import Packed, copy_of, pack, source_digest
+from graphft.capture.module_step import ModuleStep, tensors_of
+from graphft.capture.refusals import describe_tensor, leaves
+from graphft.data import python_states
+from graphft.errors import GraphftError, describe
+from graphft.ir import Dim, Kind, Operator, Program, Ref, Type, grad_name
+from graphft.ir.literals import dtype_of, evaluate, names_in
+
+log = logging.getLogger("graphft")
+
+CODE = "module@CODE"
+"""The constant that holds the pickled module."""
+_SIZES = (7, 11, 13, 17, 19, 23, 29, 31)
+"""A made-up batch has these sizes, one for each named dimension."""
+
+
+def emit_eager(
+    program: Program,
+    model: nn.Module,
+    call: LossFn,
+    inputs: Mapping[str, Type],
+    training: bool,
+    example: Mapping[str, Tensor] | None,
+) -> set[str]:
+    """Writes block `step` and declares all but the model's tensors. Returns the buffers that the step changes.
+
+    Raises GraphftError[example] if the model or the loss fails on the batch, and [capture] for what cannot be pickled.
+    """
+    tensors = tensors_of(model)
+    trained = [n for n, p in model.named_parameters() if p.requires_grad and training]
+    packed = Packed(model, call, training, tuple(inputs), tuple(trained))
+    feeds, results, written, draws = _run_once(copy_of(packed), tensors, inputs, example)
+    fixed = [n for n in tensors if n not in trained and n not in written]
+    source = source_digest(packed)
+    packed = replace(packed, fixed=tuple(fixed), written=tuple(written), results=tuple(results))
+    code = pack(replace(packed, draws=draws, source=source))
+    sizes = _sizes(inputs, feeds)
+    extras = [n for n in results if n != "loss" and n not in map(grad_name, trained)]
+    for name in ("loss", *extras):
+        program.variable(name, _type(results[name], sizes))
+    for name in trained:
+        program.variable(grad_name(name), _type(tensors[name], {}))
+    if extras:
+        program.attrs["extras"] = tuple(extras)
+    program.variable(CODE, Type("uint8", tuple(code.shape)), Kind.CONST, code)
+    groups = (inputs, trained, fixed, written) if training else (inputs, [*trained, *fixed, *written])
+    where = call.__code__ if hasattr(call, "__code__") else None
+    program.block("step").ops.append(
+        Operator(
+            "eager_step" if training else "eager_forward",
+            (Ref(CODE), *(tuple(map(Ref, group)) for group in groups)),
+            {"source": source},
+            tuple(results),
+            line_of(where.co_filename, where.co_firstlineno, where.co_name) if where is not None else "",
+        )
+    )
+    return set(written)
+
+
+def _run_once(
+    packed: Packed, values: Mapping[str, Tensor], inputs: Mapping[str, Type], example: Mapping[str, Tensor] | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str], bool]:
+    """Runs a copy's step on the example, or on a made-up batch, and leaves torch's generator as it was.
+
+    Returns the batch, the results by name, the names of the buffers that the step changes, and whether it draws from
+    Python's or NumPy's generator.
+    """
+    problem: BaseException | None = None
+    draws = False
+
+    def call(model: nn.Module, **given: Tensor) -> object:
+        nonlocal draws
+        before = python_states()
+        result = packed.call(model, **given)
+        draws = before != python_states()
+        return result
+
+    step = ModuleStep(packed.model, call, packed.training, seeds=packed.training)
+    own = tensors_of(step.model)
+
+    def look(loss: Tensor) -> None:
+        known = {id(t) for t in own.values()}
+        reached = [leaf for leaf, _ in leaves(loss, lambda node: "") if isinstance(leaf, nn.Parameter)]
+        outside = [leaf for leaf in reached if id(leaf) not in known]
+        if outside and step.training:
+            log.warning(
+                "the loss depends on a parameter, %s, that is none of the model's: it does not train; one nn.Module "
+                "that holds both trains both",
+                describe_tensor(outside[0]),
+            )
+
+    for whole in (1, 0):
+        feeds = _given(inputs, example) if example is not None else _made_up(inputs, whole)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                results, changed = step.run(values, feeds, look)
+            if step.training:
+                _tell_gradients(step, results)
+            return feeds, results, list(changed), draws and packed.training
+        except GraphftError:
+            raise
+        except Exception as error:
+            problem = problem or error
+    assert problem is not None
+    made_up = "" if example is not None else "made-up "
+    raise GraphftError(
+        f"{error_line(problem)}: ".removeprefix(": ") + f"the model or the loss fails on a {made_up}batch: "
+        f"{describe(problem)}",
+        rule="example",
+        help="build(..., example={...}) gives a batch of real data to run it on, once",
+    ) from problem
+
+
+def _made_up(inputs: Mapping[str, Type], whole: int) -> dict[str, Tensor]:
+    dims: dict[str, int] = {}
+    for type in inputs.values():
+        for dim in type.shape or ():
+            for name in names_in(dim):
+                dims.setdefault(name, _SIZES[len(dims) % len(_SIZES)])
+    generator = torch.Generator().manual_seed(0)
+    feeds = {}
+    for name, type in inputs.items():
+        shape, dtype = [evaluate(d, dims) for d in type.shape or ()], dtype_of(type)
+        made = torch.full(shape, whole, dtype=dtype)
+        floats = dtype.is_floating_point or dtype.is_complex
+        feeds[name] = torch.randn(shape, generator=generator).to(dtype) if floats else made
+    return feeds
+
+
+def _given(inputs: Mapping[str, Type], example: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    feeds = {name: torch.as_tensor(example[name]) for name in inputs if name in example}
+    for name, type in inputs.items():
+        value = feeds.get(name)
+        if value is None or value.dtype != dtype_of(type) or value.dim() != len(type.shape or ()):
+            found = "is missing" if value is None else f"is {describe_tensor(value)}"
+            raise GraphftError(
+                f"example: {name} {found}, expected {type}", rule="example", help="give a batch as the data has them"
+            )
+    return feeds
+
+
+def _tell_gradients(step: ModuleStep, values: Mapping[str, Tensor]) -> None:
+    """Warns of parameters that the example gave no gradient."""
+    none = [n for n, p in step.model.named_parameters() if p.requires_grad and not values[grad_name(n)].any()]
+    if none:
+        log.warning(
+            "the batch that build() ran the module on gives no gradient to %s: where a batch gives none, it is zero, "
+            "and the optimizer applies that (eager torch passes over such a parameter)",
+            listed(none),
+        )
+
+
+def _sizes(inputs: Mapping[str, Type], feeds: Mapping[str, Tensor]) -> dict[int, Dim]:
+    """Returns the named dimensions by their sizes in the batch."""
+    sizes: dict[int, Dim] = {}
+    for name, type in inputs.items():
+        for dim, size in zip(type.shape or (), feeds[name].shape, strict=True):
+            if isinstance(dim, str):
+                sizes.setdefault(size, dim)
+    return sizes
+
+
+def _type(value: Tensor, sizes: Mapping[int, Dim]) -> Type:
+    return Type(str(value.dtype).removeprefix("torch."), tuple(sizes.get(d, d) for d in value.shape))

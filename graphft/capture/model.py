@@ -1,0 +1,427 @@
+"""Capture: a torch model and its loss become a program with forward, backward and buffer updates as ops.
+
+    def loss_fn(model, x, y):
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    program = graphft.build(model, loss_fn, inputs={"x": (None, 8), "y": ((None,), torch.int64)})
+
+The loss must be the *mean over the samples of the batch*: gradients of several batches are averaged by their number
+of samples. The model is captured in the mode (train or eval) that it is in, and is not changed. With `training=False`
+its forward pass is captured alone, in eval mode. With `capture=False` the step is one op that runs the module itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+
+from graphft.capture.eager_program import emit_eager
+from graphft.capture.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured
+from graphft.capture.inputs import Input, LossFn, check_names, input_type, with_targets
+from graphft.capture.loss_results import loss_and_extras
+from graphft.capture.model_warnings import tell_mode
+from graphft.capture.module_step import check_buffer, evaluating, parameter_written, tensors_of, unchanged
+from graphft.capture.refusals import refuse_outside, side_effects_refused
+from graphft.capture.tracing import Recorder, Traced, emit, settle, storage, trace
+from graphft.data import python_states
+from graphft.errors import GraphftError, UsageError
+from graphft.ir import Kind, Program, Type, grad_name
+from graphft.ir.symbolic import Symbols
+
+log = logging.getLogger("graphft")
+
+
+def build(
+    model: nn.Module,
+    loss_fn: LossFn,
+    inputs: Mapping[str, Input | Sequence[Any]],
+    *,
+    targets: Sequence[str] | None = None,
+    name: str = "program",
+    seed: int = 0,
+    allow_unused: bool = False,
+    training: bool = True,
+    capture: bool = True,
+    example: Mapping[str, Tensor] | None = None,
+) -> Program:
+    """Captures one training step: block `step` computes `loss`, every gradient `<parameter>@GRAD`, buffer updates.
+
+    `inputs` gives name -> `Input`, or a shape `(None, 8)` (float32), or a pair of shape and dtype.
+    `loss_fn(model, **inputs)` gives the scalar loss, or a pair of it and a dict of further tensors by name: to fetch
+    from an `Executor`, and if they are one float, metrics that a job records beside the loss.
+
+        build(model, lambda model, ids: model(input_ids=ids, labels=ids).loss, {"ids": ((None, 64), torch.int64)})
+
+    With `targets`, `loss_fn(model(*other inputs), *targets)` is the loss instead:
+
+        build(model, nn.CrossEntropyLoss(), {"x": (None, 8), "y": ((None,), torch.int64)}, targets=["y"])
+
+    `seed` is recorded for the random numbers of a job. A parameter that the loss does not depend on is an error,
+    or with `allow_unused` treated like a frozen one.
+
+    With `training=False`, the forward pass alone, of the model in eval mode (and back in its own mode after that): for
+    `graphft.Validation`.
+
+    With `capture=False`, the step is one op, `eager_step`, that runs `loss_fn` and the model themselves under torch's
+    autograd, whatever their Python code does: control flow that depends on data, packed sequences, hooks, parts of
+    torch.jit. Module and loss are pickled into the program. They run once here, on a made-up batch (floats are normal,
+    integers 1), or on the batch `example`.
+
+    `transpile` and `Executor` compare the program with the module on real batches: see `graphft.check_capture`.
+
+    Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [outside] when the
+    loss would train what is not the model's, [dimension] when the code fixes the size of a named dimension, and
+    [capture] with the user's line for all that cannot be captured.
+    """
+    if not isinstance(model, nn.Module):
+        raise GraphftError(
+            f"the model must be a torch.nn.Module, got {type(model).__name__}",
+            rule="model",
+            help="put the parameters into a module",
+        )
+    if not isinstance(inputs, Mapping):
+        raise GraphftError(
+            f"inputs must be a dict of name to shape, got {type(inputs).__name__}",
+            rule="inputs",
+            help="write inputs={'x': (None, 8), 'y': ((None,), torch.int64)}",
+        )
+    if example is not None and capture:
+        raise UsageError("example= has no effect", rule="option", help="it is for build(..., capture=False)")
+    specs = {n: input_type(n, spec) for n, spec in inputs.items()}
+    if targets is None:
+        check_names(loss_fn, list(specs))
+    state = _State(model, specs, training, capture)
+    call = loss_fn if targets is None else with_targets(loss_fn, specs, targets)
+    program = Program(name, {"device": state.device.type, "loss": "loss", "seed": seed})
+    for n, t in specs.items():
+        program.variable(n, t, Kind.INPUT)
+    if capture:
+        _capture(program, model, call, state, specs, allow_unused, training)
+    else:
+        written = emit_eager(program, model, call, specs, training, example)
+        for n in state.tensors:
+            trained = n in state.trainable and training
+            kind = Kind.PARAM if trained else Kind.BUFFER if n in written else Kind.FROZEN
+            _declare(program, state, n, kind if n in state.saved or kind is not Kind.FROZEN else Kind.CONST)
+    program.origin = Origin(
+        model,
+        loss_fn,
+        dict(inputs),
+        tuple(targets) if targets is not None else None,
+        program.clone(),
+        training,
+        capture,
+        tuple(module.training for module in model.modules()),
+        example,
+    )
+    if training:
+        tell_mode(model)
+    return program
+
+
+def _capture(
+    program: Program,
+    model: nn.Module,
+    call: LossFn,
+    state: _State,
+    specs: Mapping[str, Type],
+    allow_unused: bool,
+    training: bool,
+) -> None:
+    """Traces the step, and writes it into the program."""
+    symbols = Symbols(d for t in [*specs.values(), *state.types.values()] for d in t.shape or () if isinstance(d, int))
+    step = _Step(model, call, state, list(specs), training)
+    drawn = python_states()
+    with captured(symbols), unchanged(model), contextlib.nullcontext() if training else evaluating(model):
+        fakes = [
+            symbols.mode.from_tensor(t.detach().contiguous(), static_shapes=True).requires_grad_(
+                training and n in state.trainable
+            )
+            for n, t in state.tensors.items()
+        ]
+        with torch.device(state.device):
+            feeds = [symbols.tensor(t) for t in specs.values()]
+        try:
+            traced = trace(step, [*fakes, *feeds], symbols, step.recorder)
+        except KeyboardInterrupt:  # a launch's is both
+            raise
+        except SystemExit as error:  # user code must not end a script as if its job were done
+            raise GraphftError(
+                f"the model or the loss called exit({error.code!r}) while it was captured",
+                rule="capture",
+                help="raise an exception there instead",
+            ) from error
+    if drawn != python_states():
+        log.warning(
+            "the model or loss_fn draws from Python's random or numpy.random while it is captured: the program holds "
+            "these numbers. Draw with torch, whose draws are ops; or %s",
+            WITHOUT_CAPTURE,
+        )
+    unused = [n for n in state.trainable if n not in step.gradients]
+    if unused and training and not allow_unused:
+        raise GraphftError(
+            f"the loss does not depend on parameter {', '.join(unused)}",
+            rule="no-gradient",
+            help="use it, freeze it with requires_grad_(False), or build with allow_unused=True",
+        )
+    if step.extras:
+        program.attrs["extras"] = tuple(step.extras)
+    assume = assumptions(symbols)
+    if assume:
+        program.attrs["assume"] = assume
+    _emit(program, traced, step, state, list(specs))
+
+
+@dataclass
+class Origin:
+    """What a program was captured from, in this process: the same can be captured in another mode."""
+
+    model: nn.Module
+    loss_fn: LossFn
+    inputs: Mapping[str, Any]
+    targets: tuple[str, ...] | None
+    program: Program
+    """As it was built."""
+    training: bool
+    capture: bool
+    modes: tuple[bool, ...]
+    """Says of each of the model's modules, in order, if it was in train mode."""
+    example: Mapping[str, Tensor] | None
+    checked: bool = False
+    """True when the program has been compared with the module, in two steps."""
+
+    def evaluation(self, name: str, loss_fn: LossFn | None = None, more: Mapping[str, Any] | None = None) -> Program:
+        """The forward pass of the same model in eval mode, with another `loss_fn`, if one is given, and `more` inputs
+        for it."""
+        inputs = {**self.inputs, **(more or {})}
+        return build(
+            self.model,
+            loss_fn or self.loss_fn,
+            inputs,
+            targets=self.targets,
+            name=name,
+            training=False,
+            capture=self.capture,
+            example=self.example,
+        )
+
+    def forward(self, name: str, call: LossFn, inputs: Sequence[str]) -> Program:
+        """What `call(model, **inputs)` computes in eval mode, of these inputs only."""
+        given = {n: self.inputs[n] for n in inputs}
+        return build(self.model, call, given, name=name, training=False, capture=self.capture, example=self.example)
+
+    def whole_loss_fn(self) -> LossFn:
+        """It takes the model and all inputs by name, whether or not there are `targets`."""
+        if self.targets is None:
+            return self.loss_fn
+        return with_targets(self.loss_fn, {n: input_type(n, spec) for n, spec in self.inputs.items()}, self.targets)
+
+
+# -- the model's tensors --------------------------------------------------------------------------------------
+
+
+class _State:
+    """The model's parameters and buffers, each once, under the first of its names."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Type], training: bool, capture: bool) -> None:
+        saved = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+        self.tensors = tensors_of(model)
+        self.parameters = [n for n, _ in model.named_parameters()]
+        self.trainable = [n for n, p in model.named_parameters() if p.requires_grad]
+        names = {id(t): n for n, t in self.tensors.items()}
+        self.saved = {names[id(t)] for t in saved.values() if id(t) in names}
+        self.tied: dict[str, tuple[str, ...]] = {}
+        for other, t in saved.items():
+            if names.get(id(t), other) != other:
+                self.tied[names[id(t)]] = (*self.tied.get(names[id(t)], ()), other)
+        if hasattr(model, "_orig_mod"):
+            raise GraphftError(
+                "the model has been through torch.compile",
+                rule="model",
+                help="capture the model that was given to torch.compile",
+            )
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise GraphftError(
+                f"the model is wrapped in {type(model).__name__}",
+                rule="model",
+                help="capture its .module: transpile(trainers=...) says how many compute",
+            )
+        scripted = [n for n, m in model.named_modules() if capture and isinstance(m, torch.jit.ScriptModule)]
+        if scripted:
+            raise GraphftError(
+                f"{scripted[0] or 'the model'} is of torch.jit, whose code cannot be traced",
+                rule="model",
+                help=SCRIPTED,
+            )
+        self._check(inputs, training, capture)
+        self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
+        self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
+
+    def _check(self, inputs: Mapping[str, Type], training: bool, capture: bool) -> None:
+        def fail(message: str, help: str) -> GraphftError:
+            return GraphftError(message, rule="model", help=help)
+
+        for n, t in self.tensors.items():
+            if isinstance(t, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+                raise fail(f"{n} of a lazy module has no shape yet", "run the model once on real data first")
+            if t.device.type == "meta":
+                raise fail(f"{n} is on device meta and has no data", "initialise the model on a real device")
+            if n in inputs or n == "loss":
+                raise fail(
+                    f"'{n}' names a parameter or buffer of the model as well as an input or the loss",
+                    "rename the input",
+                )
+        if training and not self.trainable:
+            raise fail("the model has no trainable parameter", "leave requires_grad of some parameter true")
+        hooked = [n for n in self.trainable if capture and _has_hook(self.tensors[n])]
+        if hooked:
+            raise fail(
+                f"parameter {hooked[0]} has a gradient hook, which a captured program would leave out",
+                f"remove the hook; clipping and the like are options of minimize; or {WITHOUT_CAPTURE}",
+            )
+        devices = {str(t.device) for t in self.tensors.values()}
+        if len(devices) > 1:
+            raise fail(f"the model is spread over devices {', '.join(sorted(devices))}", "move it to one device")
+
+
+def _has_hook(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+# -- the step -------------------------------------------------------------------------------------------------
+
+
+class _Whole(nn.Module):
+    """Model and loss as one module, so that the loss, too, sees the traced parameters."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn
+
+    def forward(self, **inputs: Tensor) -> Any:
+        return self.loss_fn(self.model, **inputs)
+
+
+class _Step:
+    """The traced function: parameters, buffers and inputs in; loss, extras and gradients out.
+
+    After the trace, `extras` and `gradients` say which results there are, in order behind the loss.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn, state: _State, inputs: Sequence[str], training: bool) -> None:
+        self.whole, self.state, self.inputs, self.training = _Whole(model, loss_fn), state, inputs, training
+        self.recorder = Recorder()
+        self.extras: list[str] = []
+        self.gradients: list[str] = []
+
+    def __call__(self, *values: Tensor) -> list[Tensor]:
+        tensors = dict(zip(self.state.tensors, values, strict=False))
+        feeds = dict(zip(self.inputs, values[len(tensors) :], strict=True))
+        given = {f"model.{n}": t for n, t in tensors.items()}
+        trainable = {n: tensors[n] for n in self.state.trainable if self.training}
+        # Backward as well: hooks, autograd functions and checkpoints read the module while it runs.
+        with _reparametrize_module(self.whole, given, tie_weights=True):
+            with side_effects_refused(), torch.set_grad_enabled(self.training):
+                result = self.whole(**feeds)
+            loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors}, self.training)
+            self.extras = list(extras)
+            if self.training:
+                refuse_outside(loss, self.state.tensors, self.recorder.line_of)
+                loss.backward()
+        gradients = [t.grad for t in trainable.values()]
+        with torch.no_grad():
+            for n, t in tensors.items():  # a buffer that was assigned to, instead of changed in place
+                if given[f"model.{n}"] is not t:
+                    check_buffer(n, t, given[f"model.{n}"])
+                    t.copy_(given[f"model.{n}"])
+            return self._results(values, loss, extras, trainable, gradients)
+
+    def _results(
+        self,
+        values: Sequence[Tensor],
+        loss: Tensor,
+        extras: Mapping[str, Tensor],
+        trainable: Mapping[str, Tensor],
+        gradients: Sequence[Tensor | None],
+    ) -> list[Tensor]:
+        """Every result as a tensor of its own, gradients in their parameter's layout (as autograd leaves them)."""
+        taken = {storage(t) for t in (*values, loss)}
+        results = [loss]
+        for extra in extras.values():
+            results.append(extra.clone() if storage(extra) in taken else extra)
+            taken.add(storage(extra))
+        for (name, parameter), gradient in zip(trainable.items(), gradients, strict=True):
+            if gradient is not None:
+                if gradient.layout is not torch.strided:
+                    raise GraphftError(
+                        f"the gradient of {name} is sparse",
+                        rule="capture",
+                        help="build the embedding with sparse=False",
+                    )
+                results.append(settle(gradient, parameter, taken))
+                self.gradients.append(name)
+        return results
+
+
+def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: Sequence[str]) -> None:
+    """Declares the variables and writes the block."""
+    names = ["loss", *step.extras, *map(grad_name, step.gradients)]
+    twice = [n for n, count in Counter([*names, *state.tensors, *inputs]).items() if count > 1]
+    if twice:
+        raise GraphftError(
+            f"'{twice[0]}' is what the gradient of a parameter is called here, and something else, too",
+            rule="model",
+            help="rename that parameter, buffer, input or result",
+        )
+    results = {node: n for node, n in zip(traced.results, names, strict=True) if node is not None}
+    _refuse_aliases(traced, state)
+    parameters = [n for n in state.tensors if n in step.gradients]
+    for n in parameters:
+        _declare(program, state, n, Kind.PARAM)
+    written = emit(traced, program.block("step"), [*state.tensors, *inputs], results)
+    read = {name for op in program.blocks["step"].ops for name in op.reads}
+    for n in state.tensors:
+        if n in parameters and n not in written:
+            continue
+        if n in state.parameters and n in written:
+            raise parameter_written(n)
+        if n not in state.saved and n not in read:
+            continue
+        kind = Kind.BUFFER if n in written else Kind.FROZEN if n in state.saved else Kind.CONST
+        _declare(program, state, n, kind)
+
+
+def _refuse_aliases(traced: Traced, state: _State) -> None:
+    """Raises GraphftError[outside] for a constant that lies in the memory of a parameter that is trained."""
+    owners = {storage(state.tensors[n]): n for n in state.trainable}
+    for node in traced.module.graph.nodes:
+        value = getattr(traced.module, node.target) if node.op == "get_attr" else None
+        if isinstance(value, Tensor) and (name := owners.get(storage(value))):
+            line = next((user.meta["loc"] for user in node.users if user.meta.get("loc")), "the model")
+            raise GraphftError(
+                f"{line} uses a second name of parameter {name} (a list, a closure, a view made before), which does "
+                "not follow its training: the program would hold it as a constant",
+                rule="outside",
+                help=f"use the attribute of the model that loss_fn is given; or {WITHOUT_CAPTURE}",
+            )
+
+
+def _declare(program: Program, state: _State, name: str, kind: Kind) -> None:
+    attrs: dict[str, Any] = {"tied": state.tied[name]} if name in state.tied else {}
+    if kind is Kind.BUFFER and name not in state.saved:
+        attrs["persistent"] = False
+    program.variable(
+        name,
+        state.types[name],
+        kind,
+        state.tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format),
+        **attrs,
+    )

@@ -1,0 +1,135 @@
+"""Dimensions and literals as they stand in a program, and what they are in torch.
+
+Roles need these to run a program. What infers types (`graphft.ir.symbolic`) loads parts of torch that take a second to
+import, and only who builds or rewrites a program needs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphft.errors import GraphftError
+from graphft.ir import Arg, Dim, Sym, Type
+
+DEVICE = Sym("@device")
+"""The literal that stands for the role's device."""
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_CALLS: dict[str, Callable[..., Any]] = {
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "Max": torch.sym_max,
+    "Min": torch.sym_min,
+}
+
+
+def evaluate(expression: Dim, dims: dict[str, Any]) -> Any:
+    """The value of a dimension expression (or of a condition on dimensions), given the named dimensions' values.
+
+    Raises GraphftError when it is not an expression of that kind, or names a dimension that `dims` lacks.
+    """
+    if isinstance(expression, int):
+        return expression
+    try:
+        return _evaluate(ast.parse(expression, mode="eval").body, dims)
+    except (SyntaxError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise GraphftError(
+            f"cannot evaluate dimension {expression!r}: {error}",
+            rule="dimension",
+            help="a dimension is a number or an expression over names, such as 2*batch",
+        ) from None
+
+
+def _evaluate(node: ast.expr, dims: dict[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=int() as value):
+            return value
+        case ast.Name(id=name):
+            return dims[name]
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_evaluate(inner, dims)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_evaluate(left, dims), _evaluate(right, dims))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
+            return _COMPARE[type(op)](_evaluate(left, dims), _evaluate(right, dims))
+        case ast.Call(func=ast.Name(id=name), args=args) if name in _CALLS:
+            first, *rest = (_evaluate(a, dims) for a in args)
+            for value in rest:
+                first = _CALLS[name](first, value)
+            return first
+    raise TypeError(f"{ast.unparse(node)} is not supported")
+
+
+def names_in(expression: Dim) -> set[str]:
+    """The named dimensions in an expression."""
+    if isinstance(expression, int):
+        return set()
+    if expression.isidentifier():
+        return {expression}
+    tree = ast.parse(expression, mode="eval")
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - set(_CALLS)
+
+
+def dtype_of(type: Type) -> torch.dtype:
+    """The torch dtype of a tensor type. Raises GraphftError for an unknown name."""
+    found = getattr(torch, type.dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise GraphftError(f"torch has no dtype {type.dtype}", rule="dtype", help="use a name such as float32")
+    return found
+
+
+def literal(value: Any) -> Arg:
+    """A torch literal as it stands in a program. Raises GraphftError for what cannot be written down."""
+    if value is None or isinstance(value, (bool, int, float, str, Sym)):
+        return value
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return Sym(str(value))
+    if isinstance(value, torch.device):
+        return DEVICE
+    if isinstance(value, (list, tuple)):
+        return tuple(map(literal, value))
+    raise GraphftError(
+        f"a {type(value).__name__} cannot be an operand: {value!r}",
+        rule="literal",
+        help="use numbers, strings, dtypes and devices; draw random numbers from torch's default generator",
+    )
+
+
+def resolve(value: Arg, device: str | torch.device) -> Any:
+    """The inverse of `literal`; `@device` becomes `device`."""
+    if isinstance(value, tuple):
+        return [resolve(v, device) for v in value]
+    if not isinstance(value, Sym):
+        return value
+    if value == DEVICE:
+        return torch.device(device)
+    found = getattr(torch, value.name.removeprefix("torch."), None) if value.name.startswith("torch.") else None
+    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+        raise GraphftError(
+            f"{value.name} is no literal that torch knows",
+            rule="literal",
+            help="write a dtype, layout or memory format, such as torch.float32, or @device",
+        )
+    return found

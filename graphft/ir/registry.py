@@ -1,0 +1,324 @@
+"""Op definitions: one declaration per op holds its slots, attributes, inference, checks, kernel and docs.
+
+    @op("sgd", writes=("param",))
+    def sgd(ctx, param: Tensor, grad: Tensor, lr: Tensor, *, momentum: float = 0.0):
+        '''One step of stochastic gradient descent ...'''
+
+The function *is* the kernel. Its positional parameters after `ctx` are the op's operand slots (`*name` a
+variadic one), its keyword-only parameters are the attributes with their types and defaults, its docstring is
+the op reference. Families of ops that share one definition (`aten.*`) register a resolver for their prefix.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graphft.errors import ProgramError
+from graphft.ir.types import Ref, Type, refs, same
+
+if TYPE_CHECKING:
+    from graphft.ir import Block, Operator
+
+Kernel = Callable[..., Any]
+Infer = Callable[["Operator", "Block"], Sequence[Type]]
+Check = Callable[["Operator", "Block"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An operand position. A variadic slot takes the remaining operands.
+
+    A slot annotated `Ref` in the kernel's signature is `by_name`: the kernel gets the `Ref`, not the value.
+    """
+
+    name: str
+    variadic: bool = False
+    by_name: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """A keyword attribute; `default` is `inspect.Parameter.empty` where one must be given."""
+
+    name: str
+    type: Any
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True)
+class OpDef:
+    """The definition of an op. `writes` names the slots (or all of a variadic slot) changed in place."""
+
+    name: str
+    kernel: Kernel
+    slots: tuple[Slot, ...]
+    attrs: tuple[Attr, ...]
+    infer: Infer
+    check: Check | None = None
+    writes: tuple[str, ...] = ()
+    effect: bool = False
+    """Has an effect beyond its results and `writes` (sends, waits, etcd): never dead code, never reordered."""
+    doc: str = ""
+    family: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+    results: tuple[Type, ...] | None = None
+    """The result types where they are fixed, for the op reference; None where `infer` finds them."""
+
+    def written_operands(self, op: Operator) -> tuple[str, ...]:
+        """Names of the variables that `op` changes in place."""
+        names: list[str] = []
+        for i, slot in enumerate(self.slots):
+            if slot.name in self.writes:
+                names += [r.name for r in refs(op.args[i:] if slot.variadic else op.args[i : i + 1])]
+        names += [r.name for name in self.writes if name in op.attrs for r in refs(op.attrs[name])]
+        return tuple(names)
+
+
+_OPS: dict[str, OpDef] = {}
+_FAMILIES: dict[str, Callable[[str], OpDef | None]] = {}
+
+
+def op(
+    name: str,
+    *,
+    infer: Infer | Sequence[Type] = (),
+    check: Check | None = None,
+    writes: Sequence[str] = (),
+    effect: bool = False,
+) -> Callable[[Kernel], Kernel]:
+    """Registers the decorated kernel as op `name` (see the module's docstring).
+
+    `infer` gives the result types: a function of (operator, block), or the types themselves when they are fixed.
+    """
+
+    def register(kernel: Kernel) -> Kernel:
+        slots, attrs = _signature(kernel)
+        fn = infer if callable(infer) else (lambda op, block, types=tuple(infer): types)
+        define(
+            OpDef(
+                name,
+                kernel,
+                slots,
+                attrs,
+                fn,
+                check,
+                tuple(writes),
+                effect,
+                inspect.getdoc(kernel) or "",
+                kernel.__module__.rsplit(".", 1)[-1],
+                results=None if callable(infer) else tuple(infer),
+            )
+        )
+        return kernel
+
+    return register
+
+
+def define(definition: OpDef) -> None:
+    if definition.name in _OPS:
+        raise ValueError(f"op {definition.name} is defined twice")
+    _OPS[definition.name] = definition
+
+
+def family(prefix: str, resolver: Callable[[str], OpDef | None]) -> None:
+    """Ops named `prefix.*` are defined on first use by `resolver(name)`, which answers None for an unknown one.
+
+    The prefix `*` stands for every other one.
+    """
+    _FAMILIES[prefix] = resolver
+
+
+def get(name: str) -> OpDef | None:
+    """The definition of op `name`, or None. The first call imports graphft's own ops."""
+    if name not in _OPS:
+        importlib.import_module("graphft.ops")
+        resolver = _FAMILIES.get(name.split(".", 1)[0], _FAMILIES.get("*")) if "." in name else None
+        found = resolver(name) if resolver else None
+        if found is None:
+            return None
+        _OPS[name] = found
+    return _OPS[name]
+
+
+def require(op: Operator, block: Block | None = None, index: int | None = None) -> OpDef:
+    """The definition of `op`, or ProgramError[unknown-op] with near matches."""
+    found = get(op.type)
+    if found is None:
+        import difflib
+
+        near = difflib.get_close_matches(op.type, list(_OPS), 3)
+        raise ProgramError(
+            f"no op is named {op.type}",
+            block=block,
+            index=index,
+            rule="unknown-op",
+            help=f"did you mean {' or '.join(near)}?" if near else "see docs/ops.md for the ops",
+        )
+    return found
+
+
+def own_ops() -> list[OpDef]:
+    """Definitions registered one by one (not through a family), by family and name: for the op reference."""
+    importlib.import_module("graphft.ops")
+    return sorted((d for d in _OPS.values() if "." not in d.name), key=lambda d: (d.family, d.name))
+
+
+def infer(op: Operator, block: Block) -> Sequence[Type]:
+    """Checks `op`'s operands and attributes against its definition; returns its result types."""
+    definition = require(op, block)
+    check_operands(op, block, definition)
+    types = tuple(definition.infer(op, block))
+    if definition.check is not None:
+        definition.check(op, block)
+    return types
+
+
+def writes_of(op: Operator) -> tuple[str, ...]:
+    """Everything `op` writes: its results, and the operands it changes in place."""
+    definition = get(op.type)
+    return op.writes + (definition.written_operands(op) if definition else ())
+
+
+def given_attrs(op: Operator) -> dict[str, Any]:
+    """`op`'s attributes without those that equal their default: what is printed, and compared."""
+    definition = get(op.type)
+    if definition is None or not op.attrs:
+        return op.attrs
+    defaults = {a.name: a.default for a in definition.attrs if not a.required}
+    return {k: v for k, v in op.attrs.items() if k not in defaults or not same(v, defaults[k])}
+
+
+def in_slot(op: Operator, name: str) -> tuple[Any, ...]:
+    """The operands in this slot of the op's definition."""
+    slots = require(op).slots
+    at = next(i for i, slot in enumerate(slots) if slot.name == name)
+    return op.args[at:] if slots[at].variadic else op.args[at : at + 1]
+
+
+def attr(op: Operator, name: str) -> Any:
+    """The value of an attribute: the given one, or its default."""
+    if name in op.attrs:
+        return op.attrs[name]
+    return next(a.default for a in require(op).attrs if a.name == name)
+
+
+def check_operands(op: Operator, block: Block, definition: OpDef, index: int | None = None) -> None:
+    """Operand count, existence of variables, attribute names and types. Families check theirs in `infer`."""
+    for r in refs((*op.args, *op.attrs.values())):
+        if r.name not in block.program.variables:
+            raise ProgramError(
+                f"{op.type} reads {r}, which is not declared",
+                block=block,
+                index=index,
+                rule="undeclared",
+                help="declare it with program.variable(), or produce it by an op",
+            )
+    if definition.extra.get("own_arguments"):
+        return
+    fixed = [s for s in definition.slots if not s.variadic]
+    if len(op.args) < len(fixed) or (len(op.args) > len(fixed) and not any(s.variadic for s in definition.slots)):
+        names = ", ".join(("*" if s.variadic else "") + s.name for s in definition.slots)
+        raise ProgramError(
+            f"{op.type} takes operands ({names}), got {len(op.args)}",
+            block=block,
+            index=index,
+            rule="operands",
+            help=f"give {len(fixed)} operands",
+        )
+    known = {a.name: a for a in definition.attrs}
+    for name, value in op.attrs.items():
+        if name not in known:
+            raise ProgramError(
+                f"{op.type} has no attribute {name}",
+                block=block,
+                index=index,
+                rule="attribute",
+                help=f"its attributes are {', '.join(known) or 'none'}",
+            )
+        if not conforms(value, known[name].type):
+            raise ProgramError(
+                f"{op.type}: attribute {name} must be {_show(known[name].type)}, got {value!r}",
+                block=block,
+                index=index,
+                rule="attribute-type",
+                help="correct the attribute",
+            )
+    missing = [a.name for a in definition.attrs if a.required and a.name not in op.attrs]
+    if missing:
+        raise ProgramError(
+            f"{op.type} needs attribute {', '.join(missing)}",
+            block=block,
+            index=index,
+            rule="attribute",
+            help=f"add {missing[0]}=...",
+        )
+
+
+def conforms(value: Any, annotation: Any) -> bool:
+    """Whether an attribute value is of the annotated type (int counts as float, bool not as int)."""
+    if annotation is Any or annotation is inspect.Parameter.empty:
+        return True
+    origin, params = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return value in params
+    if origin is tuple:
+        return isinstance(value, tuple) and (
+            all(conforms(v, params[0]) for v in value)
+            if len(params) == 2 and params[1] is Ellipsis
+            else len(value) == len(params) and all(map(conforms, value, params))
+        )
+    if origin is not None:  # a union
+        return any(conforms(value, p) for p in params)
+    if annotation is None or annotation is type(None):
+        return value is None
+    if annotation is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, annotation)
+
+
+def _show(annotation: Any) -> str:
+    return getattr(annotation, "__name__", None) or str(annotation).replace("typing.", "")
+
+
+def _signature(kernel: Kernel) -> tuple[tuple[Slot, ...], tuple[Attr, ...]]:
+    hints = typing.get_type_hints(kernel)
+    parameters = list(inspect.signature(kernel).parameters.values())[1:]
+    slots, attrs = [], []
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY:
+            attrs.append(Attr(p.name, hints.get(p.name, Any), p.default))
+        else:
+            slots.append(Slot(p.name, p.kind is p.VAR_POSITIONAL, hints.get(p.name) is Ref))
+    return tuple(slots), tuple(attrs)
+
+
+__all__ = [
+    "Attr",
+    "OpDef",
+    "Ref",
+    "Slot",
+    "attr",
+    "check_operands",
+    "conforms",
+    "define",
+    "family",
+    "get",
+    "given_attrs",
+    "in_slot",
+    "infer",
+    "op",
+    "own_ops",
+    "require",
+    "writes_of",
+]

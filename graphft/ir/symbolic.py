@@ -1,0 +1,167 @@
+"""Between a program's types and torch: named dimensions as symbolic integers, variables as fake tensors.
+
+A `Symbols` is one world of named dimensions. It turns `float32[batch, 8]` into a tensor without data whose first
+size is the symbol `batch`, and prints the sizes of whatever torch infers from it as expressions over the names.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import sympy
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from graphft.capture.locations import TRACED, line_of, user_line
+from graphft.capture.meta_kernels import register_missing
+from graphft.errors import GraphftError
+from graphft.ir import Dim, Type
+from graphft.ir.literals import dtype_of, evaluate, names_in
+
+SCALARS: dict[type, str] = {bool: "bool", SymBool: "bool", int: "int", SymInt: "int", float: "float", SymFloat: "float"}
+
+UNKNOWN = sympy.Symbol("unknown", integer=True, positive=True)
+"""Name of every size that depends on values, not on sizes: of `x[mask]`, for one."""
+
+_CONVERSIONS = ("__bool__", "__int__", "__index__", "__float__")
+_HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps torch from logging a traceback for an error that we raise with a better message."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Python code asked for the value of a size expression, and went on with `result`."""
+
+    expression: Any
+    result: Any
+    file: str
+    """The Python file that asked."""
+    loc: str
+    """The user's line, or the one in `file` if there is none."""
+
+
+class _Env(ShapeEnv):
+    """Notes what Python code decides on sizes. What torch's kernels decide inside is about strides and errors."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.decisions: list[Decision] = []
+        self.fixed_at: dict[sympy.Symbol, str] = {}
+        """The user's line at which torch found a size to be equal to a number, or to another size."""
+
+    def evaluate_sym_node(self, sym_node: Any, *args: Any, **kwargs: Any) -> Any:
+        expression = sym_node.expr  # before a guard replaces its symbols
+        result = super().evaluate_sym_node(sym_node, *args, **kwargs)
+        for symbol in self.replacements.keys() - self.fixed_at.keys():
+            self.fixed_at[symbol] = user_line(sys._getframe(1), until=TRACED)
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(6):
+            if frame is not None and frame.f_code.co_name in _CONVERSIONS and frame.f_back is not None:
+                if frame.f_code.co_filename == torch.__file__:
+                    self._note(expression, result, frame.f_back)
+                break
+            frame = frame.f_back if frame is not None else None
+        return result
+
+    def _note(self, expression: Any, result: Any, frame: FrameType) -> None:
+        code = frame.f_code
+        loc = user_line(frame, until=TRACED) or line_of(code.co_filename, frame.f_lineno, code.co_name)
+        self.decisions.append(Decision(expression, result, code.co_filename, loc))
+
+
+class Symbols:
+    """Named dimensions, and tensors without data whose sizes are made of them."""
+
+    def __init__(self, static: Iterable[int] = ()) -> None:
+        """`static` are sizes that occur in the program: no dimension's example size is one of them."""
+        register_missing()
+        self.env = _Env(specialize_zero_one=False, duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.dims: dict[str, SymInt] = {}
+        self._names: dict[sympy.Symbol, sympy.Symbol] = {}
+        avoid = set(static)
+        self._hints = [h for h in _HINTS if h not in avoid] or [61]
+
+    def dim(self, expression: Dim) -> int | SymInt:
+        """The size that an expression stands for. New names are new symbols."""
+        for name in sorted(names_in(expression)):
+            if name not in self.dims:
+                self.dims[name] = self._new(name)
+        return evaluate(expression, self.dims)
+
+    def _new(self, name: str) -> SymInt:
+        n = len(self.dims)
+        hint = self._hints[n] if n < len(self._hints) else self._hints[-1] + 2 * n
+        source = ConstantSource(name)
+        symbol = self.env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True)
+        self._names[symbol] = sympy.Symbol(name, integer=True, positive=True)
+        size = self.env.create_symintnode(symbol, hint=hint, source=source)
+        assert isinstance(size, SymInt)
+        return size
+
+    def tensor(self, type: Type) -> Tensor:
+        """A contiguous tensor of this type without data."""
+        size = [self.dim(d) for d in type.shape or ()]
+        with self.mode:
+            return torch.empty(size, dtype=dtype_of(type))
+
+    def expression(self, value: int | SymInt | SymBool) -> Dim:
+        """A size as it prints: a number, or an expression over the names."""
+        if isinstance(value, int):
+            return value
+        return self.named(value.node.expr)
+
+    def named(self, expr: Any) -> Dim:
+        """A sympy expression over this world's symbols as it prints."""
+        expr = sympy.sympify(self.env.simplify(expr)).xreplace(self._names)
+        expr = expr.xreplace({s: UNKNOWN for s in expr.free_symbols if s not in self._names.values()})
+        return int(expr) if expr.is_Integer else str(expr)
+
+    def named_condition(self, expr: Any) -> Any:
+        """A sympy expression in terms of the names, simplified by nothing but that they are positive."""
+        return sympy.sympify(expr).xreplace(self._names)
+
+    def fixed(self) -> Iterator[tuple[str, Dim, str]]:
+        """Named dimensions that torch has found to be equal to a number, or to another dimension; and where."""
+        for symbol, name in self._names.items():
+            value = self.named(symbol)
+            if value != str(name):
+                yield str(name), value, self.env.fixed_at.get(symbol, "")
+
+    def rename(self, text: str) -> str:
+        """Torch's text with the dimensions' names in the place of torch's own symbols."""
+        for symbol, name in self._names.items():
+            text = re.sub(rf"\b{re.escape(str(symbol))}\b", str(name), text)
+        return text
+
+    def type_of(self, value: Any) -> Type:
+        """The type of what torch gave: a tensor, or an integer, float or truth value."""
+        if isinstance(value, Tensor):
+            return Type(str(value.dtype).removeprefix("torch."), tuple(self.expression(d) for d in value.shape))
+        if type(value) not in SCALARS:
+            raise GraphftError(
+                f"a value of Python type {type(value).__name__} has no type in a program",
+                rule="type",
+                help="operators give tensors, ints, floats and truth values",
+            )
+        return Type(SCALARS[type(value)])

@@ -1,0 +1,1 @@
+"""Optimizers as values, what `minimize` makes of them, and torch's own read as these."""
