@@ -25,7 +25,7 @@ ETCD := .etcd/.fetched
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test test-slow test-loaded lint types accept bench cost zoo converge chaos sim hdfs ray slurm docs clean
+.PHONY: help setup run test test-slow lint types accept bench cost zoo converge chaos sim hdfs ray slurm docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,11 +60,6 @@ test: setup  ## the tests; those that take longest, and whose like it runs as we
 
 test-slow: setup  ## the others (about as long): CI runs both
 	@$(PYTEST) -m slow
-
-test-loaded: setup  ## all of them, with each core loaded by something else
-	@pids=(); trap 'kill "$${pids[@]}"' EXIT; \
-	for _ in $$(seq $$(getconf _NPROCESSORS_ONLN)); do $(PY) -c 'while True: pass' & pids+=($$!); done; \
-	$(PYTEST)
 
 lint: setup  ## ruff
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check --quiet .

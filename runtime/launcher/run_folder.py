@@ -44,37 +44,41 @@ _ANEW = "fresh=True or --fresh begins another"
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of the run that a job is run in. `before`: how the newest run differs, if this is the next one;
-    `carried`: what of that one it goes on with."""
+    `carried`: what of that one it goes on with. `kept`: initial values that it has and the script would draw anew."""
 
     path: Path
     complete: bool = False
     before: str = ""
     carried: str = ""
+    kept: str = ""
 
     def describe(self, config: JobConfig) -> str:
         """Returns the first line that a launcher prints."""
         return "; ".join(filter(None, (self.before, self._here(config))))
 
     def _here(self, config: JobConfig) -> str:
+        kept = f"; the run keeps its own {self.kept}" if self.kept else ""
         if self.complete:
-            return f"{self.path} is complete, and its result is returned: {_ANEW}"
+            return f"{self.path} is complete, and its result is returned: {_ANEW}{kept}"
         if self.carried:
             return f"going on {self.carried} in {self.path}"
         if not begun(self.path):
             return f"new run in {self.path}" + (f", storage {url}" if (url := storage_of(self.path)) else "")
         if not config.ft:
             return f"beginning {self.path} anew: without fault tolerance (ft=False) no run can be resumed"
-        return f"resuming {self.path} {where(self.path, config)}"
+        return f"resuming {self.path} {where(self.path, config)}{kept}"
 
 
 @dataclass(frozen=True)
 class _Found:
     """What the newest run is to a job. `differs`: in words; "" if it is the same job. `layout`: whether it differs in
-    its number of pservers or passes alone, and can be gone on with."""
+    its number of pservers or passes alone, and can be gone on with. `kept`: which initial values the job has drawn
+    otherwise."""
 
     differs: str = ""
     layout: bool = False
     complete: bool = False
+    kept: str = ""
 
 
 def begun(path: Path) -> bool:
@@ -146,7 +150,7 @@ def _same(job: Job, path: Path, found: _Found, resume: bool) -> RunFolder:
         job.save_prediction(path)
     publish(path)
     link_newest(path)
-    return RunFolder(path, found.complete)
+    return RunFolder(path, found.complete, kept=found.kept)
 
 
 def _begin(job: Job, wanted: str, number: int, newest: Path, found: _Found, fresh: bool) -> RunFolder | None:
@@ -220,10 +224,11 @@ def _compare(job: Job, path: Path) -> _Found:
         return _Found(f"holds something else ({error.message})")
     complete, more = is_complete(path), job.config.passes > saved.config.passes
     drawn = saved.fingerprint.unseeded and job.fingerprint.unseeded
-    changed = differences(path, saved, job, values=complete or not drawn)
+    changed = differences(path, saved, job, values=not drawn)
     layout = layout_differences(job, path) if changed else []
     if not changed or (complete and layout and not more):
-        return _Found(complete=complete)
+        kept = differences(path, saved, job) if drawn and not changed else []
+        return _Found(complete=complete, kept=", ".join(kept))
     if not layout or not begun(path):
         return _Found(f"differs in: {', '.join(changed)}")
     lost = lost_checkpoints(path, step := saved_step(path, saved.config))
@@ -306,7 +311,8 @@ def run_of(job: Job) -> str:
             with contextlib.suppress(GraphftError):
                 saved = read_record(path)
                 same = replace(job, config=job.config.replace(storage=saved.config.storage))  # it may have been moved
-                if changed := differences(path, saved, same):
+                drawn = saved.fingerprint.unseeded and same.fingerprint.unseeded
+                if changed := differences(path, saved, same, values=not drawn):
                     differs = f"{run_at(place, number)} differs in: {', '.join(changed)}"
                 else:
                     runs.append((is_complete(path), number, run_at(place, number)))

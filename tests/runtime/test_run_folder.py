@@ -99,9 +99,7 @@ def test_fresh_passes_by_an_unfinished_run(job: Job) -> None:
     assert said(again(job), fresh=True) == f"{run(job, 1)} is unfinished; new run in {run(job, 2)}"
 
 
-def test_initial_values_without_a_seed_are_no_difference_to_an_unfinished_run(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_initial_values_without_a_seed_are_no_difference(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state is in its checkpoints: it started at step 0 each time."""
     name, value = next((n, v) for n, v in job.source.values.items() if v.is_floating_point() and v.dim())
     for unseeded, numbers in ((False, (1, 2)), (True, (3, 3))):
@@ -113,8 +111,13 @@ def test_initial_values_without_a_seed_are_no_difference_to_an_unfinished_run(
             assert found.path == run(job, number), found
             if not found.before or number == 3:
                 (found.path / "checkpoints").mkdir(exist_ok=True)
+    (run(job, 3) / "logs").mkdir()
+    (run(job, 3) / "logs" / "trainer-0.log").touch()
+    kept = f"; the run keeps its own initial value of {name} (the script draws them without a seed"
+    assert kept in said(Job.make(drawn.source, drawn.config))
     complete(run(job, 3))
-    assert open_run(Job.make(drawn.source, drawn.config)).path == run(job, 4), "a complete one has other values"
+    assert open_run(Job.make(drawn.source, drawn.config)).complete, "code, options and data are the same"
+    assert kept in said(Job.make(drawn.source, drawn.config))
 
 
 def test_scripts_that_start_at_once_take_runs_of_their_own(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
