@@ -91,7 +91,7 @@ def test_a_model_that_is_gone_is_made_again(program: ir.Program, folder: Path) -
 
 def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace) -> None:
     """Without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
-    pace.set(30)
+    pace.set(2)
     options = json.dumps({**OPTIONS, "ft": False})
     first = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
     job_dir = folder / "jobs" / "blobs" / "runs" / "1"

@@ -113,7 +113,6 @@ def seen(definition: OpDef, attrs: dict[str, Any]) -> str:
 
 PORTS = (
     "coordinator",
-    "tasks",
     "task_server",
     "session",
     "view",

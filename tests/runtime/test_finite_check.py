@@ -54,7 +54,6 @@ def test_a_gradient_is_named_with_the_column_that_may_cause_it() -> None:
     found = check(x=torch.tensor([1.0, math.nan, math.inf]), y=torch.zeros(3))
     found.numbers = lambda: [7, 19, 4]
     found.names = lambda records: [f"line {record + 2} of f.csv" for record in records]
-    assert found.holds
     found.look_at_loss(torch.tensor(0.25))
     assert found.finite
     gradient = torch.zeros(200, 1)

@@ -84,14 +84,14 @@ def test_a_unit_is_begun_once_and_computed_batch_by_batch(scene: Stage) -> None:
     scope, values = trainer.ctx.scope, scene.job.source.values
     if scene.job.config.mode == "half_async":
         together, errors = torch.cat([x4, x5]), torch.cat([e4, e5])
-        assert trainer.units.means[0] == pytest.approx(float(errors.square().mean()), rel=1e-5)
+        assert trainer.comm.reported()[0] == pytest.approx(float(errors.square().mean()), rel=1e-5)
         torch.testing.assert_close(scope["w@MEAN"], together.T @ errors * 2 / 6, rtol=1e-4, atol=1e-5)
         assert torch.equal(scope["w"], values["w"])
     else:
         w = values["w"] - 0.1 * (x4.T @ e4 * 2 / 4)
         b = values["b"] - 0.1 * 2 * e4.mean()
         after = x5 @ w + b - (x5 @ values["w"] + values["b"] - e5)
-        assert trainer.units.means[0] == pytest.approx(
+        assert trainer.comm.reported()[0] == pytest.approx(
             float(e4.square().mean()) * 4 / 6 + float(after.square().mean()) * 2 / 6, rel=1e-5
         )
         torch.testing.assert_close(scope["w"], w - 0.1 * 0.9 * (x5.T @ after * 2 / 2), rtol=1e-4, atol=1e-5)
