@@ -42,7 +42,7 @@ from graphft.runtime.launcher.result import Result, steps_of
 from graphft.runtime.launcher.run_folder import RunFolder, open_run, saved_run
 from graphft.runtime.launcher.supervise import STATUS_EVERY_SECONDS, supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.launcher.tell import tell
+from graphft.runtime.launcher.tell import WaitsOfQuietLaunch, tell
 from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_environment import role_environment
@@ -272,11 +272,13 @@ class _Launch:
     supervisor: Supervisor = field(init=False)
     embedded: EmbeddedEtcd | None = None
     keeper: TimeKeeper = field(init=False)
+    since: float = 0.0
+    """When it began, in Unix seconds."""
     begins: int = 0
     """The step at which the job goes on."""
 
     def start(self, wanted_passes: int | None) -> None:
-        job, since, self.begins = self.job, time.time(), saved_step(self.job_dir, self.job.config) or 0
+        job, self.since, self.begins = self.job, time.time(), saved_step(self.job_dir, self.job.config) or 0
         try:
             self._start_etcd_and_engine()
         except KeyboardInterrupt:  # a launch, too: its last words say that the run can be gone on with
@@ -285,7 +287,7 @@ class _Launch:
         note_launch(self.job_dir)
         self.supervisor.look = self.driver
         self.driver()  # etcd may have taken long
-        self.keeper = TimeKeeper(self.job_dir, self.supervisor.etcd, self.keys, job.run_id, since, self.begins)
+        self.keeper = TimeKeeper(self.job_dir, self.supervisor.etcd, self.keys, job.run_id, self.since, self.begins)
         self.stack.callback(self.keeper.write)
         if wanted_passes is not None:
             self.supervisor.passes = WantedPasses(self.supervisor.etcd, self.keys, wanted_passes)
@@ -299,7 +301,9 @@ class _Launch:
         missing = MissingProcesses(self.job_dir, self.supervisor.endpoints, self.options.counts(config), tell)
         taken = TakenValidations(self.job_dir, etcd, self.keys, config)
         observers: list[Callable[[JobStatus], None]] = [self.reached.look, taken.look, self.keeper.look, missing.look]
-        if not self.options.quiet:
+        if self.options.quiet:
+            observers.append(WaitsOfQuietLaunch(etcd, self.keys, self.since).look)
+        else:
             from graphft.runtime.launcher.display import Display
 
             display = Display(since=time.time())

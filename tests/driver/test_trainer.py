@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 import graphft
-from graphft.runtime.cli import main
 from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.process.validations import read_validations
 from tests.driver import epochs
@@ -257,42 +255,3 @@ def test_a_bad_batch_fails_a_call_with_the_workers_traceback_before_the_job_leav
         with pytest.raises(graphft.WorkerFailed) as caught:
             trainer.train(max_retries=-1)
         assert "ZeroDivisionError: as the test wants it" in caught.value.traceback
-
-
-def test_a_trainer_that_was_asked_to_leave_is_replaced_and_a_trainers_job_needs_its_script(tmp_path: Path) -> None:
-    with epochs.trainer(tmp_path / "job") as trainer:
-        trainer.train()
-        before = {w.pid for w in trainer.workers() if w.role == "trainer"}
-        for index in range(2):
-            assert trainer.signal("trainer", index, signal.SIGTERM)
-        until(lambda: len({w.pid for w in trainer.workers() if w.role == "trainer"} - before - {0}) == 2)
-        assert trainer.train()["preemptions"] == 2
-    command = [sys.executable, "-m", "graphft", "launch", "--job", str(tmp_path / "job")]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, "its script asks for the epochs" in done.stderr) == (2, True), done.stderr
-    told = subprocess.run(
-        [*command[:3], "status", "--job", str(tmp_path / "job")], env=env, capture_output=True, text=True, timeout=120
-    )
-    assert "its script, run again, goes on with it" in told.stdout, told.stdout
-
-
-def test_passes_that_are_asked_for_without_a_script_are_trained_and_no_others(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The launch that had trained them did not end, and said nothing."""
-    with epochs.trainer(tmp_path / "job") as trainer:
-        trainer.train()
-    launch = ["launch", "--quiet", "--job", str(tmp_path / "job"), "--passes"]
-    assert main([*launch, "0"]) == 2
-    for passes in (2, 2):
-        assert main([*launch, str(passes)]) == 0
-        assert f"the {passes} passes that were asked for are done" in capfd.readouterr().err
-    (newest,) = (tmp_path / "job" / "checkpoints").glob("step-00000012.g*")
-    shutil.rmtree(newest)  # which etcd knows
-    assert main([*launch, "2"]) == 0
-    (again,) = (tmp_path / "job" / "checkpoints").glob("step-00000012.g*")
-    assert again != newest
-    assert trainer.epoch == 2
-    assert trainer.train()["epoch"] == 3
-    trainer.shutdown()

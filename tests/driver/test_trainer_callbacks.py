@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import signal
-import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 import graphft
-from graphft.runtime.driver import trainer as trainer_module
 from tests.driver import epochs
 from tests.support.waiting import until
 
@@ -50,36 +47,6 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
         trainer.train(epochs=500)  # one may be done before its status is seen
 
 
-def test_an_epoch_whose_job_was_shut_down_is_not_told_without_its_metrics(tmp_path: Path) -> None:
-    """Its last step was done when a callback shut the job down: it was told with a loss of nan, and never again."""
-
-    class Stops:
-        told: ClassVar[list[float]] = []
-
-        def on_status(self, status: Any) -> None:
-            if (running := trainer._running) is not None:
-                until(lambda: running.status is not None and running.status.step >= epochs.PER_EPOCH)
-                trainer.shutdown()
-
-        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
-            self.told.append(metrics["loss"])
-
-    trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
-    with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
-        trainer.train(checkpoint=None)
-    assert not Stops.told
-    found: dict[int, float] = {}
-
-    class Hears:
-        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
-            found[epoch] = metrics["loss"]
-
-    with epochs.trainer(tmp_path / "job", callbacks=[Hears()]) as trainer:
-        trainer.train(epochs=2)
-    assert math.isfinite(found[1])
-    assert math.isfinite(found[2])
-
-
 def test_a_callback_finds_the_state_of_its_epoch(tmp_path: Path) -> None:
     found: dict[int, Any] = {}
 
@@ -101,24 +68,6 @@ def test_a_callback_that_shuts_down_between_two_epochs_ends_the_call(tmp_path: P
     trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
     with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
         trainer.train(epochs=2)
-
-
-def test_what_an_interrupted_call_wanted_is_not_trained(tmp_path: Path) -> None:
-    class Interrupts:
-        def on_status(self, status: Any) -> None:
-            if first and status.step > epochs.PER_EPOCH:
-                raise KeyboardInterrupt
-
-    first = True
-    with epochs.trainer(tmp_path / "job", callbacks=[Interrupts()]) as trainer:
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train(epochs=500)
-        first = False
-        done = trainer.epoch
-        assert trainer.at_epoch_end is (trainer.state_dict()["step"] == done * epochs.PER_EPOCH)
-        assert trainer.train()["epoch"] == done + 1
-        time.sleep(2.0)  # for what goes on unasked
-        assert trainer.epoch == trainer.state_dict()["epoch"] == done + 1
 
 
 def test_a_callback_that_fails_ends_the_processes(tmp_path: Path) -> None:
@@ -150,19 +99,3 @@ def test_epochs_of_one_call_are_told_one_by_one(tmp_path: Path) -> None:
     assert [row[:4] for row in told] == [(n, n, 96, epochs.PER_EPOCH) for n in (1, 2, 3)]
     assert len({row[4] for row in told}) == 3
     assert last["loss"] == told[-1][4]
-
-
-def test_a_job_that_fails_while_an_epoch_is_told_is_explained_as_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bad batch of the next epoch, say: the error had no traceback of the worker's."""
-
-    def failed_meanwhile(running: Any, _: int) -> Any:
-        (tmp_path / "broken").touch()
-        until(running.check)  # raises
-
-    monkeypatch.setattr(trainer_module, "epoch_metrics", failed_meanwhile)
-    spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
-    with epochs.trainer(tmp_path / "job", chunks=spec) as trainer, pytest.raises(graphft.WorkerFailed) as caught:
-        trainer.train(max_retries=-1, epochs=500)
-    assert "ZeroDivisionError: as the test wants it" in caught.value.traceback

@@ -16,10 +16,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch import Tensor, nn
 
 import graphft
-from graphft.runtime.driver import running_job
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.folder_status import look_at
 from tests.driver import epochs
@@ -40,36 +38,6 @@ def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.Cap
         assert len(second.workers()) == 4
     assert first.train()["epoch"] == 3, "it goes on where the other one was"
     first.shutdown()
-
-
-def test_the_best_epoch_is_the_same_one_when_the_script_dies_before_it_has_judged_it(tmp_path: Path) -> None:
-    """The recipe of docs/trainer.md."""
-
-    def judge(trainer: graphft.Trainer) -> None:
-        seen.append(trainer.state_dict()["step"])
-
-    seen: list[int] = []
-    for _ in range(2):  # the first one dies when its call of train() has returned
-        with epochs.trainer(tmp_path / "job") as trainer:
-            assert trainer.at_epoch_end is (trainer.epoch == 2)
-            if trainer.at_epoch_end:
-                judge(trainer)
-            if trainer.epoch == 2:
-                break
-            trainer.train()
-            judge(trainer)
-            trainer.train()
-    assert seen == [epochs.PER_EPOCH, 2 * epochs.PER_EPOCH]
-
-
-def test_an_epoch_whose_checkpoint_follows_is_done(tmp_path: Path) -> None:
-    with epochs.trainer(tmp_path / "job") as trainer:
-        found = [trainer.train(checkpoint=None)["epoch"] for _ in range(3)]
-        assert found == [1, 2, 3], "none is trained twice"
-        assert trainer.epoch == 3
-        assert trainer.state_dict()["epoch"] == 3
-        assert trainer.train(checkpoint=None)["epoch"] == 4
-    assert trainer.epoch == 4, "it was waited for"
 
 
 def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,58 +75,6 @@ def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path, monke
         assert trainer.train()["epoch"] == 2
 
 
-def test_epochs_that_another_process_trained_meanwhile_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same script is started twice: the second one trains nothing beyond what both ask for. The first one stops
-    until it is waited for."""
-    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "4", '{"stops": 1}']
-    with (tmp_path / "told").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as other:
-
-        def tell(line: str) -> None:
-            if "is being run by" in line:
-                other.send_signal(signal.SIGCONT)
-
-        monkeypatch.setattr(running_job, "tell", tell)
-        until(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)
-        with epochs.trainer(tmp_path / "job") as trainer:
-            assert trainer.epoch == 1
-            found = trainer.train()
-            assert (found["epoch"], found["samples"]) == (4, 96)
-            assert trainer.epoch == trainer.state_dict()["epoch"] == 4
-            assert trainer.train()["epoch"] == 5
-        assert other.wait(120) == 0, (tmp_path / "told").read_text()
-
-
-def test_a_launch_that_is_interrupted_as_it_begins_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows of its thread then."""
-
-    def start(self: threading.Thread) -> None:
-        threading.Thread.start(self)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(running_job._Launcher, "start", start)
-    with epochs.trainer(tmp_path / "job") as trainer:
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train()
-        until(lambda: not [thread for thread in threading.enumerate() if thread.name == "launcher"])
-        monkeypatch.undo()
-        assert trainer.train()["epoch"] == 1
-
-
-def test_a_metric_that_is_no_number_ends_no_job(tmp_path: Path) -> None:
-    """As the recall of a class that no record has."""
-
-    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = epochs.loss_fn(model, x, y)
-        found = (y == 7).float().sum()
-        return loss, {**metrics, "recall": found / found}
-
-    with epochs.trainer(tmp_path / "job", loss=loss_fn) as trainer:
-        metrics = trainer.train()
-    assert math.isnan(metrics["recall"])
-    assert math.isfinite(metrics["accuracy"])
-    assert math.isfinite(metrics["loss"])
-
-
 def test_what_an_epoch_did_without_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Each of the two steps that see the record that is not finite is discarded."""
     data = epochs.data()
@@ -174,17 +90,6 @@ def test_what_an_epoch_did_without_is_told(tmp_path: Path, capfd: pytest.Capture
     assert "epoch 2 DISCARDED 16 records" in told
     found = look_at(tmp_path / "job")
     assert (found.state, found.lost) == ("stopped", ("2 steps were SKIPPED as not finite",))
-
-
-def test_records_that_cannot_be_read_are_named_when_the_script_has_ended(tmp_path: Path) -> None:
-    (tmp_path / "broken").write_text("17")
-    spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
-    with epochs.trainer(tmp_path / "job", chunks=spec, max_discarded=0.1) as trainer:
-        assert trainer.train()["discarded"] == 1
-    (lost,) = look_at(tmp_path / "job").lost
-    assert lost.startswith("1 of 96 records were DISCARDED, as their batches failed: 17; the first in chunk 1: "), lost
-    assert "only 17 cannot be read: ZeroDivisionError: as the test wants it" in lost
-    assert lost.endswith(" (all of them: graphft checkpoint show)"), lost
 
 
 def test_one_thread_trains(tmp_path: Path) -> None:
@@ -209,22 +114,6 @@ def test_one_thread_trains(tmp_path: Path) -> None:
             thread.join()
         assert sorted(map(str, found)) == ["1", "busy", "busy"]
         assert trainer.train()["epoch"] == 2
-
-
-def test_a_forked_child_does_not_hold_the_run(tmp_path: Path) -> None:
-    """As a pool of workers of the script's own, which outlives it."""
-    with epochs.trainer(tmp_path / "job") as trainer:
-        trainer.train()
-        child = os.fork()
-        if not child:
-            time.sleep(600)
-            os._exit(0)
-    try:
-        with epochs.trainer(tmp_path / "job") as again:
-            assert again.train()["epoch"] == 2
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -295,14 +184,6 @@ with epochs.trainer(Path(sys.argv[1])) as trainer:
     found = trainer.train(max_retries=0)
 print(found["failures"], found["preemptions"])
 """
-
-
-def test_exit_statuses_are_learnt_where_sigchld_was_ignored(tmp_path: Path) -> None:
-    """A process that is started so ignores it, and learns nothing of its children: what is killed looked failed."""
-    begin = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
-    command = [sys.executable, "-c", begin, sys.executable, "-c", KILLED, str(tmp_path / "job")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "0 2\n"), done.stderr
 
 
 def test_nothing_of_the_processes_is_left(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,8 @@ import graphft
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Generation
-from graphft.runtime.driver import running_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.interchange.job_state import read_job
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.replay.state import newest_before
 from tests.driver import epochs
 from tests.support.disks import small_file_system
@@ -79,27 +74,6 @@ def test_a_damaged_checkpoint_is_no_state_of_the_epoch(tmp_path: Path) -> None:
                 look()
         assert trainer.train()["epoch"] == 3
         assert trainer.state_dict()["epoch"] == 3
-
-
-def test_no_state_takes_the_place_of_a_damaged_one(tmp_path: Path) -> None:
-    """That would be the older one's, and the run an epoch back without a word."""
-    with epochs.trainer(tmp_path / "job", checkpoint_every=100) as trainer:
-        trainer.train(epochs=2)
-        state = trainer.state_dict()
-        (newest,) = (tmp_path / "job" / "checkpoints").glob("step-00000012.g*")
-        parts = {part: part.read_bytes() for part in newest.glob("*.safetensors")}
-        for part, data in parts.items():
-            part.write_bytes(data[:-4] + bytes(b ^ 255 for b in data[-4:]))
-        with pytest.raises(graphft.GraphftError, match=r"of step 12, which is damaged: .*\n.*nothing was changed"):
-            trainer.load_state_dict(state)
-        for part, data in parts.items():
-            part.write_bytes(data[:-4])
-        with pytest.raises(graphft.GraphftError, match=r"step 12 is gone, or damaged: .* is of step 6\n.*from step 6"):
-            trainer.load_state_dict(state)
-    with epochs.trainer(tmp_path / "job", checkpoint_every=100) as trainer:
-        assert trainer.epoch == 1
-        trainer.load_state_dict(state)
-        assert trainer.train()["epoch"] == 2
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
@@ -201,24 +175,6 @@ def written_without_an_answer(store: CheckpointStore, manifest: Manifest) -> Non
     raise OSError("no answer")
 
 
-def test_one_script_at_a_time_loads(tmp_path: Path, etcd_server: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an etcd that is not the run's own, launchers share its folder: two loads wrote one checkpoint's files."""
-    options = {"name": f"loads{os.getpid()}", "etcd_endpoints": tuple(etcd_server.endpoints)}
-    with epochs.trainer(tmp_path / "job", **options) as trainer:
-        trainer.train()
-        values = {key: torch.zeros_like(value) for key, value in trainer.state_dict()["model"].items()}
-        with locked(tmp_path / "job", file="load.lock"):
-            told: list[str] = []
-            monkeypatch.setattr(running_job, "tell", told.append)
-            load = threading.Thread(target=trainer.load_state_dict, args=(values,))
-            load.start()
-            until(lambda: any("loads a state into the run; waiting for its end" in line for line in told))
-            assert load.is_alive()
-            assert any(value.any() for value in read_job(tmp_path / "job").model.values())
-        load.join(120)
-        assert not any(value.any() for value in trainer.state_dict()["model"].values())
-
-
 def test_a_load_forgets_no_other_run_of_the_name(tmp_path: Path, etcd_server: EmbeddedEtcd) -> None:
     """Which is unfinished, in another folder: `train()` is refused beside it, and so is this."""
     options = {"name": f"two{os.getpid()}", "etcd_endpoints": tuple(etcd_server.endpoints)}
@@ -238,33 +194,6 @@ def test_a_load_forgets_no_other_run_of_the_name(tmp_path: Path, etcd_server: Em
         assert left.value == another
         etcd.put(keys.spec, spec.value)
     one.load_state_dict(values)
-
-
-def test_a_script_that_begins_meanwhile_is_told_of(tmp_path: Path, etcd_server: EmbeddedEtcd) -> None:
-    """With an etcd that is not the run's own, it may look for the newest checkpoint before the new state is there."""
-    name = f"state{os.getpid()}"
-    keys = Keys(name)
-    with epochs.trainer(tmp_path / "job", name=name, etcd_endpoints=tuple(etcd_server.endpoints)) as trainer:
-        trainer.train()
-        values = {key: torch.zeros_like(value) for key, value in trainer.state_dict()["model"].items()}
-        before = CheckpointStore(tmp_path / "job" / "checkpoints").manifests()[0]
-
-        def begun(store: CheckpointStore, manifest: Manifest) -> None:
-            with Etcd(etcd_server.endpoints) as etcd:
-                assert etcd.get(keys.spec) is None
-                at = Generation(manifest.generation + 1, before.step, before.directory)
-                etcd.put(keys.generation, msgspec.json.encode(at))
-            WRITE_MANIFEST(store, manifest)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(CheckpointStore, "write_manifest", begun)
-            with pytest.raises(graphft.GraphftError, match=f"begun the run meanwhile, at {before.directory}"):
-                trainer.load_state_dict(values)
-        assert CheckpointStore(tmp_path / "job" / "checkpoints").manifests()[0] == before
-        assert any(value.any() for value in trainer.state_dict()["model"].values())
-        assert trainer.train()["epoch"] == 2
-        trainer.load_state_dict(values)
-        assert not any(value.any() for value in trainer.state_dict()["model"].values())
 
 
 def test_what_a_loop_saved_is_a_model(tmp_path: Path) -> None:

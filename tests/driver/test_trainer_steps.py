@@ -118,38 +118,6 @@ def noted(folder: Path) -> Any:
     return path.read_bytes() if path.exists() else None
 
 
-def test_a_job_without_a_trainer_tells_its_callbacks(tmp_path: Path) -> None:
-    """`job.run`: its passes are the epochs. A callback that fails ends the launch; the next one goes on behind it."""
-
-    class Failing(Told):
-        def on_step(self, step: int, metrics: dict[str, float]) -> None:
-            if step == epochs.PER_EPOCH + 1:
-                raise ZeroDivisionError("as the test wants it")
-            super().on_step(step, metrics)
-
-        def on_end(self) -> None:
-            self.ended = True
-
-    job = graphft.transpile(
-        epochs.program(), trainers=2, passes=PASSES, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS
-    )
-    first, second = Failing(), Told()
-    with pytest.raises(ZeroDivisionError, match="as the test wants it"):
-        job.run(job_dir=str(tmp_path / "job"), quiet=True, callbacks=[first])
-    assert not hasattr(first, "ended")
-    result = job.run(job_dir=str(tmp_path / "job"), quiet=True, callbacks=[second, CSVLogger()])
-    told = first.steps + second.steps
-    assert [step for step, _ in told] == list(range(PASSES * epochs.PER_EPOCH))
-    for name in ("loss", "accuracy"):
-        assert [(step, values[name]) for step, values in told] == result.metrics[name]
-    assert [row["epoch"] for row in first.epochs + second.epochs] == list(range(1, PASSES + 1))
-    assert all((row["samples"], row["discarded"]) == (96, 0) for row in first.epochs + second.epochs)
-    assert len(rows(tmp_path / "job" / "steps.csv")) == PASSES * epochs.PER_EPOCH
-    with pytest.raises(graphft.GraphftError, match="is no callback"):
-        job.run(job_dir=str(tmp_path / "other"), callbacks=[object()])
-    assert not (tmp_path / "other").exists()
-
-
 def test_an_async_job_tells_each_of_its_batches(tmp_path: Path) -> None:
     job = graphft.transpile(
         epochs.program(), trainers=2, passes=2, sync=False, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS

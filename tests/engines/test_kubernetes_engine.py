@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import subprocess
 import sys
@@ -169,44 +168,6 @@ def test_the_cluster_does_not_answer(engine: KubernetesEngine, cluster: Cluster,
     kubectl.fail = ""
     process.send_signal(signal.SIGKILL)
     assert process.wait(WAIT) == -signal.SIGKILL
-
-
-def test_a_launcher_that_comes_after_a_dead_one_ends_its_pods(
-    engine: KubernetesEngine, cluster: Cluster, tmp_path: Path
-) -> None:
-    """Those of another folder's launcher stay."""
-    cluster.room = 0
-    engine.start(Order("trainer", 0, "127.0.0.1:1"))
-    (first,) = cluster.pods
-    other = KubernetesEngine(dataclasses.replace(engine.run, job_dir=_copy(tmp_path)), engine.options)
-    again = KubernetesEngine(engine.run, engine.options)
-    try:
-        other.start(Order("trainer", 0, "127.0.0.1:1"))
-        (kept,) = cluster.pods.keys() - {first}
-        again.prepare()
-        until(lambda: set(cluster.pods) == {kept})
-    finally:
-        other.close()
-        again.close()
-    assert not cluster.pods
-
-
-def test_closing_ends_what_waits_for_room(engine: KubernetesEngine, cluster: Cluster) -> None:
-    cluster.room = 0
-    process = engine.start(Order("trainer", 0, "127.0.0.1:1"))
-    engine.cancel_orders()
-    assert not cluster.pods
-    with pytest.raises(EngineError):
-        engine.start(Order("trainer", 1, "127.0.0.1:1"))
-    engine.close()
-    assert process.wait(0) == -signal.SIGKILL
-
-
-def _copy(folder: Path) -> Path:
-    other = folder / "other"
-    other.mkdir()
-    (other / "job.json").write_bytes((folder / "job" / "job.json").read_bytes())
-    return other
 
 
 def test_it_brings_no_etcd(engine: KubernetesEngine) -> None:

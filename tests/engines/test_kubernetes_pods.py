@@ -148,20 +148,6 @@ def evict_when_ready(cluster: Cluster, name: str) -> bool:
         return cluster.pods[name].ready and cluster.evict(name)
 
 
-def test_deleted_and_applied_again(tmp_path: Path, undisturbed: Played) -> None:
-    """Etcd's disk is gone with the pods. What is in the storage is enough; another number of trainers does no harm."""
-    with Cluster(tmp_path / "one") as one:
-        job = OnCluster(one, tmp_path, "--etcd-members", "1", "--trainers", "1")
-        job.pace.set(0.1)
-        job.until(lambda s: s.step >= 6 and s.checkpoint is not None and s.checkpoint >= 4)
-        job.pace.set(Pace.SLOWEST)
-    with Cluster(tmp_path / "two") as two:
-        job.apply_to(two)
-        assert job.until(lambda s: s.step > 0).step >= 4
-        job.completes()
-        job.assert_same(undisturbed)
-
-
 def test_coordinators_take_over(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:
     """With an etcd of one member, all pods of which are new in between."""
     job = OnCluster(cluster, tmp_path, "--etcd-members", "1", dispatch="coordinator")
@@ -173,23 +159,6 @@ def test_coordinators_take_over(cluster: Cluster, tmp_path: Path, undisturbed: P
     job.completes()
     job.assert_same(undisturbed)
     cluster.until(lambda: cluster.ready("coordinator") == 2)
-
-
-def test_trainers_are_scaled_and_suspended(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:
-    """As the page on Kubernetes has it, by a patch of the Job."""
-    job = OnCluster(cluster, tmp_path, "--trainers", "1", "--etcd-members", "1")
-    job.until(lambda s: s.step >= 3)
-    for count in (3, 2):
-        cluster.patch("Job", "blobs-trainer", completions=count, parallelism=count)
-        job.until(lambda s, count=count: len(s.trainers) == count and s.step > 3)
-    cluster.patch("Job", "blobs-trainer", suspend=True)
-    cluster.until(lambda: not cluster.running("trainer"))
-    job.until(lambda s: not s.slots and len(s.pservers) == 2)  # the rest is there
-    cluster.patch("Job", "blobs-trainer", suspend=False)
-    job.goes_on()
-    job.completes()
-    assert job.trainers.failures == 0
-    job.assert_same(undisturbed)
 
 
 def test_etcd_with_certificates(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:

@@ -278,16 +278,6 @@ def test_what_a_role_is_told(opened: Callable[..., SshEngine], monkeypatch: pyte
     assert not any(word in str(lines) for word in ("s3cr3t", "passw0rd", "odd"))
 
 
-def test_a_signal_reaches_the_role(opened: Callable[..., SshEngine]) -> None:
-    engine = opened("a")
-    step = started(engine, TRAINER)
-    until(lambda: any("not answer" in line for line in engine.logs(TRAINER, 30)), PATIENCE)
-    step.send_signal(signal.SIGUSR1)
-    until(lambda: any("most recent call first" in line for line in engine.logs(TRAINER, 50)), PATIENCE)
-    assert step.poll() is None
-    assert step.place == "a"
-
-
 @pytest.fixture
 def task(tmp_path: Path) -> Callable[[str], subprocess.Popen[bytes]]:
     """A shell script stands for the role."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import graphft
 from graphft.callbacks import CSVLogger
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.reshard import carry_over, layout_differences, reshard
+from graphft.runtime.checkpoint.reshard import carry_over, reshard
 from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.result import Result
@@ -112,22 +112,6 @@ def test_fresh_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert line_of(fresh, fresh=True).endswith(f"; new run in {SECOND}")
     shutil.rmtree(SECOND)
     assert " 3 pservers, in " in line_of(fresh, resume=True)
-
-
-@pytest.mark.parametrize(
-    "options", [{"seed": 4}, {"sync": False}, {"passes": 1}, {"batch_size": 4}], ids=lambda o: next(iter(o))
-)
-def test_what_differs_in_more_is_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    begin(FIRST, job := make_job(2, name="lin"), states(job))
-    other = make_job(3, **{"name": "lin", **options})
-    assert not layout_differences(other, FIRST)
-    with pytest.raises(UsageError) as caught:
-        open_run(make_job(1, **{"name": "lin", **options}), resume=True)
-    assert caught.value.rule == "nothing-to-resume"
-    assert line_of(other).endswith(f"; new run in {SECOND}")
 
 
 def test_without_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

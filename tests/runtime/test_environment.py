@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -227,22 +225,6 @@ def test_whoever_comes_when_the_job_is_complete_and_its_etcd_gone_ends_well(job:
     write_endpoints(tmp_path / "job", "127.0.0.1:1")
     (tmp_path / "job" / "model.safetensors").touch()
     assert run_role(job, tmp_path / "job", RoleSpec("trainer")) == 0
-
-
-@pytest.mark.parametrize("key", ["spec", "trainers"])
-def test_a_rank_so_late_that_the_job_ends_under_it_ends_well(job: Job, tmp_path: Path, key: str) -> None:
-    """Rank 0 does not know of it yet, and takes etcd away: before it has registered, and after."""
-    late = Job(job.source, job.config.replace(lease_ttl=5, ft=True), job.programs)
-    late.save(tmp_path / "job")
-    with EmbeddedEtcd(tmp_path / "etcd") as server, (tmp_path / "log").open("w+") as output:
-        write_endpoints(tmp_path / "job", ",".join(server.endpoints))
-        process = subprocess.Popen([sys.executable, "-m", "graphft", "start", "--job", "job", "trainer"], stderr=output)
-        with Etcd(server.endpoints, deadline=60) as client:
-            while not client.count(getattr(Keys(job.config.name), key)):
-                time.sleep(0.005)
-        (tmp_path / "job" / "model.safetensors").touch()
-        server.stop()
-        assert process.wait(120) == 0, output.seek(0) or output.read()
 
 
 @pytest.mark.usefixtures("soon")

@@ -99,12 +99,6 @@ def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
         until(lambda: all(map(ended, both)))
 
 
-def test_a_fork_server_that_is_not_needed(saved: Path, fork_server: ForkServer) -> None:
-    assert fork_server.process.stdin is not None
-    fork_server.process.stdin.close()
-    assert fork_server.process.wait(120) == 0
-
-
 def test_a_fork_server_that_dies_is_passed_over_and_replaced(
     saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,31 +147,6 @@ def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
     finally:
         supervisor.close()
     assert not (edited / "logs" / "trainer-0.log").exists()
-
-
-def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_it(
-    saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is alive, so no order fails, and none is carried out. The first one may be half carried out."""
-    monkeypatch.setattr(fork_server_module, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(module, "FORK_SERVER_AFTER_SECONDS", 60.0)
-    engine = engine_of(saved)
-    first = server_of(engine)
-    supervisor = Supervisor(saved, keys, etcd, SILENT, engine)
-    try:
-        children = [supervisor.add("trainer", 0)]
-        until(lambda: children[0].process is not None and children[0].identity.pid)
-        until(lambda: os.getpgid(children[0].identity.pid) == os.getpgid(0))  # the launcher's, from then on
-        first.process.send_signal(signal.SIGSTOP)
-        children += [supervisor.add("trainer", 1), supervisor.add("trainer", 2)]
-        end = time.monotonic() + 120
-        while not all(child.process is not None and child.process.pid for child in children):
-            assert time.monotonic() < end, "no role is started until somebody continues it"
-            supervisor.step(0.1)
-        assert first.process.returncode == -signal.SIGKILL
-        assert psutil.Process(children[0].identity.pid).is_running(), "what it had made lives on"
-    finally:
-        supervisor.close()
 
 
 def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path, fork_server: ForkServer) -> None:

@@ -60,23 +60,6 @@ def allowed() -> bool:
         return False
 
 
-@pytest.mark.skipif(not allowed(), reason="PID namespaces are not allowed here")
-def test_a_launcher_in_another_pid_namespace_revokes_nobodys_lease(etcd: Etcd, keys: Keys) -> None:
-    """It has the same host name, and sees none of these processes. Nor do we see those of its."""
-    register(etcd, keys.trainer("outside"), identify())
-    script = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.runtime.test_stale_run import Etcd, Keys, identify, register, revoke_dead
-etcd, keys = Etcd([{etcd.endpoints[0]!r}], timeout=20, deadline=60), Keys({keys.job!r})
-revoke_dead(etcd, keys)
-register(etcd, keys.trainer("inside"), identify())
-"""
-    subprocess.run([*CONTAINER, sys.executable, "-c", script], check=True, timeout=300)
-    revoke_dead(etcd, keys)
-    assert {kv.key for kv in etcd.range(keys.control).kvs} == {keys.trainer("outside"), keys.trainer("inside")}
-
-
 def run_of(job: Job, keys: Keys, folder: Path | None = None, ft: bool = True) -> Job:
     """A run of its own of this job, under the test's name, saved if it has a folder."""
     run = Job(job.source, job.config.replace(name=keys.job, ft=ft), job.programs)
