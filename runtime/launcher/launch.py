@@ -302,7 +302,9 @@ class _Launch:
         taken = TakenValidations(self.job_dir, etcd, self.keys, config)
         observers: list[Callable[[JobStatus], None]] = [self.reached.look, taken.look, self.keeper.look, missing.look]
         if self.options.quiet:
-            observers.append(WaitsOfQuietLaunch(etcd, self.keys, self.since).look)
+            waits = WaitsOfQuietLaunch(etcd, self.keys, self.since)
+            self.stack.callback(waits.look, last=True)
+            observers.append(waits.look)
         else:
             from graphft.runtime.launcher.display import Display
 

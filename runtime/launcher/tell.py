@@ -35,8 +35,9 @@ class WaitsOfQuietLaunch:
         self._told: set[str] = set()
         self._next_look = 0.0
 
-    def look(self, _: object) -> None:
-        if time.monotonic() < self._next_look:
+    def look(self, _: object = None, last: bool = False) -> None:
+        """Looks now and then; for the `last` time at once."""
+        if time.monotonic() < self._next_look and not last:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
         with contextlib.suppress(EtcdError):
