@@ -223,7 +223,7 @@ def launch_run(
         if folder.complete:
             return complete(folder.describe(config))
         page = None
-        if options.page not in (None, False):
+        if options.page is not None and options.page is not False:  # 0 is a free port
             from graphft.runtime.launcher.page_looks import LaunchPage  # most launches need none of it
 
             page = LaunchPage(path, int(options.page or 0) if options.page is not True else 0)

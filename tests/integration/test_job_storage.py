@@ -128,8 +128,8 @@ def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(
     found, first, second = look_at(job), f"{url}/runs/1", folder / "storage" / "job" / "runs" / "2"
     assert (found.state, found.to_json()["model"]) == ("complete", str(job / "model.safetensors"))
     head, newest, *_ = shown(capsys, "checkpoint", "list", url).splitlines()
-    assert head.split()[0] == "step"
-    assert "all shards, in 1 part" in newest
+    assert head.split()[0] == "version"
+    assert "generation 0, 1 shards" in newest
     assert ": good (" in shown(capsys, "checkpoint", "verify", url)
     shown(capsys, "checkpoint", "export", url, folder / "model.safetensors")
     assert same_tensors(read_weights(url), read_weights(folder / "model.safetensors"))

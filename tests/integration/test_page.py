@@ -87,7 +87,7 @@ def test_a_job_that_is_killed_in_parts_and_as_a_whole(folder: Path, pace: Pace) 
     assert told["state"] == "running"
     assert told["time"]["mode"] == "training"
     assert told["time"]["seconds_left"] > 0
-    assert told["curve"]["source"] == "files"
+    assert told["curve"]["source"] == "table"
     assert len(told["curve"]["series"]["loss"]) >= 5
     assert all(trainer["seconds"]["data"] > 0 for trainer in told["trainers"]), "reading takes its time here"
     assert told["time"]["seconds"]["data"] > 0

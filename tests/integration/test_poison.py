@@ -90,9 +90,9 @@ def test_a_job_that_would_lose_too_much_data_fails(
 
 
 def test_a_computation_that_always_fails_ends_the_job_with_its_error(folder: Path, pace: Pace) -> None:
-    """Leaving out one batch after the other is no progress."""
+    """Discarding one batch after the other is no progress. Without the check, which finds it before anything starts."""
     launch = ["-m", "graphft", "launch", "--max-restarts", "2", "--trainers", "1"]
-    options = {"blobs": {"mislabeled": 0}, "max_failures": 2, "max_discarded": 1.0}
+    options = {"blobs": {"mislabeled": 0}, "max_failures": 2, "max_discarded": 1.0, "check": False}
     launcher = Program(folder, *launch, SCRIPT, pace.file, json.dumps(options))
     assert launcher.wait() == 1
     assert "error[job-failed]: job blobs failed: trainer 0 failed 3 times in a row" in launcher.output

@@ -64,7 +64,7 @@ def locked_etcd(folder: Path) -> Iterator[EmbeddedEtcd]:
     with EmbeddedEtcd(folder / "locked") as server:
         with Etcd(server.endpoints) as client:
             client.ping(deadline=60)  # what follows is not tried again
-            auth = client._calls._auth
+            auth = client._calls.auth
             auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
             auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
             auth.AuthEnable(etcdrpc.AuthEnableRequest())

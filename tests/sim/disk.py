@@ -80,9 +80,13 @@ class Disk:
     def _forget(self, node: Node) -> None:
         random = self.world.random
         if not node.folder:
-            lasts = len(node.lasting or b"")
-            kept = random.choice((lasts, lasts, random.randint(lasts, len(node.data))))
-            del node.data[kept:]
+            lasting = bytes(node.lasting or b"")
+            lasts = len(lasting)
+            if lasts > len(node.data):  # it was cut, and that may be lost as well
+                node.data[:] = random.choice((lasting, bytes(node.data)))
+            else:
+                kept = random.choice((lasts, lasts, random.randint(lasts, len(node.data))))
+                del node.data[kept:]
             node.lasting = bytes(node.data)
             return
         for name in sorted(node.names.keys() | node.lasting_names.keys()):
