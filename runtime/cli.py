@@ -195,7 +195,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
 
 
 def _folder_of(job: str) -> Path:
-    """Of the newest run of a job that is given by its folder, its name, or the URL of its storage."""
+    """Acts on the newest run of a job that is given by its folder, its name, or the URL of its storage."""
     from graphft.runtime.coordination.job_storage import local_folder
     from graphft.runtime.coordination.runs import find_run
 

@@ -28,8 +28,8 @@ _UNSEEDED = " (the script draws them without a seed: torch.manual_seed makes the
 
 
 def differences(folder: Path, saved: JobRecord, job: Job, values: bool = True) -> list[str]:
-    """How `job` differs from the one `saved` in `folder`; [] if it is the same. `values`: whether initial values
-    count."""
+    """Returns how `job` differs from the one `saved` in `folder`; [] if it is the same. `values`: whether initial
+    values count."""
     old, new = saved.fingerprint, job.fingerprint
     found: list[str] = []
     if saved.config.storage != job.config.storage:

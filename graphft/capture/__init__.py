@@ -1,1 +1,1 @@
-"""From a torch module and its loss to a program: traced (`model`, `tracing`), or as one op (`eager_program`)."""
+"""Makes a program of a torch module and its loss: traced (`model`, `tracing`), or as one op (`eager_program`)."""

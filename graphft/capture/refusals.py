@@ -1,4 +1,4 @@
-"""What `loss_fn` may not do while it is traced, because the program would silently compute something else.
+"""Refuses what `loss_fn` may not do while it is traced: the program would silently compute something else.
 
 Tensors that would train in eager torch, but are not the model's, would be constants of the program (`refuse_outside`):
 the loss may close over another module, or a model keep layers in a plain list. What gradients reach in the autograd

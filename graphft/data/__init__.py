@@ -1,4 +1,4 @@
-"""What a job trains on: descriptions that a script makes, and what reads them again the same in every process."""
+"""Describes what a job trains on: plain data that a script makes, and that every process reads in the same way."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _REMEDY = (
 )
 Fields = str | Sequence[str]
 Range = tuple[int, ...]
-"""Of a chunk in its file: (records, start), and of text (offset, size, line)."""
+"""Returns where a chunk is in its file: (records, start), and of text (offset, size, line)."""
 
 
 @shown_plainly

@@ -24,8 +24,8 @@ Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a file was: its `size` in bytes, its ETag or modification time (`name value`, "" where there is none), and
-    the `checksum` of its contents where it was read whole."""
+    """Says what a file was: its `size` in bytes, its ETag or modification time (`name value`, "" where there is none),
+    and the `checksum` of its contents where it was read whole."""
 
     size: int
     mark: str

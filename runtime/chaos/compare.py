@@ -51,7 +51,7 @@ def _validated(job: Job, folder: Path) -> dict[str, Tensor]:
 
 
 def metric_differences(reference: Path, folder: Path) -> tuple[int, list[str]]:
-    """Of the metrics tables in two folders: how many steps are compared, and which differ, in words."""
+    """Compares the metrics tables in two folders: returns how many steps both have, and which differ, in words."""
     one, other = (read_rows(path).data for path in (reference, folder))
     count = min(len(one), len(other))
     bits = [np.ascontiguousarray(rows["values"][:count]).view(np.int64) for rows in (one, other)]

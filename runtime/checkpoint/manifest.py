@@ -31,8 +31,8 @@ class Part(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint consists of. `step` is the version of the parameters in it (of a loop, the version's number),
-    `run` the run that it is of. `meta["made"]`: when (Unix seconds), where, and by which versions of what."""
+    """Says what a checkpoint consists of. `step` is the version of the parameters in it (of a loop, the version's
+    number), `run` the run that it is of. `meta["made"]`: when (Unix seconds), where, and by which versions of what."""
 
     generation: int
     step: int

@@ -1,4 +1,4 @@
-"""What a manifest says beside its files: by whom and of what it was made, where in the data, and what was discarded.
+"""Describes a checkpoint beside its files: by whom and of what it was made, where in the data, and what was discarded.
 
 Most of it is for people: where a job goes on follows from the step and the plan of the data (sync), or from the ledgers
 in the parts (async). But an etcd that was lost, or restored, is told again of what was discarded.

@@ -249,7 +249,7 @@ class VersionedStore:
             file.write(encode_manifest(manifest))
 
     def create_manifest(self, manifest: Manifest) -> bool:
-        """As `write_manifest`; returns False, and writes nothing, if there is one. Raises OSError."""
+        """Does as `write_manifest`; returns False, and writes nothing, if there is one. Raises OSError."""
         return self.fs.create(self._at(f"{self.inner}{manifest.directory}/{MANIFEST}"), encode_manifest(manifest))
 
     # -- deleting -----------------------------------------------------------------------------------------------------

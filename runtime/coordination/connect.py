@@ -32,8 +32,8 @@ NOTE = "etcd.json"
 
 
 class EtcdNote(msgspec.Struct, frozen=True):
-    """Where a run's etcd is. `endpoints`: "" if none are known. `own`: it was started with the job, and ends with its
-    launcher."""
+    """Says where a run's etcd is. `endpoints`: "" if none are known. `own`: it was started with the job, and ends with
+    its launcher."""
 
     endpoints: str = ""
     own: bool = False

@@ -1,4 +1,4 @@
-"""What a job has discarded of its data, for its user: `discarded.jsonl` in its folder, once it is complete."""
+"""Lists what a job has discarded of its data, for its user: `discarded.jsonl` in its folder, once it is complete."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Discarded(msgspec.Struct, frozen=True):
 
 
 def discarded_of(config: JobConfig, discarded: Mapping[int, Discards]) -> tuple[Discarded, ...]:
-    """In the order of passes, chunks and batches. `discarded`: by chunk, as etcd has it."""
+    """Returns them in the order of passes, chunks and batches. `discarded`: by chunk, as etcd has it."""
     found, first_records = [], config.data.first_records()
     for chunk, record in discarded.items():
         start = first_records[chunk]

@@ -226,7 +226,7 @@ class Keys:
 
     @property
     def all_discarded(self) -> str:
-        """What is discarded of the data, by chunk."""
+        """Returns the prefix of what is discarded of the data, by chunk."""
         return f"{self.queues}discarded/"
 
     def discarded(self, chunk: int) -> str:

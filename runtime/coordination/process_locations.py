@@ -1,4 +1,4 @@
-"""Where the processes of a launcher are, and what they wait for, for displays in other processes.
+"""Says where the processes of a launcher are, and what they wait for, for displays in other processes.
 
 One that waits for room has nothing in etcd of its own.
 """

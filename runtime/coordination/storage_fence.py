@@ -1,4 +1,4 @@
-"""Which launcher may write to a job's storage, where each brings an etcd of its own: the one that began last.
+"""Decides which launcher may write to a job's storage, where each brings an etcd of its own: the one that began last.
 
     <url>/launcher.json    of that launcher; each writes it when it begins
 
@@ -47,7 +47,7 @@ def take_storage(job_dir: Path) -> None:
 
 
 def forget_launcher(job_dir: Path) -> None:
-    """For a run on an etcd that all machines share: what an earlier launcher has left in the folder."""
+    """Deletes what an earlier launcher has left in the folder, for a run on an etcd that all machines share."""
     (job_dir / FILE).unlink(missing_ok=True)
 
 
@@ -78,7 +78,7 @@ def check_launcher(job_dir: Path) -> None:
 
 
 class StorageFence:
-    """Of a launcher: looks now and then whether the storage is still its own. `fail`: is told why it is not."""
+    """Looks now and then whether the storage is still this launcher's own. `fail`: is told why it is not."""
 
     def __init__(self, job_dir: Path, fail: Callable[[str], None]) -> None:
         self._job_dir, self._fail, self._next = job_dir, fail, 0.0

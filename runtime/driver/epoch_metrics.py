@@ -54,8 +54,8 @@ def _recorded(job: RunningJob, epoch: int, seconds: float) -> PassMetrics | None
 
 
 def missed_epoch(job: Job, job_dir: Path, epoch: int, running: RunningJob | None) -> dict[str, float]:
-    """Of an epoch (from 1) that was done while no script looked, with the same bits: as the table here has it; where
-    that lacks rows and the job is `running`, as etcd tells."""
+    """Returns the metrics of an epoch (from 1) that was done while no script looked, with the same bits: as the table
+    here has it; where that lacks rows and the job is `running`, as etcd tells."""
     found = epoch_of_table(job_dir, job.config, epoch - 1)
     if found.lacking and running is not None:
         found = _recorded(running, epoch - 1, START_SECONDS) or found

@@ -112,7 +112,7 @@ def shut_down() -> UsageError:
 
 
 class RunningJob:
-    """From its start to `stop`, or to whatever ends it before. `passes`: how many may begin at first."""
+    """Runs from its start to `stop`, or to whatever ends it before. `passes`: how many may begin at first."""
 
     def __init__(self, job: Job, folder: RunFolder, options: LaunchOptions, passes: int) -> None:
         self.job, self.folder, self.options = job, folder, options

@@ -1,4 +1,4 @@
-"""What a job holds of its model and optimizer: whole tensors, whatever pservers held them in slices."""
+"""Reads what a job holds of its model and optimizer: whole tensors, whatever pservers held them in slices."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Capacity:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.reserved = False
-        """Whether what room there is is reserved for shards: no trainer is to be ordered."""
+        """True if what room there is is reserved for shards: no trainer is to be ordered."""
         self._next = 0.0
 
     def step(self, children: Iterable[Child]) -> None:

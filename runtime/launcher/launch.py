@@ -92,8 +92,8 @@ def run_job(
 
 
 def prepare(job: Job, options: LaunchOptions) -> tuple[Job, RunFolder, LaunchOptions]:
-    """For who launches the job itself, with `launch_run`: the job as its folder has it, its folder, and the options
-    with what the command line says. A process that is a role of it ends here."""
+    """Returns what one needs to launch the job itself, with `launch_run`: the job as its folder has it, its folder, and
+    the options with what the command line says. A process that is a role of it ends here."""
     os.environ[CALLED] = "1"
     try:
         _check_not_imported()
@@ -259,7 +259,7 @@ def _with_warnings(result: Result, config: JobConfig) -> Result:
 
 @dataclass
 class _Launch:
-    """Of a run, from the start of etcd and its processes to its end. `stack` ends what it has started."""
+    """Launches a run, from the start of etcd and its processes to its end. `stack` ends what it has started."""
 
     job: Job | JobRecord
     job_dir: Path

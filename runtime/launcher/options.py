@@ -95,7 +95,7 @@ class LaunchOptions:
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(new, f.name)}
 
     def endpoints(self, config: JobConfig) -> str:
-        """Those of etcd, $GRAPHFT_ETCD's if nothing else names one; "": the launcher starts one."""
+        """Returns the endpoints of etcd, $GRAPHFT_ETCD's if nothing else names one; "": the launcher starts one."""
         return self.etcd or ",".join(config.etcd_endpoints or ()) or os.environ.get("GRAPHFT_ETCD", "")
 
 

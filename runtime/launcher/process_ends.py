@@ -1,4 +1,4 @@
-"""What became of a run's processes: `ends.jsonl` in its folder, which outlives the launchers that write it.
+"""Keeps what became of a run's processes: `ends.jsonl` in its folder, which outlives the launchers that write it.
 
 A line: {at (seconds since 1970), name ("trainer 0"), kind ("failure" or "preemption"), what}; {at, kind: "launch"}; or
 {at, kind: "failed", what}: the job did;

@@ -60,7 +60,8 @@ class Result:
 
     @classmethod
     def of(cls, job_dir: Path, steps: int, seconds: float, discarded: tuple[Discarded, ...] = ()) -> Result:
-        """Of the complete job in this folder. `discarded`: as etcd tells, for a folder without the model."""
+        """Returns the result of the complete job in this folder. `discarded`: as etcd tells, for a folder without the
+        model."""
         ends = read_ends(job_dir)
         return cls(
             job_dir,
@@ -190,7 +191,8 @@ def steps_of(job_dir: Path, config: JobConfig) -> int:
 
 
 def _not_finite(rows: Rows, skipped: bool) -> list[str]:
-    """Of the loss and each metric that is not finite at some steps: at how many. `skipped`: losses are told already."""
+    """Returns at how many steps the loss and each metric are not finite, where they are. `skipped`: losses are told
+    already."""
     _, known = rows.known()
     wild = {name: np.count_nonzero(~np.isfinite(known.values(name))) for name in rows.names[skipped:]}
     return [f"{name} was NOT FINITE at {count} of {len(known)} steps" for name, count in wild.items() if count]

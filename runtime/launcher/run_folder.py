@@ -1,4 +1,4 @@
-"""Which run a job is run in: the newest one of its name if that is the same job, else the next one.
+"""Finds the run that a job is run in: the newest one of its name if that is the same job, else the next one.
 
 The newest run of the same job goes on if it is unfinished; if it is complete, its result is the job's. Code, options,
 data and seeded initial values make a job the same. More passes and other numbers of pservers are no difference: the
@@ -71,8 +71,8 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class _Found:
-    """What the newest run is to a job. `differs`: in words; "" if it is the same job. `layout`: whether it differs in
-    its number of pservers or passes alone, and can be gone on with. `kept`: which initial values the job has drawn
+    """Says what the newest run is to a job. `differs`: in words; "" if it is the same job. `layout`: whether it differs
+    in its number of pservers or passes alone, and can be gone on with. `kept`: which initial values the job has drawn
     otherwise."""
 
     differs: str = ""

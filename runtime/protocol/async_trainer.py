@@ -262,8 +262,8 @@ class AsyncTrainer:
         return [self._push(shard, b, *pushed) for b, pushed in self._ready(self.current, shard)]
 
     def _ready(self, current: _Current, shard: int) -> list[tuple[int, tuple[int, Any]]]:
-        """What may be sent to a shard now: its last bucket says whether the batch is finite, and what it reports, which
-        is known at last."""
+        """Returns what may be sent to a shard now: its last bucket says whether the batch is finite, and what it
+        reports, which is known at last."""
         pushed = list(current.payloads[shard].items())
         whole = len(pushed) == len(self.connections[shard].caches)
         return pushed[:-1] if whole and current.closed is None else pushed

@@ -62,7 +62,7 @@ def _contribution_problem(options: SyncOptions, message: Push | Empty) -> str:
 
 
 def _outcome_problem(options: SyncOptions | AsyncOptions, message: Push | BatchPush) -> str:
-    """What a contribution's last bucket says of it as a whole."""
+    """Checks what a contribution's last bucket says of it as a whole."""
     if len(message.values) not in (0, options.values):
         return f"a push reports {len(message.values)} values, expected {options.values}"
     return "" if message.finite or options.skips else "a contribution that is not finite: this job leaves none out"

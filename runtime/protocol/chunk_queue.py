@@ -148,8 +148,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is discarded of a chunk: its record as it was read, None if there is none, and where it is; seen from a
-    pass."""
+    """Holds what is discarded of a chunk: its record as it was read, None if there is none, and where it is; seen from
+    a pass."""
 
     key: str
     pass_index: int
@@ -334,8 +334,8 @@ def failed(
 
 
 def vanished(chunk: int, todo: Todo, progress: int, limit: int, known: Known) -> tuple[Todo, Change] | None:
-    """As `failed`, of a chunk that nobody holds: the rest of it is discarded if `limit` of its holders in a row have
-    vanished, which may have been preempted. None: not so many have."""
+    """Does as `failed`, of a chunk that nobody holds: the rest of it is discarded if `limit` of its holders in a row
+    have vanished, which may have been preempted. None: not so many have."""
     failures = todo.claimed(progress, vanished=True).failures
     if failures < limit:
         return None

@@ -1,6 +1,6 @@
-"""What a job's validations come to, range by range, and what follows: the best model so far, a lower learning rate, the
-end. Decided once, in the order of the steps, by whoever ends a validation; a function of what was decided before and of
-what it came to.
+"""Decides, range by range, what a job's validations come to and what follows: the best model so far, a lower learning
+rate, the end. Decided once, in the order of the steps, by whoever ends a validation; a function of what was decided
+before and of what it came to.
 
 Ranges of the held-out data are handed out as chunks are (`chunk_queue.py`). A range is computed from a checkpoint, and
 does not change it: whoever computes it comes to the same.

@@ -1,4 +1,5 @@
-"""What is discarded of a job's data: records that made their batch fail too often. One etcd record for each chunk.
+"""Records what is discarded of a job's data: records that made their batch fail too often. One etcd record for each
+chunk.
 
     /<job>.queue/discarded/<chunk> = Discards
 

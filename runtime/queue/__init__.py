@@ -1,4 +1,4 @@
-"""How chunks are handed out, and what becomes of them.
+"""Hands out chunks, and follows what becomes of them.
 
 Trainers use `SyncQueue` or `AsyncQueue` on a `ChunkQueue` (`chunk_queue.py`), which etcd or a coordinator keeps. Shards
 use `requeue.py` and `passes.close_passes`; launchers `failed_batch.py` and `task_client.report_failed`; loops of a

@@ -1,4 +1,5 @@
-"""Who keeps the records of a trainer's chunks: the interface, with two implementations that know nothing of each other.
+"""Defines who keeps the records of a trainer's chunks: an interface with two implementations that know nothing of each
+other.
 
 `etcd_queue.py`: trainers read and write the records in etcd. `coordinator_queue.py`: a coordinator has the queue, and
 trainers ask it for tasks. What a trainer does with the chunks that it holds is in `sync_queue.py` and `async_queue.py`.

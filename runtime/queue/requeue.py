@@ -1,4 +1,4 @@
-"""What shards do to the queue: chunks that an async one lacks when it comes back older are to be done again; a
+"""Tells the queue what shards know: chunks that an async one lacks when it comes back older are to be done again; a
 coordinator is told when the last step is applied."""
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ log = logging.getLogger("graphft")
 
 @dataclass(frozen=True)
 class Reached:
-    """How the state of `step` was reached: from the checkpoint in `folder` ("": the initial values) of step `start`.
-    Of the steps in between, the losses of `same` are recorded in the job's metrics with the same bits; `other`: (step,
-    here, there) of those that are not."""
+    """Says how the state of `step` was reached: from the checkpoint in `folder` ("": the initial values) of step
+    `start`. Of the steps in between, the losses of `same` are recorded in the job's metrics with the same bits;
+    `other`: (step, here, there) of those that are not."""
 
     step: int
     start: int

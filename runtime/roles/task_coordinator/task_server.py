@@ -278,7 +278,7 @@ class TaskServer(TaskServerPort):
         self.transport.send(peer, answer or TaskFailed(call.call, ""))
 
     def _failed(self, call: FailTask) -> Change | None:
-        """As `fail_batch`, of a task in memory."""
+        """Does as `fail_batch`, of a task in memory."""
         keys, terms = self.keys, self.terms
         while True:
             task = self.queue.task(call.pass_index, call.chunk)

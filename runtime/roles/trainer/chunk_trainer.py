@@ -96,7 +96,7 @@ class ChunkTrainer(Trainer):
             self.blocks.run("pass")
 
     def _report(self, error: Exception) -> bool:
-        """Whether that is all: records that no trainer can read are discarded, and this one goes on."""
+        """Returns whether that is all: records that no trainer can read are discarded, and this one goes on."""
         work = self.state.work
         if work is None or not blames_batch(error):
             return False
