@@ -14,8 +14,6 @@ from graphft.errors import ProgramError
 from graphft.ir import Arg, Block, Dim, Operator, Ref, Type, registry
 from graphft.ir.registry import OpDef, Slot
 
-_SAME = ("add", "sub", "mul", "floordiv", "mod", "pow", "neg", "sym_max", "sym_min", "abs")
-
 KERNELS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,

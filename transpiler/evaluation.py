@@ -144,11 +144,6 @@ def _lasts(program: Program, name: str) -> bool:
     return program.variables[name].kind not in (Kind.TEMP, Kind.INPUT)
 
 
-def entries_of(program: Program) -> tuple[str, ...]:
-    """The results that have an entry for each record."""
-    return tuple(name for name in program.attrs.get("extras", ()) if program.variables[name].type.shape)
-
-
 def results_of(program: Program) -> tuple[str, ...]:
     """The names of what a validation comes to: loss and means, then what is reduced of all records."""
     means = [name for name in reported(program) if not program.variables[name].type.shape]

@@ -15,29 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.errors import ProgramError
 from graphft.ir import printer, registry
-from graphft.ir.types import GRAD, Arg, Dim, Kind, Ref, Sym, Type, backup_name, grad_name, map_refs, refs, same
+from graphft.ir.types import Arg, Dim, Kind, Ref, Type, refs, same
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "GRAD",
-    "Arg",
-    "Block",
-    "Dim",
-    "Kind",
-    "Operator",
-    "Program",
-    "Ref",
-    "Sym",
-    "Type",
-    "Variable",
-    "backup_name",
-    "grad_name",
-    "map_refs",
-    "refs",
-    "same",
-]
 
 
 @dataclass(slots=True, eq=False)
