@@ -27,9 +27,14 @@ _OF_FILES = ("urls",)
 _UNSEEDED = " (the script draws them without a seed: torch.manual_seed makes them the same each time)"
 
 
-def differences(folder: Path, saved: JobRecord, job: Job, values: bool = True) -> list[str]:
-    """Returns how `job` differs from the one `saved` in `folder`; [] if it is the same. `values`: whether initial
-    values count."""
+def drawn(saved: JobRecord, job: Job) -> bool:
+    """True if both scripts drew their initial values without a seed: then these differ each time."""
+    return saved.fingerprint.unseeded and job.fingerprint.unseeded
+
+
+def differences(folder: Path, saved: JobRecord, job: Job, drawn: bool = False) -> list[str]:
+    """Returns how `job` differs from the one `saved` in `folder`; [] if it is the same. `drawn`: of the initial values
+    only frozen ones and constants count, which nobody draws."""
     old, new = saved.fingerprint, job.fingerprint
     found: list[str] = []
     if saved.config.storage != job.config.storage:
@@ -40,14 +45,14 @@ def differences(folder: Path, saved: JobRecord, job: Job, values: bool = True) -
         found += [*_options(saved.config, job.config, data), *programs] or ["the programs"] * (not data)
     if job.config.data.kind == "arrays" and saved.config.data.records != job.config.data.records:
         data = []  # their number is told, and what is in them follows
-    initial = _values(saved, job, source) if values else []
+    initial = _values(saved, job, source, drawn)
     unseeded = old.unseeded and new.unseeded
     return [*found, *data, *(value + _UNSEEDED * unseeded for value in initial)]
 
 
-def _values(saved: JobRecord, job: Job, source: Program | None) -> list[str]:
-    """How the initial values differ, but for what follows from another program (`source` was the one before): what is
-    drawn after a layer of another size, or the state of another optimizer."""
+def _values(saved: JobRecord, job: Job, source: Program | None, drawn: bool) -> list[str]:
+    """Returns how the initial values differ, but for what follows from another program (`source` was the one before):
+    what is drawn after a layer of another size, or the state of another optimizer."""
     labels = _labels(job)
     old, new = (_whole(fingerprint.values, labels) for fingerprint in (saved.fingerprint, job.fingerprint))
     names = _differing(old, new)
@@ -55,6 +60,9 @@ def _values(saved: JobRecord, job: Job, source: Program | None) -> list[str]:
         if _trained(source) != _trained(job.source):
             return []
         names = [name for name in names if name in old and name in new]
+    if drawn:
+        given = {*labels.values(), *(v.name for v in job.source.of_kind(Kind.FROZEN))}
+        names = [name for name in names if name in given]
     states = [name for name in names if "@" in name]
     return _named("initial value of", [name for name in names if name not in states]) or _named("state of", states)
 

@@ -177,7 +177,8 @@ class Job:
         data = self.config.data.fingerprint()
         if self.config.validate is not None:
             data |= {held_out(name): of for name, of in self.config.validate.data.fingerprint().items()}
-        return Fingerprint(self.hash, data, fingerprint_values(self.programs.by_name()), drawn_without_seed())
+        drawn = drawn_without_seed() and not self.source.loaded_whole
+        return Fingerprint(self.hash, data, fingerprint_values(self.programs.by_name()), drawn)
 
     @property
     def passes(self) -> tuple[Stage, ...]:

@@ -138,7 +138,7 @@ def load_weights(program: Program, state: Mapping[str, Tensor], partial: bool = 
             new.values[variable.name] = value.detach().clone(memory_format=torch.contiguous_format).to(own.device)
     problems += [f"{n} is not in the program" for n in state if n not in used]
     changed = [n for n, value in new.values.items() if value is not program.values[n]]
-    new.loaded = new.loaded or bool(changed)
+    new.loaded, new.loaded_whole = new.loaded or bool(changed), new.loaded_whole or not problems
     convert = _CONVERT.format(others.pop()) if len(others) == 1 else ""
     if problems and not (partial and changed):
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")

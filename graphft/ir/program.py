@@ -201,11 +201,13 @@ class Program:
         self.blocks: dict[str, Block] = {}
         self.values: dict[str, torch.Tensor] = {}
         self.origin: Any = None
-        """What `build` captured it from (`capture.Origin`); one that was read from a file has none."""
+        """What `build` captured it from (`capture.model.Origin`); one that was read from a file has none."""
         self.loaded = False
-        """Whether other weights were loaded into it than `build` copied."""
+        """True if other weights were loaded into it than `build` copied."""
+        self.loaded_whole = False
+        """True if these are all of its weights: none is left that a script may have drawn."""
         self.taken_over: Any = None
-        """The torch.optim instance that `minimize` was given (`changed_since.TakenOver`), if it was one."""
+        """The torch.optim instance that `minimize` was given (`model_warnings.TakenOver`), if it was one."""
 
     # -- building ---------------------------------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class Program:
             nb = new.block(b.name, **copy.deepcopy(b.attrs))
             nb.ops = [replace(op, attrs=dict(op.attrs)) for op in b.ops]
         new.values, new.origin, new.taken_over = dict(self.values), self.origin, self.taken_over
-        new.loaded = self.loaded
+        new.loaded, new.loaded_whole = self.loaded, self.loaded_whole
         return new
 
     def __eq__(self, other: object) -> bool:

@@ -33,7 +33,7 @@ def layout_differences(job: Job, folder: Path) -> list[str]:
 
     Raises GraphftError for a folder that holds no job.
     """
-    from graphft.transpiler.differences import differences
+    from graphft.transpiler.differences import differences, drawn
     from graphft.transpiler.record import read_record
 
     found = read_record(folder)
@@ -45,8 +45,7 @@ def layout_differences(job: Job, folder: Path) -> list[str]:
         f"{n} {value} -> {getattr(job.config, n)}" for n, value in layout.items() if value != getattr(job.config, n)
     ]
     same = Job.make(job.source, job.config.replace(**layout, storage=found.config.storage), job.evaluation)
-    drawn = found.fingerprint.unseeded and job.fingerprint.unseeded
-    return words if words and not differences(folder, found, same, values=not drawn) else []
+    return words if words and not differences(folder, found, same, drawn(found, job)) else []
 
 
 def carry_over(source: Path, job: Job, target: Path) -> int | None:

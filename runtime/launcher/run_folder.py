@@ -214,7 +214,7 @@ def _is_of(path: Path, job: Job) -> bool:
 def _compare(job: Job, path: Path) -> _Found:
     from graphft.runtime.checkpoint.reshard import layout_differences
     from graphft.transpiler import read_record
-    from graphft.transpiler.differences import differences
+    from graphft.transpiler.differences import differences, drawn
 
     try:
         saved = read_record(path)
@@ -223,11 +223,10 @@ def _compare(job: Job, path: Path) -> _Found:
             raise
         return _Found(f"holds something else ({error.message})")
     complete, more = is_complete(path), job.config.passes > saved.config.passes
-    drawn = saved.fingerprint.unseeded and job.fingerprint.unseeded
-    changed = differences(path, saved, job, values=not drawn)
+    changed = differences(path, saved, job, drawn(saved, job))
     layout = layout_differences(job, path) if changed else []
     if not changed or (complete and layout and not more):
-        kept = differences(path, saved, job) if drawn and not changed else []
+        kept = differences(path, saved, job) if not changed else []
         return _Found(complete=complete, kept=", ".join(kept))
     if not layout or not begun(path):
         return _Found(f"differs in: {', '.join(changed)}")
@@ -301,7 +300,7 @@ def run_of(job: Job) -> str:
     """Returns the folder in ./jobs, or the URL of the storage, with the newest run of this very job; of a complete one,
     if there is any. Raises UsageError[unknown-job] where there is none, with how the newest run differs."""
     from graphft.transpiler import read_record
-    from graphft.transpiler.differences import differences
+    from graphft.transpiler.differences import differences, drawn
 
     top = str(JOBS / job.config.name)
     runs, differs = list[tuple[bool, int, str]](), f"no {top}"
@@ -311,8 +310,7 @@ def run_of(job: Job) -> str:
             with contextlib.suppress(GraphftError):
                 saved = read_record(path)
                 same = replace(job, config=job.config.replace(storage=saved.config.storage))  # it may have been moved
-                drawn = saved.fingerprint.unseeded and same.fingerprint.unseeded
-                if changed := differences(path, saved, same, values=not drawn):
+                if changed := differences(path, saved, same, drawn(saved, same)):
                     differs = f"{run_at(place, number)} differs in: {', '.join(changed)}"
                 else:
                     runs.append((is_complete(path), number, run_at(place, number)))

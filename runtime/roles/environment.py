@@ -136,18 +136,16 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
 def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
     """Raises GraphftError if this script's job is not the one that was saved. Its processes may draw initial values
     without a seed, each its own: those of the first one count."""
-    from graphft.transpiler.differences import data_differences, differences
+    from graphft.transpiler.differences import differences, drawn
 
-    changed = differences(job_dir, saved, job)
-    only_values = job.fingerprint.program == saved.fingerprint.program and not data_differences(saved, job)
-    if changed and not (only_values and job.fingerprint.unseeded and saved.fingerprint.unseeded):
+    if changed := differences(job_dir, saved, job, drawn(saved, job)):
         raise UsageError(
             f"{job_dir} holds another job than this script's, which differs in: {', '.join(changed)}",
             rule="job-directory",
             help="set GRAPHFT_JOB_DIR to a new folder; a script that draws initial values seeds "
             "torch first (torch.manual_seed), so that all its processes draw the same",
         )
-    if changed:
+    if differences(job_dir, saved, job):
         log.warning("this script draws initial values without a seed; those that were saved in %s are used", job_dir)
 
 

@@ -20,7 +20,7 @@ from graphft.runtime.launcher import run_folder
 from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.options import choose_options
 from graphft.runtime.launcher.process_ends import note_saved
-from graphft.runtime.launcher.run_folder import open_run, run_of, saved_run
+from graphft.runtime.launcher.run_folder import RunFolder, open_run, run_of, saved_run
 from graphft.transpiler import Job, read_record
 
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
@@ -118,6 +118,34 @@ def test_initial_values_without_a_seed_are_no_difference(job: Job, monkeypatch: 
     complete(run(job, 3))
     assert open_run(Job.make(drawn.source, drawn.config)).complete, "code, options and data are the same"
     assert kept in said(Job.make(drawn.source, drawn.config))
+
+
+def test_what_nobody_draws_is_a_difference_without_a_seed_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of a class in loss_fn, and all weights of `init_from=`: the run before them has another result."""
+    monkeypatch.setattr("graphft.transpiler.job.drawn_without_seed", lambda: True)
+
+    def weighted(weight: float, init_from: dict[str, torch.Tensor] | None = None) -> Job:
+        classes = torch.tensor([1.0, weight])
+        model = torch.nn.Linear(8, 2)
+        program = graphft.build(
+            model, lambda m, x, y: (m(x) * classes).mean() + y.mean(), {"x": (None, 8), "y": (None,)}
+        )
+        graphft.minimize(program, graphft.SGD(lr=0.1))
+        data = graphft.arrays(x=torch.zeros(8, 8), y=torch.zeros(8), chunk_size=4)
+        return graphft.transpile(program, data=data, batch_size=2, name="weighted", ft=True, init_from=init_from)
+
+    def finished(job: Job) -> RunFolder:
+        found = open_run(job)
+        complete(found.path)
+        return found
+
+    assert finished(weighted(2.0)).path.name == "1"
+    assert finished(weighted(2.0)).path.name == "1", "its drawn weights are others"
+    assert "a constant of the script" in finished(weighted(3.0)).before
+    state = {"weight": torch.zeros(2, 8), "bias": torch.zeros(2)}
+    assert finished(weighted(3.0, state)).path.name == "3"
+    assert finished(weighted(3.0, state)).path.name == "3"
+    assert finished(weighted(3.0, state | {"bias": torch.ones(2)})).path.name == "4"
 
 
 def test_scripts_that_start_at_once_take_runs_of_their_own(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
