@@ -18,8 +18,9 @@ import torch.distributed as dist
 import zmq
 from group import Group, Member, main_of, report, rounds_to_run
 
+from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.protocol.messages import Parameters, Push
-from graphft.runtime.transport import ZmqClient, ZmqServer, role_environment
+from graphft.runtime.transport import ZmqClient, ZmqServer
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, byte_view, unpack
 from graphft.runtime.transport.port import Sent
 

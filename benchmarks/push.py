@@ -8,8 +8,9 @@ import time
 import zmq
 from group import Group, Member, main_of, report, rounds_to_run
 
+from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.protocol.messages import Push, Welcome, decode, encode
-from graphft.runtime.transport import ZmqClient, ZmqServer, role_environment
+from graphft.runtime.transport import ZmqClient, ZmqServer
 from graphft.runtime.transport.address import split_endpoint
 
 ACK = Welcome(shard=0, incarnation="0123456789abcdef", generation=0, version=0)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from graphft.errors import GraphftError
-from graphft.runtime.transport.faults import Faults
 
 T = TypeVar("T")
 
@@ -40,9 +39,6 @@ CLUSTER_WEIGHTS = {"kill-leader": 3}
 COORDINATOR_WEIGHTS = {"kill-coordinator": 10, "kill-coordinators": 4, "pause-coordinator": 2, "freeze-coordinator": 2}
 """Only of a job whose tasks a coordinator gives out. They befall the one that serves three times out of four."""
 
-MESSAGES = {"drop": 0.0005, "duplicate": 0.01, "delay": 0.01, "reorder": 0.01}
-"""Kinds that befall messages: shares of all of them, in both directions."""
-
 EARLY, LATE = 0.02, 0.95
 """Shares of the job's steps between which faults are spread."""
 DURING_RECOVERY = 0.2
@@ -71,13 +67,12 @@ def kinds_of(wanted: Sequence[str], members: int, coordinator: bool = False) -> 
     """The kinds that are asked for (none: all) and possible, with so many members of etcd, and a `coordinator` that
     gives out tasks or none. Raises GraphftError for unknown ones."""
     possible = WEIGHTS | (CLUSTER_WEIGHTS if members > 1 else {}) | (COORDINATOR_WEIGHTS if coordinator else {})
-    known = [*possible, *MESSAGES]
-    unknown = [k for k in wanted if k not in known]
+    unknown = [k for k in wanted if k not in possible]
     if unknown:
         raise GraphftError(
-            f"there is no kind of fault {unknown[0]!r}", rule="chaos-kind", help=f"kinds are {', '.join(known)}"
+            f"there is no kind of fault {unknown[0]!r}", rule="chaos-kind", help=f"kinds are {', '.join(possible)}"
         )
-    return tuple(wanted or known)
+    return tuple(wanted or possible)
 
 
 def make_schedule(seed: int, count: int, kinds: Sequence[str], total_steps: int, lease_ttl: float) -> list[Fault]:
@@ -107,9 +102,3 @@ def _seconds(kind: str, share: float, lease_ttl: float) -> float:
     if kind.startswith("pause-"):
         return lease_ttl * (0.03 + 0.3 * share)
     return 0.5 + 3.0 * share
-
-
-def message_faults(seed: int, kinds: Sequence[str]) -> Faults | None:
-    """What messages suffer; None when no such kind is asked for."""
-    rates = {k: rate for k, rate in MESSAGES.items() if k in kinds}
-    return Faults(seed=seed, **rates) if rates else None

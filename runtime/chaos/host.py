@@ -7,7 +7,7 @@ import heapq
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,8 +22,8 @@ from graphft.runtime.engines.base import Run
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.launcher.supervisor import Supervisor
+from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import spawn
-from graphft.runtime.transport import role_environment
 from graphft.transpiler import Job
 
 START_SECONDS = 120.0
@@ -36,8 +36,8 @@ COORDINATORS = 2
 class Host:
     """One job on this machine. `members` of etcd: 1, the launcher's own; more, a cluster beside the launcher."""
 
-    def __init__(self, job: Job, folder: Path, members: int, environment: Mapping[str, str]) -> None:
-        self.job, self.folder, self.environment = job, folder.resolve(), dict(environment)
+    def __init__(self, job: Job, folder: Path, members: int) -> None:
+        self.job, self.folder = job, folder.resolve()
         self.has_coordinator = job.config.dispatch == "coordinator"
         self.cluster = EmbeddedCluster(self.folder / "etcd-cluster", members) if members > 1 else None
         self.launcher: subprocess.Popen[bytes] | None = None
@@ -64,10 +64,10 @@ class Host:
         if self.has_coordinator:
             command += ["--coordinators", str(COORDINATORS)]
         write_endpoints(self.folder, "")
-        self.launcher = spawn(command, self.folder / "logs" / "launcher.log", self.environment)
+        self.launcher = spawn(command, self.folder / "logs" / "launcher.log", {})
         self.etcd = self._connect()
         self.probe = Probe(self.job, self.etcd)
-        environment = {**role_environment(), **self.environment, "OMP_NUM_THREADS": str(self.job.config.threads)}
+        environment = {**role_environment(), "OMP_NUM_THREADS": str(self.job.config.threads)}
         self._added = Supervisor(
             self.folder,
             Keys(self.job.config.name),

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.compare import MODEL, differences, final_state, last_step, metric_differences, not_once
-from graphft.runtime.chaos.fault_schedule import kinds_of, make_schedule, message_faults
+from graphft.runtime.chaos.fault_schedule import kinds_of, make_schedule
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run, Say
-from graphft.runtime.transport.faults import VARIABLE
 from graphft.transpiler import Job
 
 SAVED = ("job.json", "source", "programs", "data", "validation", "prediction")
@@ -74,7 +72,7 @@ def prepare(source: Path, work: Path, patience: float) -> Prepared:
 def _run_undisturbed(job: Job, source: Path, folder: Path, patience: float) -> float:
     """Returns the seconds that it took."""
     copy_job(source, folder)
-    report = Run(job, folder, ChaosOptions(faults=0, patience=patience), [], {}, lambda line: None).play()
+    report = Run(job, folder, ChaosOptions(faults=0, patience=patience), [], lambda line: None).play()
     if not report.completed:
         raise GraphftError(
             f"the undisturbed run failed: {report.problem}",
@@ -96,9 +94,7 @@ def run_chaos(prepared: Prepared, options: ChaosOptions, say: Say) -> Report:
     job, steps = prepared.job, prepared.steps
     kinds = kinds_of(options.kinds, options.members, job.config.dispatch == "coordinator")
     schedule = make_schedule(options.seed, options.faults, kinds, steps, job.config.lease_ttl)
-    faults = message_faults(options.seed, kinds)
-    environment = {VARIABLE: json.dumps(asdict(faults))} if faults is not None else {}
-    report = Run(job, prepared.folder, options, schedule, environment, say, steps).play()
+    report = Run(job, prepared.folder, options, schedule, say, steps).play()
     report.reference_seconds = prepared.seconds
     if report.completed and not job.config.sync:
         report.different = not_once(job, prepared.folder)

@@ -15,7 +15,7 @@ from rich.text import Text
 from graphft.runtime.chaos.recovery import Recovery
 
 DIFFERENCES_SHOWN = 20
-TRAFFIC = ("faults.", "sent", "received")
+TRAFFIC = ("sent", "received")
 """Counters that tell nothing of the protocol."""
 
 
@@ -52,10 +52,8 @@ class Report:
 
     @property
     def faults(self) -> dict[str, int]:
-        """How many faults of each kind befell the job, messages included."""
-        kinds = Counter(r.kind for r in self.recoveries)
-        messages = {k.removeprefix("faults."): n for k, n in self.counters.items() if k.startswith("faults.") and n}
-        return dict(sorted(kinds.items())) | {f"message-{k}": n for k, n in sorted(messages.items())}
+        """How many faults of each kind befell the job."""
+        return dict(sorted(Counter(r.kind for r in self.recoveries).items()))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -108,10 +106,8 @@ class Report:
         return f"{promise} {'yes' if self.identical or self.exactly_once else 'NO'}"
 
     def _lines(self) -> list[str]:
-        messages = [f"{n} {k.removeprefix('message-')}" for k, n in self.faults.items() if k.startswith("message-")]
         reference = f", undisturbed {self.reference_seconds:.1f} s" if self.reference_seconds is not None else ""
         lines = [
-            f"messages       {', '.join(messages) or 'untouched'}",
             f"counted        {counted(self.counters)}",
             (
                 f"steps          {self.total_steps}, and {self.steps_repeated} done again; "

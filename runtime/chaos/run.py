@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,7 +62,6 @@ class Run:
         folder: Path,
         options: ChaosOptions,
         schedule: Sequence[Fault],
-        environment: Mapping[str, str],
         say: Say,
         steps: int | None = None,
     ) -> None:
@@ -71,7 +70,7 @@ class Run:
         self.steps = job.config.total_steps if steps is None else steps
         self.keys = Keys(job.config.name)
         self.left = list(schedule)
-        self.host = Host(job, folder, options.members, environment)
+        self.host = Host(job, folder, options.members)
         self.recoveries = Recoveries(job.config.pservers, self.steps)
         self.report = Report(
             job.config.name, options.seed, options.members, self.steps, len(schedule), self.recoveries.all

@@ -22,7 +22,7 @@ from graphft.runtime.etcd import KV, Session, Store, TransientEtcdError, Watch
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.transport.address import network_identity
-from graphft.runtime.transport.login import Login
+from graphft.runtime.transport.wire import Login
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job

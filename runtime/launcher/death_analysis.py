@@ -21,7 +21,7 @@ from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
 from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.transactions import tell_discarded
-from graphft.runtime.transport.login import Login
+from graphft.runtime.transport.wire import Login
 
 log = logging.getLogger("graphft")
 

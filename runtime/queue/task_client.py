@@ -17,7 +17,7 @@ from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.protocol.messages import TASK_ANSWERS, TASK_CALLS, FailTask, Refused, TaskFailed, TasksRefused
-from graphft.runtime.transport import ClientTransport, Limits, Login, ServerTransport, make_client
+from graphft.runtime.transport import ClientTransport, Limits, Login, ServerTransport, ZmqClient
 
 if TYPE_CHECKING:
     from graphft.runtime.coordination.member import Member
@@ -73,7 +73,7 @@ class TaskClient:
     def __init__(self, member: Member) -> None:
         self.member, self.leaving = member, False
         """`leaving`: nothing is waited for longer than `LEAVE_SECONDS`."""
-        self.transport = make_client(member.id, f"{member.kind} {member.index} tasks", LIMITS, member.login)
+        self.transport = ZmqClient(member.id, LIMITS, member.login)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._address, self._waiting = "", False
@@ -210,7 +210,7 @@ def report_failed(
     """`fail_task` for a process that is no member of the job: of (pass, chunk, batch), under the claim (the
     attempt) of its trainer, which is dead. None also when no coordinator has answered within `deadline` seconds."""
     end = time.monotonic() + deadline
-    client = make_client("launcher", "launcher", LIMITS, login)
+    client = ZmqClient("launcher", LIMITS, login)
     message = FailTask(1, "", place[0], place[1], claim, place[2], plain_text(reason))
     address = ""
     try:

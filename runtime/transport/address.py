@@ -11,19 +11,20 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from graphft.errors import UsageError
+from graphft.runtime.transport.port import ServerTransport
 
 WILDCARDS = ("0.0.0.0", "::", "*", "")
-"""Hosts that mean "every interface": good to listen on, no address for anybody else."""
+"""Hosts that mean "every interface"."""
 
 
 def endpoint(host: str, port: int | str) -> str:
-    """`tcp://host:port`, with the brackets that IPv6 needs."""
+    """Returns `tcp://host:port`, with the brackets that IPv6 needs."""
     host = host.strip("[]")
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def split_endpoint(address: str) -> tuple[str, int]:
-    """Host and port of `tcp://host:port`. Raises GraphftError for anything else."""
+    """Returns host and port of `tcp://host:port`. Raises GraphftError for anything else."""
     try:
         parts = urlsplit(address)
         if parts.scheme == "tcp" and parts.hostname and parts.port:
@@ -38,7 +39,7 @@ def split_endpoint(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only processes of the same network can reach this host: it is another machine's name for itself."""
+    """True if only processes of the same network can reach this host."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
@@ -57,7 +58,7 @@ def network_identity() -> str:
 
 
 def advertise_host(toward: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> str:
-    """The host under which the job's other processes reach this one.
+    """Returns the host under which the job's other processes reach this one.
 
     $GRAPHFT_HOST; else the address of the interface that leads to the first of the hosts `toward` (etcd's: every
     process can reach them) that is not this machine's loopback. 127.0.0.1 where there is none, so that a job whose
@@ -71,13 +72,19 @@ def advertise_host(toward: Sequence[str] = (), environ: Mapping[str, str] = os.e
 
 
 def listen_host(toward: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> str:
-    """The host to listen on: the one that others are told; every interface where $GRAPHFT_HOST is 0.0.0.0, :: or *."""
+    """Returns the host to listen on: the advertised one; every interface where $GRAPHFT_HOST is 0.0.0.0, :: or *."""
     host = environ.get("GRAPHFT_HOST", "")
     return host if host and host in WILDCARDS else advertise_host(toward, environ)
 
 
+def listen(transport: ServerTransport, etcd_hosts: Sequence[str]) -> str:
+    """Listens where the way to etcd begins; returns the address for the others."""
+    _, port = split_endpoint(transport.bind(listen_host(etcd_hosts)))
+    return endpoint(advertise_host(etcd_hosts), port)
+
+
 def _source_toward(target: str) -> str | None:
-    """This machine's address on the way to a host; None without a way."""
+    """Returns this machine's address on the way to a host; None without a way."""
     try:
         found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
     except OSError:

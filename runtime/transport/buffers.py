@@ -29,55 +29,30 @@ class BucketLayout:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], slices: Slices) -> BucketLayout:
-        """The layout of these slices. Raises GraphftError when the tensors have several dtypes, or are too small."""
+        """Returns the layout of these slices. Raises GraphftError unless the tensors have them, and one dtype."""
         dtypes = {t.dtype for t in tensors}
-        if len(dtypes) != 1:
+        if len(dtypes) != 1 or any(
+            not 0 <= start <= end <= tensor.numel() for tensor, (start, end) in zip(tensors, slices, strict=True)
+        ):
+            shapes = [f"{t.dtype} {list(t.shape)}" for t in tensors]
             raise GraphftError(
-                f"a bucket holds one dtype, got {sorted(map(str, dtypes))}",
+                f"a bucket holds slices {list(slices)} of tensors of one dtype, got {shapes}",
                 rule="bucket",
-                help="put tensors of different dtypes into different buckets",
+                help="give the tensors of the bucket in its program's order",
             )
-        layout = cls(dtypes.pop(), tuple((start, end) for start, end in slices))
-        layout.check(tensors)
-        return layout
+        return cls(dtypes.pop(), tuple((start, end) for start, end in slices))
 
     @cached_property
     def numel(self) -> int:
         return sum(end - start for start, end in self.slices)
 
-    @property
-    def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
-
-    def check(self, tensors: Sequence[Tensor]) -> None:
-        """Raises GraphftError unless these tensors have the slices of this bucket."""
-        if len(tensors) != len(self.slices):
-            raise GraphftError(
-                f"a bucket of {len(self.slices)} slices got {len(tensors)} tensors",
-                rule="bucket",
-                help="give the tensors of the bucket in its program's order",
-            )
-        for i, (tensor, (start, end)) in enumerate(zip(tensors, self.slices, strict=True)):
-            if tensor.dtype != self.dtype or not 0 <= start <= end <= tensor.numel():
-                raise GraphftError(
-                    f"operand {i} of a bucket: expected [{start}, {end}) of {self.dtype}, got a tensor of "
-                    f"{tensor.numel()} elements of {tensor.dtype}",
-                    rule="bucket",
-                    help="give the tensors of the bucket in its program's order",
-                )
-
 
 def byte_view(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor of any dtype, without a copy; keeps the tensor's memory alive."""
+    """Returns the bytes of a contiguous CPU tensor of any dtype, without a copy; keeps the tensor's memory alive."""
     flat = tensor.detach().view(-1)
     if flat.numel() == 1:
         flat = flat.as_strided((1,), (1,))  # it may have any stride: one from `expand` has 0
     return flat.view(torch.uint8).numpy().data
-
-
-def holds_values(frame: memoryview, dtype: torch.dtype) -> bool:
-    """True if the bytes are values of `dtype`: bools are 0 and 1, all other types have a value for any bytes."""
-    return dtype != torch.bool or not frame.nbytes or int(torch.frombuffer(frame, dtype=torch.uint8).max()) <= 1
 
 
 def fault_of(frame: memoryview | None, nbytes: int, dtype: torch.dtype) -> str:
@@ -85,79 +60,58 @@ def fault_of(frame: memoryview | None, nbytes: int, dtype: torch.dtype) -> str:
     size = frame.nbytes if frame is not None else 0
     if size != nbytes:
         return f"expected {nbytes} bytes, got {size}"
-    right = frame is None or holds_values(frame, dtype)
-    return "" if right else "a frame of bools holds other bytes than 0 and 1"
+    if dtype == torch.bool and frame is not None and size and int(torch.frombuffer(frame, dtype=torch.uint8).max()) > 1:
+        return "a frame of bools holds other bytes than 0 and 1"
+    return ""
 
 
 def as_tensor(frame: memoryview, dtype: torch.dtype) -> Tensor:
-    """The frame as a flat tensor that shares its memory (a copy where the bytes are not aligned for `dtype`).
-
-    Raises GraphftError for a size that is no multiple of the element's, and for bytes that are no bools.
-    """
-    if frame.nbytes % dtype.itemsize:
-        raise GraphftError(
-            f"a frame of {frame.nbytes} bytes holds no whole number of {dtype} elements",
-            rule="frame",
-            help="the sender runs another program; start all roles from one job directory",
-        )
+    """Returns the frame as a flat tensor that shares its memory (a copy where the bytes are not aligned for `dtype`).
+    `fault_of` has found nothing wrong with it."""
     if not frame.nbytes:
         return torch.empty(0, dtype=dtype)
     raw = torch.frombuffer(frame, dtype=torch.uint8)
-    if not holds_values(frame, dtype):
-        raise GraphftError(
-            "a frame of bools holds other bytes than 0 and 1",
-            rule="frame",
-            help="the sender runs another program; start all roles from one job directory",
-        )
     if raw.data_ptr() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype)
 
 
 @torch.no_grad()
-def pack(flat: Tensor, tensors: Sequence[Tensor], layout: BucketLayout) -> None:
+def pack(flat: Tensor, tensors: Sequence[Tensor], slices: Slices) -> None:
     """Copies the tensors' slices into `flat`, one after the other. The tensors may have any strides."""
-    layout.check(tensors)
-    sources = [_elements(t, start, end) for t, (start, end) in zip(tensors, layout.slices, strict=True)]
+    sources = [_elements(t, start, end) for t, (start, end) in zip(tensors, slices, strict=True)]
     torch._foreach_copy_(_views(flat, sources), sources)
 
 
 @torch.no_grad()
 def unpack(frame: memoryview, tensors: Sequence[Tensor], slices: Slices) -> None:
-    """Copies a bucket's bytes into the slices of the tensors, which may have any strides.
-
-    Checks everything first: on a GraphftError nothing has changed.
-    """
-    layout = BucketLayout.of(tensors, slices)
-    if frame.nbytes != layout.nbytes:
+    """Copies a bucket's bytes into the slices of the tensors, which may have any strides. Raises GraphftError, changing
+    nothing, for a frame of another size."""
+    flat = as_tensor(frame, tensors[0].dtype)
+    targets = [_elements(t, start, end) for t, (start, end) in zip(tensors, slices, strict=True)]
+    if flat.numel() != sum(end - start for start, end in slices):
         raise GraphftError(
-            f"a bucket's frame: expected {layout.nbytes} bytes ({layout.numel} of {layout.dtype}), got {frame.nbytes}",
+            f"a bucket's frame of {frame.nbytes} bytes does not hold its slices",
             rule="frame",
             help="the sender runs another program; start all roles from one job directory",
         )
-    flat = as_tensor(frame, layout.dtype)
-    places = [_elements(t, start, end) for t, (start, end) in zip(tensors, layout.slices, strict=True)]
-    torch._foreach_copy_(places, _views(flat, places))
-    for tensor, place, (start, end) in zip(tensors, places, layout.slices, strict=True):
-        if not (tensor.is_contiguous() or _whole(tensor, start, end)):
-            # A part of a strided tensor has no flat view: `place` was a copy.
+    torch._foreach_copy_(targets, _views(flat, targets))
+    for tensor, target, (start, end) in zip(tensors, targets, slices, strict=True):
+        if target is not tensor and not tensor.is_contiguous():
+            # A part of a strided tensor has no flat view: `target` was a copy.
             whole = tensor.reshape(-1).clone()
-            whole[start:end] = place
+            whole[start:end] = target
             tensor.copy_(whole.view(tensor.shape))
 
 
 def _views(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Views of a flat buffer, one after the other, in the shapes of `like`; made in one call, as DDP makes its own."""
+    """Returns views of a flat buffer, one after the other, in the shapes of `like`, as DDP makes its own."""
     return torch._C._nn.unflatten_dense_tensors(flat, like)
 
 
-def _whole(tensor: Tensor, start: int, end: int) -> bool:
-    return end - start == tensor.numel()
-
-
 def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
-    """Elements [start, end) of the tensor: the tensor itself when that is all, else flat (a view if contiguous)."""
-    return tensor if _whole(tensor, start, end) else tensor.reshape(-1)[start:end]
+    """Returns elements [start, end): the tensor itself when that is all, else flat (a view if it is contiguous)."""
+    return tensor if end - start == tensor.numel() else tensor.reshape(-1)[start:end]
 
 
 class BucketBuffers:
@@ -176,7 +130,7 @@ class BucketBuffers:
         self._current = 0
 
     def pack(self, tensors: Sequence[Tensor], timeout_s: float | None = None) -> memoryview:
-        """The tensors' slices as one frame, in the buffer that was used longest ago.
+        """Returns the tensors' slices as one frame, in the buffer that was used longest ago.
 
         Waits until the transport has let go of it; raises GraphftError when `timeout_s` pass before.
         """
@@ -189,7 +143,7 @@ class BucketBuffers:
             )
         self._current = oldest
         self._sent[oldest] = []
-        pack(self._buffers[oldest], tensors, self.layout)
+        pack(self._buffers[oldest], tensors, self.layout.slices)
         return byte_view(self._buffers[oldest])
 
     def pin(self, sent: Sent) -> None:

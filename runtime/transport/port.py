@@ -1,9 +1,8 @@
-"""The port of the data plane: what a shard and a trainer ask of a transport, whatever carries the bytes.
+"""The port of the data plane: what a shard and a trainer ask of a transport.
 
 A message is a small typed header (`runtime/protocol/messages.py`) and at most one frame of raw bytes. Delivery is at
-most once and in order per connection; a connection that breaks loses what was in flight. The protocol above copes
-with both, so that a driver needs no retries of its own. Drivers: `zeromq_server`, `zeromq_client` (real), `sim`
-(simulated), `faults` (wraps any of them).
+most once and in order per connection; a connection that breaks loses what was in flight. The protocol above copes with
+both, so that a driver needs no retries.
 """
 
 from __future__ import annotations
@@ -15,20 +14,18 @@ from typing import Any, NamedTuple, Protocol
 from graphft.runtime.protocol.messages import AnyMessage, Message
 
 Frame = Any
-"""Any contiguous object with the buffer protocol: bytes, memoryview, NumPy array (`buffers.byte_view` of a tensor)."""
+"""Any contiguous object with the buffer protocol: bytes, memoryview (`buffers.byte_view` of a tensor)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of what a transport accepts, and its heartbeats. Sizes in bytes, times in seconds."""
+    """Bounds of what a transport accepts, in bytes, and its heartbeats, in seconds."""
 
     max_frame: int = 64 << 20
-    """Frames above it are refused; a role gives its program's largest bucket."""
     max_header: int = 1 << 20
     max_queued: int = 10_000
-    """Messages of one peer that wait to be taken in, or to be sent by a server, at most: beyond that its connection is
-    not read, and answers to it are dropped. More than the protocol ever has under way, so that only a faulty peer, or
-    one that reads nothing, meets it."""
+    """Messages of one peer that wait, at most: beyond that its connection is not read, and answers to it are dropped.
+    It is more than the protocol ever has under way."""
     zero_copy_from: int = 64 << 10
     """Smaller frames are copied while sending: tracking them costs more than the copy."""
     poll_batch: int = 256
@@ -39,7 +36,7 @@ class Limits:
 
 
 class Received(NamedTuple):
-    """A message that a server got. `peer` addresses the answer; it holds for one connection, names come with Hello."""
+    """A message that a server got. `peer` addresses the answer, and holds for one connection."""
 
     peer: bytes
     message: AnyMessage
@@ -85,14 +82,12 @@ class ServerTransport(Protocol):
         """Listens; returns the address for clients. Port 0: any free one. Raises GraphftError when it is taken."""
 
     def poll(self, timeout_s: float | None) -> list[Received]:
-        """Returns what arrived, in order per peer; when nothing has, waits `timeout_s` (None: for ever), or until
-        woken."""
+        """Returns what arrived, in order per peer; waits for it for `timeout_s` (None: for ever), or until woken."""
 
-    def send(self, peer: bytes, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
+    def send(self, peer: bytes, message: Message, frame: Frame | None = None) -> Sent:
         """Sends without blocking; to a peer that is gone, the message is counted and dropped.
 
-        The frame must not change until the result is `done`. `copy`: True copies it first, False never does, None
-        copies small ones.
+        The frame must not change until the result is `done`.
         """
 
     def wake(self) -> None:
@@ -116,13 +111,13 @@ class ClientTransport(Protocol):
         """
 
     def disconnect(self, shard: int) -> None:
-        """Closes the connection and drops what is queued. Does nothing when there is none."""
+        """Closes the connection, if there is one, and drops what is queued."""
 
-    def send(self, shard: int, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
+    def send(self, shard: int, message: Message, frame: Frame | None = None) -> Sent:
         """As a server's `send`; to a shard that is not connected, the message is counted and dropped."""
 
     def receive(self, timeout_s: float | None) -> Reply | None:
-        """The next reply; None when `timeout_s` (None: never) have passed or `wake` was called."""
+        """Returns the next reply; None when `timeout_s` (None: never) have passed or `wake` was called."""
 
     def wake(self) -> None:
         """Makes one receive return None, once what arrived before is taken."""

@@ -1,195 +1,259 @@
-"""The common parts of both ZeroMQ drivers: socket options, a message's parts on the wire, waking a poll.
+"""The ZeroMQ drivers: a trainer's sockets, one DEALER per shard, behind a lock; and a shard's, one ROUTER.
 
-A message is [header] or [header, frame]; it is checked before anything looks inside.
+ZeroMQ's own thread is the communication thread: it writes and reads the network without the interpreter's lock while
+torch computes. `send` only hands it a pointer, and `receive` takes what it has put together, so a thread of ours in
+between would add nothing but two more switches per message.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import math
 import os
+import select
 import threading
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter, deque
 
-import msgspec
 import zmq
 
-from graphft.errors import GraphftError
-from graphft.runtime.protocol.messages import AnyMessage, Message, Refused, decode, encode
-from graphft.runtime.transport.port import Frame, Limits, Released, Sent
-
-SLACK = 4096
-"""Bytes by which a part may be too large, and still get an answer that says so."""
-PARTS = 4
-"""Parts of a message that are looked at: a routing id, a header, a frame, and one that should not be there."""
-# Combined once, as plain numbers: arithmetic on pyzmq's enumerations takes longer than sending.
-DONTWAIT, DONTWAIT_MORE, POLLIN = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
-UNKNOWN = -1
-"""Generation and version in a refusal by the transport, which knows neither."""
-
-
-class Malformed(Exception):
-    """The error of something that arrived and is no message of ours. `reason` is one of parts, header-size, frame-size,
-    undecodable."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-    def refusal(self) -> Refused:
-        """Tells nothing: who sent this may be anybody. What is wrong is counted here."""
-        return Refused(code="malformed", reason="", generation=UNKNOWN, version=UNKNOWN)
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.protocol.messages import Message
+from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint
+from graphft.runtime.transport.port import Frame, Limits, Received, Released, Reply, Sent
+from graphft.runtime.transport.wire import (
+    DONTWAIT_MORE,
+    Gate,
+    Login,
+    Malformed,
+    Waker,
+    accept,
+    configure,
+    count_sent,
+    drain,
+    frame_bytes,
+    readable,
+    send_message,
+)
 
 
-def parse(parts: Sequence[memoryview], limits: Limits) -> tuple[AnyMessage, memoryview | None]:
-    """The message and the frame of what arrived, without its routing part. Raises Malformed."""
-    if not 1 <= len(parts) <= 2:
-        raise Malformed("parts", f"expected a header and at most one frame, got {len(parts)} parts")
-    header, frame = parts[0], parts[1] if len(parts) == 2 else None
-    if header.nbytes > limits.max_header:
-        raise Malformed("header-size", f"header of {header.nbytes} bytes, at most {limits.max_header} are accepted")
-    if frame is not None and frame.nbytes > limits.max_frame:
-        raise Malformed("frame-size", f"frame of {frame.nbytes} bytes, at most {limits.max_frame} are accepted")
-    try:
-        return decode(header), frame
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise Malformed("undecodable", str(e)) from None
+class ZmqClient:
+    """The real `ClientTransport`. `identity` names this process in the shards' view of their peers; `login` is what it
+    shows them (None: nothing)."""
 
-
-def accept(parts: Sequence[memoryview], limits: Limits, counters: Counter[str]) -> tuple[AnyMessage, memoryview | None]:
-    """`parse`, counted: `received` and `received_bytes`, or `refused.<reason>`."""
-    try:
-        message, frame = parse(parts, limits)
-    except Malformed as e:
-        counters[f"refused.{e.reason}"] += 1
-        raise
-    counters["received"] += 1
-    counters["received_bytes"] += frame.nbytes if frame is not None else 0
-    return message, frame
-
-
-def count_sent(counters: Counter[str], frame: memoryview | None) -> None:
-    counters["sent"] += 1
-    counters["sent_bytes"] += frame.nbytes if frame is not None else 0
-
-
-def check_frame(frame: Frame, limits: Limits) -> memoryview:
-    """The frame to send, as bytes. Raises GraphftError when no receiver would take it."""
-    view = memoryview(frame)
-    if not view.c_contiguous:
-        raise GraphftError(
-            "the frame is not contiguous in memory",
-            rule="frame",
-            help="copy it into a flat buffer first (BucketBuffers.pack)",
-        )
-    if view.nbytes > limits.max_frame:
-        raise GraphftError(
-            f"frame of {view.nbytes} bytes, at most {limits.max_frame} can be sent",
-            rule="frame-size",
-            help="split it into smaller buckets, or raise Limits.max_frame on both sides",
-        )
-    return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-class Waker:
-    """Interrupts a poll from another thread: an eventfd that becomes readable by `wake`.
-
-    Calls after `close` do nothing (the number may be reused).
-    """
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def __init__(self, identity: str, limits: Limits | None = None, login: Login | None = None) -> None:
+        self.counters: Counter[str] = Counter()
+        self._identity, self._login = identity, login
+        self._limits = limits or Limits()
+        self._context = zmq.Context(io_threads=1)
         self._lock = threading.Lock()
-        self._open = True
+        """Guards everything below; held for microseconds, never while waiting."""
+        self._links: dict[int, zmq.Socket] = {}
+        self._inbox: deque[Reply] = deque()
+        self._wakes = 0
+        self._waiting = False
+        self._closed = False
+        self._waker = Waker()
+        self._poll = self._make_poll()
+        self._receiving = threading.Lock()
+        """Held by the one thread that receives."""
+
+    def connect(self, shard: int, address: str) -> None:
+        split_endpoint(address)
+        with self._lock:
+            self._check_open()
+            self._unlink(shard)
+            socket = self._context.socket(zmq.DEALER)
+            configure(socket, self._limits)
+            if self._login is not None:
+                self._login.show(socket)
+            socket.ipv6 = True
+            socket.reconnect_ivl = 50
+            socket.reconnect_ivl_max = 1000
+            # One connection, one routing id: an answer to an earlier connection can never reach this one.
+            socket.routing_id = f"{self._identity}#{os.urandom(6).hex()}".encode()[-255:]
+            try:
+                socket.connect(address)
+            except zmq.ZMQError as e:
+                socket.close()
+                raise UsageError(
+                    f"'{address}' is no address of a shard: {e.strerror}",
+                    rule="address",
+                    help="see what the pserver registered in etcd; GRAPHFT_HOST sets its host",
+                ) from e
+            self._links[shard] = socket
+            self._relinked()
+
+    def disconnect(self, shard: int) -> None:
+        with self._lock:
+            self._unlink(shard)
+            self._relinked()
+
+    def _unlink(self, shard: int) -> None:
+        socket = self._links.pop(shard, None)
+        if socket is not None:
+            socket.close(linger=0)
+            fresh = [r for r in self._inbox if r.shard != shard]
+            self.counters["stale"] += len(self._inbox) - len(fresh)
+            self._inbox = deque(fresh)
+
+    def _relinked(self) -> None:
+        self._poll = self._make_poll()
+        if self._waiting:
+            self._waker.wake()
+
+    def _make_poll(self) -> select.poll:
+        poll = select.poll()
+        poll.register(self._waker.fd, select.POLLIN)
+        for socket in self._links.values():
+            poll.register(socket.fileno(), select.POLLIN)
+        return poll
+
+    def send(self, shard: int, message: Message, frame: Frame | None = None) -> Sent:
+        view = frame_bytes(frame, self._limits)
+        with self._lock:
+            self._check_open()
+            socket = self._links.get(shard)
+            if socket is None:
+                self.counters["unroutable"] += 1
+                return Released()
+            count_sent(self.counters, view)
+            sent = send_message(socket, message, view, self._limits)
+            # Sending takes in ZeroMQ's notices; the thread that waits for them would not see them any more.
+            if self._waiting and readable(socket):
+                self._waker.wake()
+            return sent
+
+    def receive(self, timeout_s: float | None) -> Reply | None:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._receiving:
+            while True:
+                with self._lock:
+                    self._check_open()
+                    self._waiting = False
+                    reply = self._take()
+                    if reply is not None:
+                        return reply
+                    left = None if end is None else end - time.monotonic()
+                    if self._wakes or (left is not None and left <= 0):
+                        self._wakes = max(0, self._wakes - 1)
+                        return None
+                    self._waiting = True
+                    poll = self._poll
+                ready = poll.poll(None if left is None else math.ceil(left * 1000))
+                if any(fd == self._waker.fd for fd, _ in ready):
+                    self._waker.clear()
+
+    def _take(self) -> Reply | None:
+        if not self._inbox:
+            for shard, socket in self._links.items():
+                for parts in drain(socket, self._limits.poll_batch):
+                    with contextlib.suppress(Malformed):  # counted; a client answers nothing
+                        self._inbox.append(Reply(shard, *accept(parts, self._limits, self.counters)))
+        return self._inbox.popleft() if self._inbox else None
 
     def wake(self) -> None:
         with self._lock:
-            if self._open:
-                os.eventfd_write(self.fd, 1)
-
-    def clear(self) -> None:
-        """Takes back the wakes so far."""
-        try:
-            os.eventfd_read(self.fd)
-        except BlockingIOError:
-            return
+            self._wakes += 1
+        self._waker.wake()
 
     def close(self) -> None:
         with self._lock:
-            if self._open:
-                self._open = False
-                os.close(self.fd)
+            self._closed = True
+            for socket in self._links.values():
+                socket.close(linger=0)
+            self._links.clear()
+        self._waker.wake()
+        with self._receiving:  # no thread waits any more
+            self._waker.close()
+        self._context.term()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise GraphftError(
+                f"the transport of {self._identity} is closed",
+                rule="transport",
+                help="send, receive and connect before close()",
+            )
 
 
-class Tracked:
-    """The `Sent` of a frame that ZeroMQ reads in place."""
+class ZmqServer:
+    """The real `ServerTransport`. `login`: what peers must show before they can send anything; None: nothing."""
 
-    __slots__ = ("_tracker",)
+    def __init__(self, limits: Limits | None = None, login: Login | None = None) -> None:
+        self.counters: Counter[str] = Counter()
+        self._limits = limits or Limits()
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        configure(self._socket, self._limits)
+        if login is not None:
+            Gate(self._context, login, self.counters)
+            login.guard(self._socket)
+        self._socket.router_mandatory = True
+        # A client that reconnects before its old connection is known to be dead takes its place.
+        self._socket.router_handover = True
+        self._waker = Waker()
+        self._poller = select.poll()
+        self._poller.register(self._socket.fileno(), select.POLLIN)
+        self._poller.register(self._waker.fd, select.POLLIN)
 
-    def __init__(self, tracker: zmq.MessageTracker) -> None:
-        self._tracker = tracker
-
-    @property
-    def done(self) -> bool:
-        return self._tracker.done
-
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def bind(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        # Only where asked for: with it, IPv4 addresses come back as IPv6 ones.
+        self._socket.ipv6 = ":" in host
+        wanted = endpoint("*" if host in WILDCARDS else host, port or "*")
         try:
-            self._tracker.wait(-1 if timeout_s is None else timeout_s)
-        except zmq.NotDone:
-            return False
-        return True
+            self._socket.bind(wanted)
+        except zmq.ZMQError as e:
+            used = e.errno == errno.EADDRINUSE
+            raise UsageError(
+                f"cannot listen on {wanted}: {'the port is in use' if used else e.strerror}",
+                rule="port-in-use" if used else "bind",
+                help="choose another port, or 0 for any free one; `ss -ltnp` shows who holds it"
+                if used
+                else "use an address of this machine (set GRAPHFT_HOST for what others are told)",
+            ) from e
+        bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return bound if host not in WILDCARDS else endpoint("127.0.0.1", bound.rpartition(":")[2])
 
+    def poll(self, timeout_s: float | None) -> list[Received]:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            received = self._drain()
+            left = None if end is None else end - time.monotonic()
+            if received or (left is not None and left <= 0):
+                return received
+            ready = self._poller.poll(None if left is None else math.ceil(left * 1000))
+            if any(fd == self._waker.fd for fd, _ in ready):
+                self._waker.clear()
+                return self._drain()
 
-def configure(socket: zmq.Socket, limits: Limits) -> None:
-    """Options of every data socket; before it binds or connects."""
-    socket.linger = 0
-    # No high-water mark for what a trainer sends: the protocol's own windows (one contribution per step and slot) bound
-    # it, and messages wait there for a shard that is away. What a peer can make others queue has one.
-    socket.sndhwm = limits.max_queued if socket.type == zmq.ROUTER else 0
-    socket.rcvhwm = limits.max_queued
-    socket.copy_threshold = limits.zero_copy_from
-    # Beyond this the connection is dropped before memory is taken; below, the receiver refuses with an answer. It
-    # bounds each part. ZeroMQ has no bound for how many parts a message has: all are in memory before one is seen.
-    socket.maxmsgsize = max(limits.max_frame, limits.max_header) + SLACK
-    socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = 30
-    socket.tcp_keepalive_intvl = 10
-    socket.tcp_keepalive_cnt = 3
-    # Pings are sent and answered by ZeroMQ's own thread: a busy peer answers, a stopped or unreachable one does not.
-    socket.heartbeat_ivl = int(limits.heartbeat * 1000)
-    socket.heartbeat_timeout = int(limits.heartbeat_timeout * 1000)
-    # A ping cannot overtake a half-written frame; this notices a peer that stopped reading in the middle of one.
-    socket.tcp_maxrt = int(limits.heartbeat_timeout * 1000)
+    def _drain(self) -> list[Received]:
+        received: list[Received] = []
+        for parts in drain(self._socket, self._limits.poll_batch):
+            peer = parts[0].tobytes()
+            try:
+                received.append(Received(peer, *accept(parts[1:], self._limits, self.counters)))
+            except Malformed as e:
+                self.send(peer, e.refusal())
+        return received
 
+    def send(self, peer: bytes, message: Message, frame: Frame | None = None) -> Sent:
+        view = frame_bytes(frame, self._limits)
+        try:
+            self._socket.send(peer, DONTWAIT_MORE)
+        except zmq.ZMQError as e:
+            if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self.counters["unroutable"] += 1
+            return Released()
+        count_sent(self.counters, view)
+        return send_message(self._socket, message, view, self._limits)
 
-def send_message(socket: zmq.Socket, message: Message, frame: memoryview | None, copy: bool | None) -> Sent:
-    """Queues header and frame on the socket (after the routing part, if any)."""
-    if frame is None:
-        socket.send(encode(message), DONTWAIT)
-        return Released()
-    socket.send(encode(message), DONTWAIT_MORE)
-    if copy or (copy is None and frame.nbytes < socket.copy_threshold):
-        socket.send(frame, DONTWAIT)
-        return Released()
-    # An explicit zmq.Frame: Socket.send(copy=False) would still copy below its threshold.
-    return Tracked(socket.send(zmq.Frame(frame, track=True, copy=False), DONTWAIT, copy=False, track=True))
+    def wake(self) -> None:
+        self._waker.wake()
 
-
-def readable(socket: zmq.Socket) -> bool:
-    """True if a message is there. Only after a look like this may one wait for the socket's descriptor."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & POLLIN)
-
-
-def drain(socket: zmq.Socket, limit: int) -> Iterator[list[memoryview]]:
-    """The messages that are there, at most `limit`: their parts, in ZeroMQ's memory."""
-    for _ in range(limit):
-        if not readable(socket):
-            return
-        # As zmq.Frame, also what is small: it knows whether more follows; asking the socket takes longer than copying.
-        part = socket.recv(DONTWAIT, copy=False)
-        parts = [part.buffer]
-        while part.more:
-            part = socket.recv(DONTWAIT, copy=False)
-            if len(parts) < PARTS:
-                parts.append(part.buffer)
-        yield parts
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+        self._waker.close()

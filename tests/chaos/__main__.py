@@ -54,10 +54,8 @@ PLANS = (
     Plan("flights", "sync", (*FLIGHTS, "80"), 65, 1, PROCESSES),
     Plan("digits", "sync", (*DIGITS, "100"), 65, 3, PROCESSES),
     Plan("gpt", "sync", ("examples/04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
-    Plan("messages", "sync", (*DIGITS, "100"), 50, 1),
     Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 80, 1, PROCESSES),
     Plan("async-digits", "async", (*DIGITS, "110", "--mode", "async"), 80, 3, PROCESSES),
-    Plan("async-messages", "async", (*FLIGHTS, "90", "--mode", "async"), 65, 1),
     Plan("coordinator-sync", "coordinator", (*TASKS, "100"), 160, 1, COORDINATED),
     Plan("coordinator-async", "coordinator", (*TASKS, "80", "--mode", "async"), 160, 1, COORDINATED),
     Plan("coordinator-sync-cluster", "coordinator", (*TASKS, "60"), 60, 3),
@@ -101,7 +99,7 @@ def main() -> int:
             {
                 "seconds": round(time.monotonic() - started, 1),
                 "faults": dict(_faults(everything)),
-                "recovery_seconds": summaries(_clean(everything)),
+                "recovery_seconds": summaries(_recoveries(everything)),
                 "ok": ok,
                 "runs": {name: r.to_json() for name, r in reports.items()},
             },
@@ -127,11 +125,6 @@ def _recoveries(reports: list[Report]) -> list[Recovery]:
     return [recovery for report in reports for recovery in report.recoveries]
 
 
-def _clean(reports: list[Report]) -> list[Recovery]:
-    """Recoveries of the runs whose messages did not suffer."""
-    return _recoveries([r for r in reports if not any(kind.startswith("message-") for kind in r.faults)])
-
-
 def _faults(reports: list[Report]) -> Counter[str]:
     return sum((Counter(r.faults) for r in reports), Counter())
 
@@ -152,7 +145,7 @@ def _summary(reports: dict[str, Report], console: Console) -> None:
             r.kept,
         )
     console.print(table)
-    console.print(recovery_table("seconds from a fault to the next complete step", _clean([*reports.values()])))
+    console.print(recovery_table("seconds from a fault to the next complete step", _recoveries([*reports.values()])))
     console.print(f"counted: {counted(sum((r.counters for r in reports.values()), Counter()))}")
     total = len(_recoveries([*reports.values()]))
     console.print(f"{total} faults in {len(reports)} runs: {dict(sorted(_faults([*reports.values()]).items()))}")

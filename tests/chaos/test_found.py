@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Run:
     data = graphft.arrays(chunk_size=10, x=torch.zeros(100, 8), y=torch.zeros(100, 1))
     job = graphft.transpile(linear(features=8), chunks=data, batch_size=1, ft=True, passes=1)
     assert job.config.total_steps == 100
-    run = Run(job, tmp_path, ChaosOptions(), [], {}, lambda line: None)
+    run = Run(job, tmp_path, ChaosOptions(), [], lambda line: None)
     run._fired_at = 1.0
     return run
 

@@ -136,7 +136,7 @@ def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared, monke
 
     monkeypatch.setattr(Host, "tell_stories", tell_and_wait)
     faults = [Fault("pause-pserver", step=5, after=None, target=0.0, seconds=300.0)]
-    report = Run(prepared.job, prepared.folder, ChaosOptions(patience=5.0), faults, {}, lambda line: None).play()
+    report = Run(prepared.job, prepared.folder, ChaosOptions(patience=5.0), faults, lambda line: None).play()
     assert not report.completed
     assert not report.ok
     assert "no progress for 5 s" in report.problem
@@ -163,7 +163,7 @@ def test_what_cannot_be_done(
 
 
 def test_only_what_is_complete_and_identical_is_well() -> None:
-    counters = Counter({"faults.drop": 2, "late-push": 1})
+    counters = Counter({"late-push": 1})
     report = Report("j", 0, 1, 10, 0, completed=True, identical=False, different=["w: differs"], counters=counters)
     assert not report.ok
     assert report.to_json()["faults"] == {"message-drop": 2}
@@ -184,19 +184,18 @@ def test_the_table_holds_what_the_figures_do() -> None:
         identical=True,
         compared=3,
         steps_repeated=4,
-        counters=Counter({"faults.drop": 2, "late-push": 1, "sent": 9}),
+        counters=Counter({"late-push": 1, "sent": 9}),
     )
     figures = report.to_json()
     assert report.ok
     assert figures["recovery_seconds"]["kill-trainer"] == {"count": 1, "median": 0.25, "p95": 0.25, "worst": 0.25}
-    assert (figures["faults"], figures["steps_repeated"]) == ({"kill-trainer": 1, "message-drop": 2}, 4)
+    assert (figures["faults"], figures["steps_repeated"]) == ({"kill-trainer": 1}, 4)
     console = Console(record=True, width=120)
     console.print(report.render())
     shown = console.export_text()
     for line in (
         "j: 1 of 2 faults, seed 0",
         "kill-trainer │     1 │     0.25 │   0.25 │    0.25",
-        "messages       2 drop",
         "and 4 done again",
         "counted        1 late-push\n",
         "bit-identical  yes (3 tensors, 0 metrics)",

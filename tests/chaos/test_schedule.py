@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.fault_schedule import (
-    CLUSTER_WEIGHTS,
-    COORDINATOR_WEIGHTS,
-    MESSAGES,
-    WEIGHTS,
-    kinds_of,
-    make_schedule,
-    message_faults,
-)
+from graphft.runtime.chaos.fault_schedule import CLUSTER_WEIGHTS, COORDINATOR_WEIGHTS, WEIGHTS, kinds_of, make_schedule
 
 KINDS = tuple(WEIGHTS)
 
@@ -54,24 +46,16 @@ def test_picking_a_target() -> None:
 
 
 def test_kinds() -> None:
-    assert set(kinds_of((), 1)) == {*WEIGHTS, *MESSAGES}
-    assert set(kinds_of((), 3)) == {*WEIGHTS, *CLUSTER_WEIGHTS, *MESSAGES}
-    assert kinds_of(("drop", "kill-job"), 1) == ("drop", "kill-job")
+    assert set(kinds_of((), 1)) == {*WEIGHTS}
+    assert set(kinds_of((), 3)) == {*WEIGHTS, *CLUSTER_WEIGHTS}
+    assert kinds_of(("add-trainer", "kill-job"), 1) == ("add-trainer", "kill-job")
     with pytest.raises(GraphftError, match="no kind of fault 'kill-leader'") as error:
         kinds_of(("kill-leader",), 1)
     assert error.value.rule == "chaos-kind"
 
 
-def test_messages_suffer_only_what_is_asked_for() -> None:
-    assert message_faults(3, ("kill-job",)) is None
-    faults = message_faults(3, ("kill-job", "delay"))
-    assert faults is not None
-    assert (faults.seed, faults.delay > 0, faults.drop, faults.duplicate, faults.reorder) == (3, True, 0, 0, 0)
-    assert make_schedule(3, 10, ("delay",), 1000, 10) == []
-
-
 def test_only_a_job_with_coordinators_loses_them() -> None:
-    assert set(kinds_of((), 1, coordinator=True)) == {*WEIGHTS, *COORDINATOR_WEIGHTS, *MESSAGES}
+    assert set(kinds_of((), 1, coordinator=True)) == {*WEIGHTS, *COORDINATOR_WEIGHTS}
     with pytest.raises(GraphftError, match="no kind of fault 'kill-coordinator'"):
         kinds_of(("kill-coordinator",), 1)
     kinds = kinds_of((*COORDINATOR_WEIGHTS, "kill-etcd"), 1, coordinator=True)

@@ -30,10 +30,10 @@ from graphft.runtime.protocol.messages import (
     TasksSettled,
 )
 from graphft.runtime.queue.task_client import TaskClient
-from graphft.runtime.roles.listen import listen
 from graphft.runtime.roles.task_coordinator.role import LIMITS
 from graphft.runtime.roles.task_coordinator.task_server import TaskServer
-from graphft.runtime.transport import make_server
+from graphft.runtime.transport import ZmqServer
+from graphft.runtime.transport.address import listen
 from graphft.transpiler import Job
 from tests.runtime.trainers import Interposed
 from tests.support.patient import Patient
@@ -66,7 +66,7 @@ class Coordinator:
 
     def __init__(self, member: Member) -> None:
         self.member, self.stopping = member, threading.Event()
-        self.transport = make_server(member.id, LIMITS, member.login)
+        self.transport = ZmqServer(LIMITS, member.login)
         member.wake, member.leaving = self.transport.wake, self.stopping.is_set
         member.address = listen(self.transport, ["127.0.0.1"])
         assert member.session is not None

@@ -20,7 +20,7 @@ from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.messages import BatchAck, BatchPush, Hello, Parameters, Pull, Welcome
 from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 from graphft.runtime.transport.buffers import as_tensor, byte_view
-from graphft.runtime.transport.zeromq_client import ZmqClient
+from graphft.runtime.transport.zeromq import ZmqClient
 from graphft.transpiler import Job
 from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear

@@ -19,7 +19,7 @@ from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.roles.proof import Proof
-from graphft.runtime.transport.login import Login
+from graphft.runtime.transport.wire import Login
 from graphft.transpiler import Job
 
 WHERE = " while proving itself with batch 0 of chunk 2 in pass 0"

@@ -25,8 +25,8 @@ from graphft.runtime.protocol.messages import Hello, Pull
 from graphft.runtime.protocol.sync_events import SyncOptions
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.environment import RoleSpec, _make_role
-from graphft.runtime.transport.login import Login
-from graphft.runtime.transport.zeromq_server import ZmqServer
+from graphft.runtime.transport.wire import Login
+from graphft.runtime.transport.zeromq import ZmqServer
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
 from tests.support.patient import Patient

@@ -427,7 +427,7 @@ def test_a_launcher_takes_a_late_answer(scene: Scene, monkeypatch: pytest.Monkey
     member = scene.coordinator().start().member
     client = Mock()
     client.receive.side_effect = [None, SimpleNamespace(message=TaskFailed(1, "discarded", "it was killed"))]
-    monkeypatch.setattr(task_client, "make_client", lambda *_: client)
+    monkeypatch.setattr(task_client, "ZmqClient", lambda *_: client)
     change = report_failed(scene.etcd, scene.keys, member.login, (0, 0, 0), 1, "it was killed", 60.0)
     assert change is not None
     assert (client.connect.call_count, client.send.call_count) == (1, 2)

@@ -7,8 +7,8 @@ import random
 import signal
 
 from graphft.runtime.roles.environment import RoleSpec
-from graphft.runtime.transport.faults import Faults
 from tests.sim.compare import ComparedSimulation
+from tests.sim.transport import Faults
 from tests.sim.variants import Variant
 from tests.sim.world import Process
 

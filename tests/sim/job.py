@@ -20,7 +20,6 @@ from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.roles.environment import RoleSpec, _make_role
-from graphft.runtime.transport.faults import Faults
 from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
 from tests.sim.disk import Disk, SimPath
 from tests.sim.etcd import Client, Way
@@ -29,6 +28,7 @@ from tests.sim.machines import watched
 from tests.sim.network import WorldNetwork
 from tests.sim.substitutes import substituted
 from tests.sim.threads import SimTime
+from tests.sim.transport import Faults
 from tests.sim.variants import Variant, make_job
 from tests.sim.world import Died, Process, SimulationFailed, World
 

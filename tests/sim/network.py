@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from graphft.runtime.protocol.messages import decode
-from graphft.runtime.transport.faults import Faults
 from graphft.runtime.transport.port import Limits
-from tests.sim.transport import SimClient, SimNetwork, SimServer
+from tests.sim.transport import Faults, SimClient, SimNetwork, SimServer
 from tests.sim.world import Task, World
 
 

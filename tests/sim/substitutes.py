@@ -38,7 +38,7 @@ from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.structs import prepare_structs
 from graphft.runtime.protocol import task_groups, task_pass, task_queue
 from graphft.runtime.roles.task_coordinator import task_store
-from graphft.runtime.transport import make_client, make_server
+from graphft.runtime.transport import ZmqClient, ZmqServer
 from graphft.runtime.transport.address import advertise_host, network_identity
 from tests.sim.disk import Disk, SimOs, SimPath, SimShutil
 from tests.sim.network import WorldNetwork
@@ -177,8 +177,8 @@ def substituted(
         id(identify): lambda pid=None: UNKNOWN,
         id(network_identity): lambda: "",
         id(advertise_host): lambda *hosts: "127.0.0.1",
-        id(make_client): network.make_client,
-        id(make_server): network.make_server,
+        id(ZmqClient): network.make_client,
+        id(ZmqServer): network.make_server,
         id(reset_signals_in_forks): lambda: None,
         id(prepare_structs): lambda: None,
         id(open_regular): lambda path, buffering=-1: path.open("rb"),

@@ -11,15 +11,62 @@ import contextlib
 import heapq
 import itertools
 import math
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.protocol.messages import Message, encode
 from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint
-from graphft.runtime.transport.faults import Faults, FaultSchedule
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Reply, Sent
-from graphft.runtime.transport.zeromq import Malformed, accept, check_frame, count_sent
+from graphft.runtime.transport.wire import Malformed, accept, count_sent, frame_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """The faults of messages: shares of them, from 0 to 1."""
+
+    seed: int = 0
+    drop: float = 0.0
+    duplicate: float = 0.0
+    delay: float = 0.0
+    """Late, and so is all that follows on the same connection: as when TCP repeats a packet."""
+    reorder: float = 0.0
+    """Late, and overtaken by what follows."""
+    max_delay: float = 0.05
+    """Seconds; late messages are so by a random part of it."""
+
+
+class Fate(NamedTuple):
+    """The fate of one copy of a message. `ordered`: it waits for those before it on its connection."""
+
+    delay: float
+    ordered: bool
+
+
+class FaultSchedule:
+    """The fates of a network's messages, one after the other: a function of the seed alone."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._random = random.Random(faults.seed)
+
+    def next(self) -> list[Fate]:
+        """Returns the copies of the next message: none (lost), one, or two."""
+        f = self._faults
+        # Always the same number of draws: changing one rate leaves the other faults where they were.
+        lost, doubled, late, overtaken, first, second = (self._random.random() for _ in range(6))
+        if lost < f.drop:
+            return []
+        if overtaken < f.reorder:
+            fates = [Fate(first * f.max_delay, ordered=False)]
+        else:
+            fates = [Fate(first * f.max_delay if late < f.delay else 0.0, ordered=True)]
+        if doubled < f.duplicate:
+            fates.append(Fate(second * f.max_delay, ordered=False))
+        return fates
 
 
 class SimNetwork:
@@ -177,11 +224,11 @@ def _until(network: SimNetwork, timeout_s: float | None) -> float:
     return math.inf if timeout_s is None else network.now + timeout_s
 
 
-def _flight(network: SimNetwork, header: bytes, frame: Frame | None, copy: bool | None) -> _Flight:
-    if frame is None:
+def _flight(network: SimNetwork, header: bytes, frame: Frame | None) -> _Flight:
+    view = frame_bytes(frame, network.limits)
+    if view is None:
         return _Flight([memoryview(header)], None)
-    view = check_frame(frame, network.limits)
-    if copy or (copy is None and view.nbytes < network.limits.zero_copy_from):
+    if view.nbytes < network.limits.zero_copy_from:
         return _Flight([memoryview(header), memoryview(bytearray(view))], None)
     return _Flight([memoryview(header), view], _SimSent(network))
 
@@ -225,8 +272,8 @@ class SimServer:
         except Malformed as e:
             self.send(peer, e.refusal())
 
-    def send(self, peer: bytes, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
-        flight = _flight(self._network, encode(message), frame, copy)
+    def send(self, peer: bytes, message: Message, frame: Frame | None = None) -> Sent:
+        flight = _flight(self._network, encode(message), frame)
         if peer not in self.peers:
             self.counters["unroutable"] += 1
             return Released()
@@ -271,9 +318,9 @@ class SimClient:
             self.counters["stale"] += len(self._inbox) - len(fresh)
             self._inbox = deque(fresh)
 
-    def send(self, shard: int, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
+    def send(self, shard: int, message: Message, frame: Frame | None = None) -> Sent:
         self._check_open()
-        flight = _flight(self.network, encode(message), frame, copy)
+        flight = _flight(self.network, encode(message), frame)
         if shard not in self._links:
             self.counters["unroutable"] += 1
             return Released()

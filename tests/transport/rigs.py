@@ -10,15 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import msgspec
 import zmq
 
 from graphft.runtime.etcd import free_ports
 from graphft.runtime.protocol.messages import Message, decode
-from graphft.runtime.transport.faults import Faults, FaultyClient, FaultyServer
 from graphft.runtime.transport.port import ClientTransport, Limits, Received, ServerTransport
-from graphft.runtime.transport.zeromq_client import ZmqClient
-from graphft.runtime.transport.zeromq_server import ZmqServer
+from graphft.runtime.transport.zeromq import ZmqClient, ZmqServer
 from tests.sim.transport import SimNetwork
 
 LIMITS = Limits(max_frame=1 << 20, max_header=4096, poll_batch=64)
@@ -91,32 +88,7 @@ class SimRig:
         return
 
 
-class FaultyRig:
-    """A rig whose transports are wrapped, with the given faults."""
-
-    def __init__(self, inner: ZmqRig | SimRig, faults: Faults) -> None:
-        self.inner, self._faults = inner, faults
-        self._clock = inner.network.time if isinstance(inner, SimRig) else time.monotonic
-
-    def server(self) -> ServerTransport:
-        return FaultyServer(self.inner.server(), self._faults, self._clock)
-
-    def client(self, identity: str = "t0") -> ClientTransport:
-        return FaultyClient(self.inner.client(identity), self._faults, self._clock)
-
-    def exchange_raw(self, address: str, parts: Sequence[bytes], server: ServerTransport) -> Message | None:
-        return self.inner.exchange_raw(address, parts, server)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-RIGS: dict[str, Callable[[], Rig]] = {
-    "zeromq": ZmqRig,
-    "sim": SimRig,
-    "faultless-zeromq": lambda: FaultyRig(ZmqRig(), Faults()),
-    "faultless-sim": lambda: FaultyRig(SimRig(), Faults()),
-}
+RIGS: dict[str, Callable[[], Rig]] = {"zeromq": ZmqRig, "sim": SimRig}
 
 
 def collect(server: ServerTransport, count: int, timeout_s: float = WAIT) -> list[Received]:
@@ -133,7 +105,7 @@ SERVER = """
 import sys
 from graphft.runtime.protocol.messages import Parameters, Push, Welcome
 from graphft.runtime.transport.port import Limits
-from graphft.runtime.transport.zeromq_server import ZmqServer
+from graphft.runtime.transport.zeromq import ZmqServer
 server = ZmqServer(Limits(heartbeat=float(sys.argv[2])))
 print(server.bind(port=int(sys.argv[1])), flush=True)
 while True:
@@ -173,7 +145,3 @@ class ServerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-
-def packed(value: object) -> bytes:
-    return msgspec.msgpack.encode(value)

@@ -1,4 +1,4 @@
-"""What every driver must do, on all of them: ZeroMQ, simulated, and both behind the fault injector without faults."""
+"""Every driver of the transport, ZeroMQ and the simulated one, does the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from transport.rigs import LIMITS, RIGS, WAIT, Rig, collect, packed
+from transport.rigs import LIMITS, RIGS, WAIT, Rig, collect
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Parameters, Push, Query, Refused, Welcome, encode
@@ -16,6 +16,7 @@ from graphft.runtime.transport.port import ClientTransport, ServerTransport
 WELCOME = Welcome(shard=0, incarnation="i", generation=1, version=2)
 DEAD = "tcp://127.0.0.1:9"
 LARGE = 300_000  # bytes: above the size that is copied
+TOO_LARGE = bytes(LIMITS.max_frame + 1)
 
 
 @pytest.fixture(params=RIGS)
@@ -62,16 +63,6 @@ def test_hundreds_of_queued_messages_arrive_once_and_in_order(rig: Rig) -> None:
     assert [g.message.step for g in got] == list(range(500))
     assert all(bytes(g.frame) == bytes([i % 251]) * (1 + 700 * (i % 100)) for i, g in enumerate(got))
     assert server.poll(0) == []
-
-
-def test_one_poll_returns_a_bounded_number(rig: Rig) -> None:
-    server, client, _ = connected(rig)
-    for i in range(LIMITS.poll_batch + 10):
-        client.send(0, push(step=i))
-    sizes = []
-    while sum(sizes) < LIMITS.poll_batch + 10:
-        sizes.append(len(server.poll(WAIT)))
-        assert 0 < sizes[-1] <= LIMITS.poll_batch
 
 
 def test_answers_reach_the_peer_that_asked(rig: Rig) -> None:
@@ -144,18 +135,12 @@ def test_an_answer_to_a_peer_that_is_gone_is_counted_and_dropped(rig: Rig) -> No
     end = time.monotonic() + 120
     while not server.counters["unroutable"] and time.monotonic() < end:  # it has not noticed
         server.poll(0.05)
-        sent = server.send(got.peer, WELCOME, bytes(LARGE), copy=False)
+        sent = server.send(got.peer, WELCOME, bytes(LARGE))
     assert server.counters["unroutable"] == 1
     assert sent.done
     assert server.send(b"nobody", WELCOME, bytes(LARGE)).done
-    assert server.counters["unroutable"] == 2
-
-
-def test_sending_to_a_shard_without_a_connection_is_counted(rig: Rig) -> None:
-    client = rig.client()
-    assert client.send(3, push(), bytes(LARGE)).wait(120)
-    assert client.counters["unroutable"] == 1
-    client.disconnect(3)
+    assert client.send(3, push(), bytes(LARGE)).done
+    assert (server.counters["unroutable"], client.counters["unroutable"]) == (2, 1)
 
 
 def test_a_frame_may_change_once_it_is_done(rig: Rig) -> None:
@@ -168,19 +153,12 @@ def test_a_frame_may_change_once_it_is_done(rig: Rig) -> None:
     assert bytes(collect(server, 1)[0].frame or b"") == b"a" * LARGE
 
 
-@pytest.mark.parametrize(("size", "copy"), [(1000, None), (1000, True), (LARGE, True)])
-def test_a_copied_frame_may_change_at_once(rig: Rig, size: int, copy: bool | None) -> None:
+def test_a_small_frame_may_change_at_once(rig: Rig) -> None:
     server, client, _ = connected(rig)
-    frame = bytearray(b"a" * size)
-    assert client.send(0, push(), frame, copy=copy).done
-    frame[:] = b"b" * size
-    (got,) = collect(server, 1)
-    assert bytes(got.frame or b"") == b"a" * size
-    assert server.send(got.peer, WELCOME, frame, copy=copy).done
-    frame[:] = b"c" * size
-    reply = client.receive(WAIT)
-    assert reply is not None
-    assert bytes(reply.frame or b"") == b"b" * size
+    frame = bytearray(b"a" * 1000)
+    assert client.send(0, push(), frame).done
+    frame[:] = b"b" * 1000
+    assert bytes(collect(server, 1)[0].frame or b"") == b"a" * 1000
 
 
 def test_wake_ends_one_wait(rig: Rig) -> None:
@@ -214,52 +192,28 @@ def test_a_malformed_message_is_refused_counted_and_answered(rig: Rig, reason: s
     assert [g.message for g in collect(server, 1)] == [Query()]
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        packed(["nonsense", 1]),
-        packed(["push", 1, 2, 3]),
-        packed(["push", 1, 2, 3, 4, 5, True, "more"]),
-        packed(["push", 1, 2, 3, "four", 5, True]),
-        packed({"t": "query"}),
-        packed(None),
-        b"",
-        encode(Query()) + b"x",
-        packed(["hello", "job", "program", 5]),
-        b"\x92\xa5hello",
-        b"\x91\xa5\xff\xfe\xfd\xfc\xfb",
-        b"\x91" * 3000,
-    ],
-)
-def test_foreign_headers_are_refused(rig: Rig, header: bytes) -> None:
-    server, _, address = connected(rig)
-    assert isinstance(rig.exchange_raw(address, [header], server), Refused)
-    assert server.counters["refused.undecodable"] == 1
-
-
 def test_a_frame_that_no_receiver_takes_is_an_error_of_the_sender(rig: Rig) -> None:
     server, client, _ = connected(rig)
-    with pytest.raises(GraphftError, match=r"frame-size.*1048577 bytes, at most 1048576"):
-        client.send(0, push(), bytes(LIMITS.max_frame + 1))
-    with pytest.raises(GraphftError, match="not contiguous"):
-        client.send(0, push(), memoryview(bytes(100))[::2])
-    with pytest.raises(GraphftError, match="frame-size"):
-        server.send(b"t0", WELCOME, bytes(LIMITS.max_frame + 1))
+    for send in (lambda: client.send(0, push(), TOO_LARGE), lambda: server.send(b"t0", WELCOME, TOO_LARGE)):
+        with pytest.raises(GraphftError) as raised:
+            send()
+        assert raised.value.rule == "frame-size"
     client.send(0, Query())
     assert [g.message for g in collect(server, 1)] == [Query()]
 
 
 def test_a_busy_port_is_named(rig: Rig) -> None:
-    address = rig.server().bind()
-    port = int(address.rpartition(":")[2])
-    with pytest.raises(GraphftError, match=rf"port-in-use.*tcp://127.0.0.1:{port}.*in use"):
+    port = int(rig.server().bind().rpartition(":")[2])
+    with pytest.raises(GraphftError) as raised:
         rig.server().bind(port=port)
+    assert raised.value.rule == "port-in-use"
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:80", "tcp://127.0.0.1", "tcp://:80", "tcp://h:99999", "ipc:///x"])
 def test_what_is_no_address_is_refused_at_once(rig: Rig, address: str) -> None:
-    with pytest.raises(GraphftError, match=r"error\[address\]"):
+    with pytest.raises(GraphftError) as raised:
         rig.client().connect(0, address)
+    assert raised.value.rule == "address"
 
 
 def test_closing_twice_is_fine_and_ends_the_use(rig: Rig) -> None:
@@ -270,5 +224,6 @@ def test_closing_twice_is_fine_and_ends_the_use(rig: Rig) -> None:
     server.wake()
     client.wake()
     for use in (lambda: client.send(0, Query()), lambda: client.receive(1), lambda: client.connect(0, DEAD)):
-        with pytest.raises(GraphftError, match=r"transport of t0 is closed"):
+        with pytest.raises(GraphftError) as raised:
             use()
+        assert raised.value.rule == "transport"

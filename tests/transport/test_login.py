@@ -14,8 +14,8 @@ from transport.rigs import LIMITS, WAIT, collect
 
 from graphft.runtime.protocol.messages import Hello, Push, Query, Welcome, encode
 from graphft.runtime.transport import Login, ZmqClient, ZmqServer
-from graphft.runtime.transport.login import Gate
 from graphft.runtime.transport.port import Limits
+from graphft.runtime.transport.wire import Gate
 from tests.support.waiting import until
 
 LOGIN = Login("run-1", "secret of the run")

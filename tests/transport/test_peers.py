@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +18,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Parameters, Push, Query, Welcome, encode
 from graphft.runtime.transport.address import split_endpoint
 from graphft.runtime.transport.port import Limits, Received, Reply
-from graphft.runtime.transport.zeromq_client import ZmqClient
-from graphft.runtime.transport.zeromq_server import ZmqServer
+from graphft.runtime.transport.zeromq import ZmqClient, ZmqServer
 from tests.support.waiting import until
 
 
@@ -152,32 +150,6 @@ def test_a_frozen_peer_becomes_unroutable() -> None:
     server.close()
 
 
-def test_random_bytes_on_the_port_harm_nobody(client: ZmqClient) -> None:
-    server = ZmqServer(LIMITS)
-    address = server.bind()
-    client.connect(0, address)
-    for seed in range(20):
-        with socket.create_connection(split_endpoint(address)) as stranger:
-            stranger.sendall(bytes((seed * 131 + i * 29) % 256 for i in range(200 + seed)))
-    context = zmq.Context()
-    with context.socket(zmq.REQ) as asker, context.socket(zmq.DEALER) as dealer:
-        asker.linger = dealer.linger = 0
-        asker.connect(address)
-        dealer.connect(address)
-        asker.send(encode(Query()))  # REQ puts an empty part before
-        for size in range(1, 100):
-            dealer.send(os.urandom(size))
-        client.send(0, Query())
-        end = time.monotonic() + 120
-        got: list[Received] = []
-        while time.monotonic() < end and (server.counters["refused.undecodable"] < 100 or not got):
-            got += server.poll(0.1)
-        assert server.counters["refused.undecodable"] >= 100
-        assert [g.message for g in got] == [Query()]
-    context.destroy(linger=0)
-    server.close()
-
-
 def test_a_gigantic_message_costs_its_sender_the_connection(client: ZmqClient) -> None:
     server = ZmqServer(LIMITS)
     address = server.bind()
@@ -190,7 +162,7 @@ def test_a_gigantic_message_costs_its_sender_the_connection(client: ZmqClient) -
         client.connect(0, address)
         client.send(0, Query())
         assert [g.message for g in collect(server, 1)] == [Query()]
-        assert server.counters == {"received": 1, "received_bytes": 0}
+        assert server.counters == {"received": 1}
     context.destroy(linger=0)
     server.close()
 
@@ -209,33 +181,6 @@ def test_a_client_counts_and_drops_malformed_answers(client: ZmqClient) -> None:
         assert client.counters["refused.undecodable"] == 2
         assert client.counters["refused.parts"] == 1
     context.destroy(linger=0)
-
-
-def test_wake_interrupts_a_poll_within_milliseconds() -> None:
-    server = ZmqServer()
-    server.bind()
-    woken: list[float] = []
-    waiting = threading.Semaphore(0)
-
-    def loop() -> None:
-        for _ in range(30):
-            waiting.release()
-            assert server.poll(30) == []
-            woken.append(time.perf_counter())
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    called = []
-    for _ in range(30):
-        waiting.acquire()
-        time.sleep(0.005)
-        called.append(time.perf_counter())
-        server.wake()
-    thread.join(120)
-    waits = [w - c for w, c in zip(woken, called, strict=True)]
-    assert min(waits) < 0.01
-    assert statistics.median(waits) < 5, "a busy machine takes its time, but none waits for the end of a poll"
-    server.close()
 
 
 def test_close_ends_a_wait_in_another_thread(client: ZmqClient) -> None:
@@ -299,10 +244,3 @@ def test_a_thread_that_waits_misses_nothing_while_another_sends(client: ZmqClien
         thread.join(120)
     assert versions == list(range(count))
     server.close()
-
-
-def test_an_address_that_nobody_can_have_is_refused(client: ZmqClient) -> None:
-    with pytest.raises(GraphftError, match=r"error\[address\].*'tcp://a b:5'.*Invalid argument"):
-        client.connect(0, "tcp://a b:5")
-    client.send(0, Query())
-    assert client.counters["unroutable"] == 1

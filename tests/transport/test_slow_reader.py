@@ -13,8 +13,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Push, Query
 from graphft.runtime.transport.address import split_endpoint
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor
-from graphft.runtime.transport.zeromq_client import ZmqClient
-from graphft.runtime.transport.zeromq_server import ZmqServer
+from graphft.runtime.transport.zeromq import ZmqClient, ZmqServer
 
 NUMEL = 4 << 20  # 16 MB: more than the kernel buffers between sender and reader
 
@@ -59,8 +58,9 @@ def test_buffers_are_reused_only_when_they_are_free(path: tuple[ZmqServer, Relay
         gradient.fill_(step)
         buffers.pin(client.send(0, push(step), buffers.pack([gradient])))
     gradient.fill_(2)
-    with pytest.raises(GraphftError, match=r"buffer-in-use.*not released within 0.1 s"):
+    with pytest.raises(GraphftError) as raised:
         buffers.pack([gradient], timeout_s=0.1)
+    assert raised.value.rule == "buffer-in-use"
     relay.paused.clear()
     for step in range(2, 5):
         gradient.fill_(step)
@@ -76,11 +76,4 @@ def test_dropping_the_connection_frees_its_frames(path: tuple[ZmqServer, Relay, 
     sent = [client.send(0, push(step), bytes(4 * NUMEL)) for step in range(3)]
     assert not any(s.wait(0.05) for s in sent)
     client.disconnect(0)
-    assert all(s.wait(120) for s in sent)
-
-
-def test_closing_frees_what_is_queued(path: tuple[ZmqServer, Relay, ZmqClient]) -> None:
-    _, _, client = path
-    sent = [client.send(0, push(step), bytes(4 * NUMEL)) for step in range(3)]
-    client.close()
     assert all(s.wait(120) for s in sent)

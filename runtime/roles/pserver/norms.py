@@ -10,7 +10,7 @@ import torch
 from graphft.ir import Block
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.protocol.messages import Message
-from graphft.runtime.transport import Limits, Login, make_client
+from graphft.runtime.transport import Limits, Login, ZmqClient
 from graphft.runtime.transport.buffers import as_tensor
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
 
@@ -28,7 +28,7 @@ class PartialSumsExchange:
         self.partials: str = block.attrs["partials"].name if block is not None else ""
         self.order: Sequence[tuple[int, int, int]] = block.attrs["order"] if block is not None else ()
         self.shard = shard
-        self.client = make_client(identity, f"norms {shard}", limits, login)
+        self.client = ZmqClient(identity, limits, login)
         self._connected: dict[int, str] = {}
 
     def fault(self, shard: int, frame: memoryview | None) -> str:

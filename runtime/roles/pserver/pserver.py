@@ -19,12 +19,12 @@ from graphft.runtime.queue.passes import close_passes
 from graphft.runtime.queue.requeue import close_tasks
 from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.roles.limits import pserver_limits
-from graphft.runtime.roles.listen import listen
 from graphft.runtime.roles.pserver.shard_proof import prove_shard
 from graphft.runtime.roles.pserver.shard_server import ShardServer
 from graphft.runtime.roles.role import Role
 from graphft.runtime.roles.seen_view import SeenView
-from graphft.runtime.transport import make_server
+from graphft.runtime.transport import ZmqServer
+from graphft.runtime.transport.address import listen
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -47,7 +47,7 @@ class Pserver(Role):
             )
         super().__init__(job, job_dir, job.pserver_program(index), etcd, index, session)
         self.limits = pserver_limits(job.programs.pservers, index, job.config.trainers)
-        self.transport = make_server(f"pserver {index}", self.limits, self.member.login)
+        self.transport = ZmqServer(self.limits, self.member.login)
         self.member.wake = self.transport.wake
         self.member.address = listen(self.transport, [parse_endpoint(e).host for e in etcd.endpoints])
         self.view = self.ctx.view = SeenView(self.member)

@@ -13,11 +13,11 @@ from graphft.ir import Program
 from graphft.runtime.etcd import Store
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.roles.coordinator import JobKeeper
-from graphft.runtime.roles.listen import listen
 from graphft.runtime.roles.role import Role
 from graphft.runtime.roles.seen_view import SeenView
 from graphft.runtime.roles.task_coordinator.task_server import TaskServer
-from graphft.runtime.transport import Limits, make_server
+from graphft.runtime.transport import Limits, ZmqServer
+from graphft.runtime.transport.address import listen
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -36,7 +36,7 @@ class TaskCoordinator(Role):
         self._leaving = False
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self._leave())
-        self.transport = make_server(f"coordinator {index}", LIMITS, self.member.login)
+        self.transport = ZmqServer(LIMITS, self.member.login)
         self.member.wake, self.member.leaving = self.transport.wake, lambda: self._leaving
         self.member.address = listen(self.transport, [parse_endpoint(e).host for e in etcd.endpoints])
         self.ctx.view = SeenView(self.member)

@@ -149,7 +149,7 @@ class TrialComm(CommPort):
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None:
         layout = BucketLayout.of(tensors, slices)
         flat = self.pushed[shard, bucket] = torch.empty(layout.numel, dtype=layout.dtype)
-        pack(flat, tensors, layout)
+        pack(flat, tensors, slices)
 
     def check_loss(self, loss: Tensor) -> None:
         """The values are not those of the job, and tell nothing about it."""

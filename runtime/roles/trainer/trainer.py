@@ -44,7 +44,7 @@ from graphft.runtime.roles.trainer.step_proof import prove_step
 from graphft.runtime.roles.trainer.storage_wait import open_when_there
 from graphft.runtime.roles.trainer.validator import Validator
 from graphft.runtime.roles.trainer.view import TrainerView
-from graphft.runtime.transport import make_client
+from graphft.runtime.transport import ZmqClient
 from graphft.transpiler.record import VALIDATION
 
 if TYPE_CHECKING:
@@ -103,9 +103,7 @@ class Trainer(Role):
         _check_index(job, index)
         super().__init__(job, job_dir, job.trainer_program(), etcd, index)
         self.state = TrainerState()
-        self.transport = make_client(
-            self.member.id, f"trainer {index}", trainer_limits(self.program), self.member.login
-        )
+        self.transport = ZmqClient(self.member.id, trainer_limits(self.program), self.member.login)
         self.member.wake, self.member.leaving = self.transport.wake, lambda: self.state.leaving
         self.plan = self.config.plan
         self.work_record = WorkRecord(record_path(self.job_dir, index))
