@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graphft.transpiler.api import transpile
     from graphft.transpiler.config import JobConfig
-    from graphft.transpiler.job import Job, pipeline
+    from graphft.transpiler.job import Job
+    from graphft.transpiler.passes import pipeline
     from graphft.transpiler.programs import Programs, Stage, run_passes
     from graphft.transpiler.record import JobRecord, read_record
 
@@ -16,7 +17,7 @@ _HOME = {
     "transpile": "api",
     "JobConfig": "config",
     "Job": "job",
-    "pipeline": "job",
+    "pipeline": "passes",
     "Programs": "programs",
     "Stage": "programs",
     "run_passes": "programs",

@@ -27,7 +27,7 @@ from graphft.transpiler.config import JobConfig
 from graphft.transpiler.effects import check_effects
 from graphft.transpiler.evaluation import check_criteria, check_fits, evaluation_of
 from graphft.transpiler.job import Job
-from graphft.transpiler.passes import SliceParameters
+from graphft.transpiler.passes.slicing import most_shards
 from graphft.transpiler.rates import tell_zero_rate
 from graphft.transpiler.validation import Validation, ValidationConfig
 
@@ -276,8 +276,7 @@ def _tell_idle_slots(config: JobConfig) -> None:
 
 def _without_idle_pservers(program: Program, config: JobConfig) -> JobConfig:
     """`config` with as many pservers as there are slices for, and a warning if these are fewer."""
-    slicing = SliceParameters(config.pservers, config.slice_unit, config.min_block, config.bucket_bytes)
-    most = slicing.most_shards(program)
+    most = most_shards(program, config)
     if most == config.pservers:
         return config
     log.warning(

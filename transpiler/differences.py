@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.ir.storage import load_program
-from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
+from graphft.transpiler.layout import SKIPPED_STEPS
 from graphft.transpiler.program_differences import program_differences
 
 if TYPE_CHECKING:

@@ -40,61 +40,14 @@ from graphft.transpiler.fingerprint import (
     new_run,
     without_lines,
 )
-from graphft.transpiler.passes import (
-    CheckFinite,
-    CompensateDelay,
-    InsertCheckpoints,
-    InsertCommunication,
-    InsertDecisions,
-    InsertLiveness,
-    InsertQueue,
-    InsertValidation,
-    KeepOptimizer,
-    LocalSteps,
-    MakeBuckets,
-    ReportMetrics,
-    SliceParameters,
-    SplitOptimizer,
-)
-from graphft.transpiler.programs import Pass, Programs, Stage, run_passes
+from graphft.transpiler.passes import pipeline
+from graphft.transpiler.programs import Programs, Stage, run_passes
 from graphft.transpiler.record import FORMAT, MARKER, NO_PREDICTION, RECORD, VALIDATION, read_record
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from graphft.capture.model import Origin
-
-
-def pipeline(config: JobConfig) -> tuple[Pass, ...]:
-    """The passes that make a job of these options, in order."""
-    c, v = config, config.validate
-    return (
-        SliceParameters(c.pservers, c.slice_unit, c.min_block, c.bucket_bytes),
-        MakeBuckets(c.bucket_bytes),
-        KeepOptimizer(c.pservers, c.trainers)
-        if c.mode == "geo_sgd"
-        else SplitOptimizer(c.pservers, c.slice_unit, c.sync),
-        *([CompensateDelay(float(c.dc_lambda), float(c.dc_decay))] if c.mode == "dc_asgd" else []),
-        InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
-        CheckFinite(c.on_nonfinite),
-        ReportMetrics(),
-        InsertQueue(
-            c.sync, c.ft, c.chunk_timeout, c.max_failures, c.may_discard, c.dispatch, on_demand=c.passes_on_demand
-        ),
-        *([LocalSteps(c.mode, c.local_steps)] if c.mode in ("half_async", "geo_sgd") else []),
-        InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval, c.chunk_timeout),
-        *([InsertDecisions(v.every, v.plateau is not None)] if v is not None else []),
-        InsertCheckpoints(
-            c.ft,
-            c.checkpoint_every,
-            float(c.checkpoint_seconds),
-            c.keep_checkpoints,
-            c.recovery_timeout,
-            c.on_barrier_timeout,
-            passes=c.passes_on_demand,
-        ),
-        *([InsertValidation(v.every, c.chunk_timeout, c.max_failures)] if v is not None else []),
-    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +78,7 @@ class Job:
         source, evaluation = source.clone(), evaluation.clone() if evaluation is not None else None
         for program in filter(None, (source, evaluation)):
             program.attrs.update(device=config.device, seed=config.seed)
-        programs = run_passes(source, pipeline(config), evaluation)[-1].programs
+        programs = run_passes(source, pipeline(config), config, evaluation)[-1].programs
         return Job(source, config, programs, evaluation=evaluation, prediction=prediction, origin=origin)
 
     def __repr__(self) -> str:
@@ -183,7 +136,7 @@ class Job:
     @property
     def passes(self) -> tuple[Stage, ...]:
         """The programs as captured, and after each pass."""
-        return run_passes(self.source, pipeline(self.config), self.evaluation)
+        return run_passes(self.source, pipeline(self.config), self.config, self.evaluation)
 
     def diff(self) -> str:
         """What `ft` changes in the trainer's program: a text diff of the blocks without and with it."""
@@ -191,7 +144,8 @@ class Job:
         return "\n".join(difflib.unified_diff(before, after, "ft=False", "ft=True", lineterm="", n=1))
 
     def _step_with(self, ft: bool) -> list[str]:
-        stages = run_passes(self.source, pipeline(self.config.replace(ft=ft)), self.evaluation)
+        config = self.config.replace(ft=ft)
+        stages = run_passes(self.source, pipeline(config), config, self.evaluation)
         return "\n\n".join(map(format_block, stages[-1].programs.trainer.blocks.values())).splitlines()
 
     def run(self, **options: Any) -> Any:

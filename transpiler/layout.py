@@ -22,6 +22,14 @@ Reduce = Literal["weighted_mean", "mean", "first"]
 
 EVOLVING = (Kind.PARAM, Kind.BUFFER)
 """Kinds of the variables that live on pservers (optimizer state follows its parameter)."""
+ALL_NORMS = "sqnorm_all"
+"""Input of a pserver's optimize blocks: the partial sums of squares of all shards, in canonical order."""
+SKIPPED_STEPS = "skipped_steps"
+"""State of each pserver: how many steps (async: batches, or units) were left out as not finite."""
+RATE_SCALE = "rate_scale"
+"""State of each pserver: what the learning rates of its schedule are multiplied by."""
+VALIDATE = "validate"
+"""Block of the evaluation's program that validates one batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def recorded(etcd: Store, keys: Keys) -> dict[str, Any]:
 
 def skipped_in(values: Mapping[str, Any]) -> dict[str, int]:
     """Returns how many steps a shard with these values has skipped, for a manifest's metadata."""
-    from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
+    from graphft.transpiler.layout import SKIPPED_STEPS
 
     count = int(values.get(SKIPPED_STEPS, 0))
     return {SKIPPED: count} if count else {}

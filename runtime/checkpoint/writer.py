@@ -317,7 +317,7 @@ class Saver:
 def _lost(shards: Sequence[Mapping[str, Tensor]], initial: Sequence[Mapping[str, Tensor]]) -> dict[str, str] | None:
     """The model's metadata: how many steps (async: of the shard that left out the most) were left out as not finite,
     and which variables are not finite."""
-    from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
+    from graphft.transpiler.layout import SKIPPED_STEPS
 
     counts = [int(values[SKIPPED_STEPS]) for values in shards if SKIPPED_STEPS in values]
     bad: dict[str, int] = {}

@@ -16,7 +16,7 @@ from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.pserver.norms import lay_out
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
 from graphft.runtime.transport.buffers import byte_view
-from graphft.transpiler.passes.split_optimizer import ALL_NORMS
+from graphft.transpiler.layout import ALL_NORMS
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job

@@ -17,7 +17,7 @@ from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.transport import Limits, Login, Received, ZmqServer
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler import Job
-from graphft.transpiler.passes.split_optimizer import ALL_NORMS
+from graphft.transpiler.layout import ALL_NORMS
 from tests.support.programs_by_hand import linear
 
 LOGIN = Login("a run", "its secret")

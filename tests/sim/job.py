@@ -20,7 +20,7 @@ from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.roles.environment import RoleSpec, _make_role
-from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
+from graphft.transpiler.layout import SKIPPED_STEPS
 from tests.sim.disk import Disk, SimPath
 from tests.sim.etcd import Client, Way
 from tests.sim.etcd_store import SimEtcd

@@ -21,7 +21,7 @@ from graphft.runtime.execute.lowering import Lowered, lower
 from graphft.runtime.queue.async_queue import batches_of
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
-from graphft.transpiler.passes.split_optimizer import ALL_NORMS
+from graphft.transpiler.layout import ALL_NORMS
 
 Batches = Callable[[Located], Mapping[str, Tensor]]
 

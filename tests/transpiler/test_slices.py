@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Type
 from graphft.transpiler.layout import Slice, all_slices, buckets_of, evolving, itemsize, slices_of
-from graphft.transpiler.passes import MakeBuckets, SliceParameters
+from graphft.transpiler.passes import make_buckets, slice_parameters
+from graphft.transpiler.passes.slicing import most_shards
 from graphft.transpiler.programs import Programs
 
 DTYPES = ("float32", "float64", "bfloat16", "int64")
@@ -32,6 +35,17 @@ def program_of(variables: list[tuple[tuple[int, ...], str]]) -> Program:
     return program
 
 
+def laid_out(
+    program: Program, shards: int = 1, unit: int = 8192, min_block: int = 8192, size: int = 4 << 20
+) -> Program:
+    """The program with slices and buckets."""
+    options: Any = SimpleNamespace(pservers=shards, slice_unit=unit, min_block=min_block, bucket_bytes=size)
+    job = Programs(program.clone())
+    slice_parameters(job, options)
+    make_buckets(job, options)
+    return job.trainer
+
+
 shapes = st.lists(st.integers(1, 40), min_size=0, max_size=3).map(tuple)
 programs = st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size=8).map(program_of)
 
@@ -41,13 +55,12 @@ programs = st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_
     programs, st.integers(1, 4), st.sampled_from([64, 128, 8192]), st.integers(1, 500), st.sampled_from([1024, 1 << 22])
 )
 def test_slices(program: Program, shards: int, unit: int, min_block: int, max_bytes: int) -> None:
-    before = str(program)
-    cut = SliceParameters(shards, unit, min_block, max_bytes)
-    if sum(len(cut.cut(v)) for v in evolving(program)) < shards:
+    options: Any = SimpleNamespace(pservers=shards, slice_unit=unit, min_block=min_block, bucket_bytes=max_bytes)
+    if most_shards(program, options) < shards:
         with pytest.raises(ProgramError, match="too-many-pservers"):
-            cut.run(Programs(program))
+            laid_out(program, shards, unit, min_block, max_bytes)
         return
-    sliced = cut.run(Programs(program)).trainer
+    sliced = laid_out(program, shards, unit, min_block, max_bytes)
     loads = [0] * shards
     for v in evolving(sliced):
         slices = slices_of(v)
@@ -64,16 +77,14 @@ def test_slices(program: Program, shards: int, unit: int, min_block: int, max_by
             assert s.numel >= min(allowed, numel) or rest or len(slices) == 1
     largest = max(s.numel * itemsize(sliced.variables[s.variable].dtype) for s in all_slices(sliced))
     assert max(loads) - min(loads) <= largest
-    assert str(program) == before, "a pass never changes its input"
-    assert str(cut.run(Programs(program)).trainer) == str(sliced), "deterministic"
+    assert str(laid_out(program, shards, unit, min_block, max_bytes)) == str(sliced), "deterministic"
 
 
 @given(programs, st.integers(1, 3), st.sampled_from([1024, 4096]))
 def test_buckets(program: Program, shards: int, bucket_bytes: int) -> None:
     if len(program.variables) < 2 * shards:
         return
-    sliced = SliceParameters(shards, 64, 64, bucket_bytes).run(Programs(program))
-    laid = MakeBuckets(bucket_bytes).run(sliced).trainer
+    laid = laid_out(program, shards, 64, 64, bucket_bytes)
     buckets = buckets_of(laid)
     packed = [s for b in buckets for s in b.slices]
     assert sorted(packed, key=_key) == sorted(all_slices(laid), key=_key)
@@ -92,13 +103,13 @@ def _key(s: Slice) -> tuple[str, int]:
 
 def test_buckets_are_in_reverse_order_of_use() -> None:
     program = program_of([((64,), "float32")] * 4)
-    laid = MakeBuckets(512).run(SliceParameters(1, 64, 64).run(Programs(program))).trainer
+    laid = laid_out(program, 1, 64, 64, 512)
     assert [[s.variable for s in b.slices] for b in buckets_of(laid)] == [["v3", "v2"], ["v1", "v0"]]
 
 
 def test_large_tensors_are_spread_and_small_ones_stay_whole() -> None:
     program = program_of([((1000, 100), "float32"), ((10,), "float32")])
-    sliced = SliceParameters(3).run(Programs(program)).trainer
+    sliced = laid_out(program, 3)
     assert sliced.variables["v0"].attrs["slices"] == ((0, 32768, 1), (32768, 65536, 2), (65536, 100000, 0))
     assert [s.name for s in slices_of(sliced.variables["v1"])] == ["v1"]
     assert [s.name for s in slices_of(sliced.variables["v0"])] == ["v0@slice0", "v0@slice1", "v0@slice2"]
@@ -106,7 +117,7 @@ def test_large_tensors_are_spread_and_small_ones_stay_whole() -> None:
 
 def test_no_slice_exceeds_a_bucket() -> None:
     program = program_of([((3 << 20,), "float32")])
-    sliced = SliceParameters(1, max_bytes=4 << 20).run(Programs(program)).trainer
+    sliced = laid_out(program)
     assert [s.numel for s in all_slices(sliced)] == [1 << 20] * 3
 
 
@@ -114,7 +125,7 @@ def test_constant_buffers_become_frozen() -> None:
     program = program_of([((4,), "float32")])
     position = program.variable("position", Type("float32", (4,)), Kind.BUFFER, torch.zeros(4))
     program.blocks["step"].append_op("aten.add.Tensor", position, position)
-    sliced = SliceParameters().run(Programs(program)).trainer
+    sliced = laid_out(program)
     assert sliced.variables["position"].kind is Kind.FROZEN
     assert program.variables["position"].kind is Kind.BUFFER
 
@@ -122,12 +133,6 @@ def test_constant_buffers_become_frozen() -> None:
 @pytest.mark.parametrize(("shape", "rule"), [((0, 3), "slices"), ((4,), "too-many-pservers")])
 def test_what_cannot_be_placed(shape: tuple[int, ...], rule: str) -> None:
     with pytest.raises(ProgramError) as caught:
-        SliceParameters(2).run(Programs(program_of([(shape, "float32")])))
+        laid_out(program_of([(shape, "float32")]), 2)
     assert caught.value.rule == rule
     assert caught.value.help
-
-
-def test_layout_is_needed_before_buckets() -> None:
-    with pytest.raises(ProgramError, match="slice-parameters") as caught:
-        MakeBuckets().run(Programs(program_of([((4,), "float32")])))
-    assert caught.value.rule == "layout"

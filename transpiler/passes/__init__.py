@@ -1,33 +1,33 @@
-"""The passes, one per file. `graphft.transpiler.job.pipeline` has them in order."""
+"""The passes. Each is a function that rewrites the programs of a job by its options; `pipeline` has them in order."""
 
-from graphft.transpiler.passes.check_finite import CheckFinite
-from graphft.transpiler.passes.compensate_delay import CompensateDelay
-from graphft.transpiler.passes.insert_checkpoints import InsertCheckpoints
-from graphft.transpiler.passes.insert_communication import InsertCommunication
-from graphft.transpiler.passes.insert_decisions import InsertDecisions
-from graphft.transpiler.passes.insert_liveness import InsertLiveness
-from graphft.transpiler.passes.insert_queue import InsertQueue
-from graphft.transpiler.passes.insert_validation import InsertValidation
-from graphft.transpiler.passes.keep_optimizer import KeepOptimizer
-from graphft.transpiler.passes.local_steps import LocalSteps
-from graphft.transpiler.passes.make_buckets import MakeBuckets
-from graphft.transpiler.passes.report_metrics import ReportMetrics
-from graphft.transpiler.passes.slice_parameters import SliceParameters
-from graphft.transpiler.passes.split_optimizer import SplitOptimizer
+from __future__ import annotations
 
-__all__ = [
-    "CheckFinite",
-    "CompensateDelay",
-    "InsertCheckpoints",
-    "InsertCommunication",
-    "InsertDecisions",
-    "InsertLiveness",
-    "InsertQueue",
-    "InsertValidation",
-    "KeepOptimizer",
-    "LocalSteps",
-    "MakeBuckets",
-    "ReportMetrics",
-    "SliceParameters",
-    "SplitOptimizer",
-]
+from graphft.transpiler.config import JobConfig
+from graphft.transpiler.passes.accumulation import local_steps
+from graphft.transpiler.passes.communication import insert_communication
+from graphft.transpiler.passes.fault_tolerance import insert_checkpoints, insert_liveness, insert_queue
+from graphft.transpiler.passes.losses import check_finite, report_metrics
+from graphft.transpiler.passes.optimizer import compensate_delay, keep_optimizer, split_optimizer
+from graphft.transpiler.passes.slicing import make_buckets, slice_parameters
+from graphft.transpiler.passes.validation import insert_decisions, insert_validation
+from graphft.transpiler.programs import Pass
+
+
+def pipeline(config: JobConfig) -> tuple[Pass, ...]:
+    """Returns the passes that make a job of these options, in order."""
+    validates = config.validate is not None
+    return (
+        slice_parameters,
+        make_buckets,
+        keep_optimizer if config.mode == "geo_sgd" else split_optimizer,
+        *[compensate_delay] * (config.mode == "dc_asgd"),
+        insert_communication,
+        check_finite,
+        report_metrics,
+        insert_queue,
+        *[local_steps] * config.local,
+        insert_liveness,
+        *[insert_decisions] * validates,
+        insert_checkpoints,
+        *[insert_validation] * validates,
+    )

@@ -12,7 +12,7 @@ from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport import Limits, Login, ZmqClient
 from graphft.runtime.transport.buffers import as_tensor
-from graphft.transpiler.passes.split_optimizer import ALL_NORMS
+from graphft.transpiler.layout import ALL_NORMS
 
 ANSWERS = 64
 """Answers that are thrown away at a time: more than there are."""

@@ -42,7 +42,7 @@ from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.roles.pserver.shard_server import ShardServer
 from graphft.runtime.transport import Limits
 from graphft.runtime.transport.buffers import byte_view
-from graphft.transpiler.passes.insert_decisions import RATE_SCALE
+from graphft.transpiler.layout import RATE_SCALE
 from graphft.transpiler.validation import validated_steps
 
 log = logging.getLogger("graphft")

@@ -14,7 +14,7 @@ from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.proof import digest, prove, undisturbed
 from graphft.runtime.roles.pserver.norms import lay_out
 from graphft.runtime.roles.pserver.shard_buffers import Bucket, ShardBuffers
-from graphft.transpiler.passes.split_optimizer import ALL_NORMS
+from graphft.transpiler.layout import ALL_NORMS
 
 
 def prove_shard(member: Member, blocks: Blocks) -> None:

@@ -37,7 +37,7 @@ from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_faul
 from graphft.runtime.roles.pserver.step_metrics import StepMetrics
 from graphft.runtime.roles.seen_view import SeenView
 from graphft.runtime.transport import ServerTransport
-from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
+from graphft.transpiler.layout import SKIPPED_STEPS
 
 log = logging.getLogger("graphft")
 

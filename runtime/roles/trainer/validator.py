@@ -38,7 +38,7 @@ from graphft.runtime.roles.process_end import ProcessEnd
 from graphft.runtime.validation.entries import LostEntries
 from graphft.runtime.validation.open_validation import OpenValidation
 from graphft.runtime.validation.ranges import Ranges
-from graphft.transpiler.passes.insert_validation import BLOCK
+from graphft.transpiler.layout import VALIDATE
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -122,7 +122,7 @@ class Validator(ValidationPort, DataPort):
         """Computes a batch. Returns for how many seconds nothing is to be tried then."""
         try:
             with self.progress.within(self.progress.usual, "validating"):
-                blocks.run(BLOCK)
+                blocks.run(VALIDATE)
             self.waiting, self._damaged, self._patience = "", 0, None
             return 0.0
         except NoData:
