@@ -11,6 +11,9 @@ kernels walk raw memory, and silently mix elements up when the strides differ.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim import adagrad as torch_adagrad
@@ -109,6 +112,28 @@ def sgd(
         state[0].copy_(made)
 
 
+def _adam(
+    fused: Callable[..., None],
+    param: Tensor,
+    grad: Tensor,
+    lr: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    max_exp_avg_sq: tuple[Tensor, ...],
+    **options: Any,
+) -> None:
+    """Applies Adam by torch's `fused` kernel, called directly: torch.optim's wrapper costs twice as much as the kernel
+    of a small parameter."""
+    operands = [param], [_like(grad, param)], [exp_avg], [exp_avg_sq], list(max_exp_avg_sq), [step]
+    if param.dtype in _FUSED:
+        step.add_(1)
+        fused(*operands, lr=lr.item(), **options)
+    else:
+        decoupled = fused is torch._fused_adamw_
+        torch_adam.adam(*operands, foreach=False, decoupled_weight_decay=decoupled, lr=lr.item(), **options)
+
+
 @op("adam", check=_check, writes=("param", "exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq"))
 def adam(
     ctx: Context,
@@ -126,21 +151,19 @@ def adam(
     maximize: bool = False,
 ) -> None:
     """Adam, as torch.optim.Adam (weight decay is L2: added to the gradient). `max_exp_avg_sq` only with `amsgrad`."""
-    torch_adam.adam(
-        [param],
-        [_like(grad, param)],
-        [exp_avg],
-        [exp_avg_sq],
-        list(max_exp_avg_sq),
-        [step],
-        foreach=False,
-        fused=param.dtype in _FUSED,
-        decoupled_weight_decay=False,
-        lr=lr.item(),
+    _adam(
+        torch._fused_adam_,
+        param,
+        grad,
+        lr,
+        exp_avg,
+        exp_avg_sq,
+        step,
+        max_exp_avg_sq,
         beta1=betas[0],
         beta2=betas[1],
-        weight_decay=weight_decay,
         eps=eps,
+        weight_decay=weight_decay,
         amsgrad=amsgrad,
         maximize=maximize,
     )
@@ -163,21 +186,19 @@ def adamw(
     maximize: bool = False,
 ) -> None:
     """Adam with decoupled weight decay, as torch.optim.AdamW. `max_exp_avg_sq` only with `amsgrad`."""
-    torch_adam.adam(
-        [param],
-        [_like(grad, param)],
-        [exp_avg],
-        [exp_avg_sq],
-        list(max_exp_avg_sq),
-        [step],
-        foreach=False,
-        fused=param.dtype in _FUSED,
-        decoupled_weight_decay=True,
-        lr=lr.item(),
+    _adam(
+        torch._fused_adamw_,
+        param,
+        grad,
+        lr,
+        exp_avg,
+        exp_avg_sq,
+        step,
+        max_exp_avg_sq,
         beta1=betas[0],
         beta2=betas[1],
-        weight_decay=weight_decay,
         eps=eps,
+        weight_decay=weight_decay,
         amsgrad=amsgrad,
         maximize=maximize,
     )
