@@ -18,7 +18,7 @@ from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.etcd.channel import FULL_HELP
-from graphft.runtime.etcd.model import KV, Store, Transactions
+from graphft.runtime.etcd.model import KV, Store
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.chunk_queue import chunk_of
 from graphft.runtime.protocol.discards import Discards
@@ -281,7 +281,7 @@ def _status(
     )
 
 
-def read_discards(etcd: Transactions, keys: Keys, deadline: float | None = None) -> dict[int, Discards]:
+def read_discards(etcd: Store, keys: Keys, deadline: float | None = None) -> dict[int, Discards]:
     """By chunk, what is discarded of the data."""
     kvs = etcd.range(keys.all_discarded, deadline=deadline).kvs
     return {chunk_of(kv.key): msgspec.json.decode(kv.value, type=Discards) for kv in kvs}

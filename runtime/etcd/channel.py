@@ -12,37 +12,37 @@ The status code alone decides what may be retried:
   the server's memory, after some minutes, and when users are changed).
 * RESOURCE_EXHAUSTED: refused; the quota is used up, or etcd is busy, or the request is too large (`_exhausted`).
 * everything else: refused for good, nothing was changed.
+
+The messages are python `etcd3` 0.12.0's. Its generated code builds descriptors one by one, which protobuf >= 4.21
+refuses, and a pin to an older protobuf would hold back our users' other packages. The serialized file descriptors
+inside that code are good, though: they are read from its source, put into a private pool (so that another `kv.proto` in
+the process does no harm), and the modules are registered under the names that `import etcd3` looks for.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import ast
+import importlib
+import importlib.util
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
-from graphft.runtime.etcd.errors import (
-    Ambiguous,
-    CompactedError,
-    EtcdBusy,
-    EtcdError,
-    EtcdFull,
-    EtcdUnreachable,
-    EtcdUsageError,
-    LeaseLost,
-)
-from graphft.runtime.etcd.messages import describe, etcdrpc
+from graphft.runtime.etcd.model import EtcdBusy, EtcdError, EtcdFull, EtcdUnreachable, EtcdUsageError, LeaseLost
 from graphft.runtime.process.interrupts import uninterrupted
 
-DEFAULT_PORT = 2379
 ENDPOINT = re.compile(
     r"(?:(?P<scheme>https?)://)?(?:\[(?P<v6>[^\]]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>\d+))?/?"
 )
@@ -76,6 +76,33 @@ FULL_HELP = (
 )
 
 
+def _module(pool: Any, name: str, source: Path) -> ModuleType:
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.keyword) and node.arg == "serialized_pb" and isinstance(node.value, ast.Call):
+            pool.AddSerializedFile(ast.literal_eval(node.value.args[0]).encode("latin1"))
+    file, module = pool.FindFileByName(source.name.replace("_pb2.py", ".proto")), ModuleType(name)
+    for message, descriptor in file.message_types_by_name.items():
+        setattr(module, message, message_factory.GetMessageClass(descriptor))
+    for enum, descriptor in file.enum_types_by_name.items():
+        setattr(module, enum, EnumTypeWrapper(descriptor))
+    return module
+
+
+def _load() -> ModuleType:
+    """Returns the module `etcd3.etcdrpc`: etcd's messages and gRPC stubs."""
+    package = importlib.util.find_spec("etcd3")
+    assert package is not None
+    assert package.origin is not None
+    pool = descriptor_pool.DescriptorPool()
+    for name in ("kv", "auth", "rpc"):  # in the order of their imports
+        full = f"etcd3.etcdrpc.{name}_pb2"
+        sys.modules[full] = _module(pool, full, Path(package.origin).with_name("etcdrpc") / f"{name}_pb2.py")
+    return importlib.import_module("etcd3.etcdrpc")
+
+
+etcdrpc = _load()
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One etcd member's client address. `secure` is None when no scheme was written."""
@@ -89,9 +116,9 @@ class Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """`host`, `host:port` or `[v6]:port`, with http://, https:// or nothing in front."""
+    """Reads `host`, `host:port` or `[v6]:port`, with http://, https:// or nothing in front."""
     match = ENDPOINT.fullmatch(text.strip())
-    port = int(match["port"] or DEFAULT_PORT) if match else 0
+    port = int(match["port"] or 2379) if match else 0
     if match is None or not 0 < port < 65536:
         raise EtcdUsageError(
             f"{text!r} is not an etcd endpoint",
@@ -103,18 +130,19 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def target_of(endpoints: Sequence[Endpoint]) -> str:
-    """gRPC's name for all endpoints together. One host name stays a name, so that a moved server is found again."""
-    if len(endpoints) == 1 and not _is_address(endpoints[0].host):
+    """Returns gRPC's name for all endpoints together. One host name stays a name: a moved server is found again."""
+    if len(endpoints) == 1:
         return f"dns:///{endpoints[0]}"
-    found = [_addresses(endpoint) for endpoint in endpoints]
     for family, scheme in ((socket.AF_INET, "ipv4"), (socket.AF_INET6, "ipv6")):
-        if all(family in addresses for addresses in found):
-            hosts = (Endpoint(a[family], e.port) for a, e in zip(found, endpoints, strict=True))
-            return f"{scheme}:" + ",".join(map(str, hosts))
-    raise EtcdUsageError(
-        f"the endpoints {', '.join(map(str, endpoints))} have no address family in common",
-        rule="etcd-endpoint",
-        help="give all of them as IPv4 addresses, or all as IPv6",
+        try:
+            found = [socket.getaddrinfo(e.host, e.port, family, socket.SOCK_STREAM)[0][4] for e in endpoints]
+        except (OSError, UnicodeError):  # the latter: a..b
+            continue
+        return f"{scheme}:" + ",".join(str(Endpoint(str(address[0]), int(address[1]))) for address in found)
+    raise EtcdUnreachable(
+        f"the names of the etcd endpoints {', '.join(map(str, endpoints))} do not resolve to addresses of one kind",
+        rule="etcd-unreachable",
+        help="check their spelling and this machine's DNS; give all of them as IPv4 addresses, or all as IPv6",
     )
 
 
@@ -122,73 +150,42 @@ def open_channel(
     endpoints: Sequence[Endpoint], ca_cert: str | None, cert_key: str | None, cert_cert: str | None
 ) -> grpc.Channel:
     """Connects lazily. TLS when a certificate is given or an endpoint says https; the files are read here."""
-    secure = any((ca_cert, cert_key, cert_cert)) or any(e.secure for e in endpoints)
     options: list[tuple[str, Any]] = list(OPTIONS)
-    if not secure:
+    if not (ca_cert or cert_key or cert_cert or any(e.secure for e in endpoints)):
         return grpc.insecure_channel(target_of(endpoints), options)
-    if any(e.secure is False for e in endpoints):
+    if any(e.secure is False for e in endpoints) or bool(cert_key) != bool(cert_cert):
         raise EtcdUsageError(
-            "some endpoints say http://, but others https:// or a certificate is given",
-            rule="etcd-endpoint",
-            help="use the same scheme for all endpoints",
+            "TLS to etcd needs https:// (or no scheme) at every endpoint, and both of a client's certificate and key",
+            rule="etcd-tls",
+            help="use the same scheme for all endpoints, and give cert_cert and cert_key together",
         )
-    if bool(cert_key) != bool(cert_cert):
-        raise EtcdUsageError(
-            "a client certificate needs both cert_cert and cert_key", rule="etcd-tls", help="give both"
-        )
-    credentials = grpc.ssl_channel_credentials(_read(ca_cert), _read(cert_key), _read(cert_cert))
-    # The target is a list of addresses; the certificate is checked against the first endpoint's name.
-    options.append(("grpc.ssl_target_name_override", endpoints[0].host))
-    return grpc.secure_channel(target_of(endpoints), credentials, options)
-
-
-def _is_address(host: str) -> bool:
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _addresses(endpoint: Endpoint) -> dict[int, str]:
-    try:
-        infos = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as e:  # the latter: a..b
-        raise EtcdUnreachable(
-            f"the name of the etcd endpoint {endpoint} does not resolve: {e}",
-            rule="etcd-unreachable",
-            help="check the spelling of the endpoint and this machine's DNS",
-        ) from e
-    found: dict[int, str] = {}
-    for family, _, _, _, address in infos:
-        found.setdefault(family, str(address[0]))
-    return found
-
-
-def _read(path: str | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
+        files = [Path(path).read_bytes() if path else None for path in (ca_cert, cert_key, cert_cert)]
     except OSError as e:
         raise EtcdUsageError(
-            f"the certificate file {path} cannot be read: {e.strerror}", rule="etcd-tls", help="check its path"
+            f"the certificate file {e.filename} cannot be read: {e.strerror}", rule="etcd-tls", help="check its path"
         ) from e
+    # The target is a list of addresses; the certificate is checked against the first endpoint's name.
+    options.append(("grpc.ssl_target_name_override", endpoints[0].host))
+    return grpc.secure_channel(target_of(endpoints), grpc.ssl_channel_credentials(*files), options)
 
 
-class Calls:
-    """Thread-safe. Belongs to the process that made it: gRPC does not survive a fork."""
+class Channel:
+    """Calls with retries. Thread-safe. Belongs to the process that made it: gRPC does not survive a fork.
+
+    `timeout` is per try, `deadline` per call, both in seconds.
+    """
 
     def __init__(
         self,
         endpoints: Sequence[str],
-        user: str | None,
-        password: str | None,
-        ca_cert: str | None,
-        cert_key: str | None,
-        cert_cert: str | None,
-        timeout: float,
-        deadline: float,
+        user: str | None = None,
+        password: str | None = None,
+        ca_cert: str | None = None,
+        cert_key: str | None = None,
+        cert_cert: str | None = None,
+        timeout: float = 1.0,
+        deadline: float = 10.0,
     ) -> None:
         if isinstance(endpoints, str) or not endpoints:
             raise EtcdUsageError(
@@ -205,34 +202,25 @@ class Calls:
         self._pid = os.getpid()
         self._closed = False
         # Nothing has got through since the last failure: a write that cannot be repeated sends a read first.
-        self.suspect = True
+        self._suspect = True
         self._channel = open_channel(parsed, ca_cert, cert_key, cert_cert)
-        self.kv, self.lease = etcdrpc.KVStub(self._channel), etcdrpc.LeaseStub(self._channel)
-        self.watch, self.auth = etcdrpc.WatchStub(self._channel), etcdrpc.AuthStub(self._channel)
-        self.cluster = etcdrpc.ClusterStub(self._channel)
-        self.maintenance = etcdrpc.MaintenanceStub(self._channel)
+        self._kv, self._lease = etcdrpc.KVStub(self._channel), etcdrpc.LeaseStub(self._channel)
+        self._watch, self._auth = etcdrpc.WatchStub(self._channel), etcdrpc.AuthStub(self._channel)
+        self._cluster = etcdrpc.ClusterStub(self._channel)
+        self._maintenance = etcdrpc.MaintenanceStub(self._channel)
 
     @uninterrupted()
     def close(self) -> None:
+        """Closes the channel; calls and watches in progress end with an error."""
         self._closed = True
         self._channel.close()
 
     def repeat(self, method: Callable[..., Any], request: Any, deadline: float | None = None) -> Any:
-        """A call that may be made any number of times: retried until `deadline` seconds have passed."""
-        return self.attempt(lambda timeout: self.once(method, request, timeout), deadline, request)
+        """Makes a call that may be made any number of times, until `deadline` seconds have passed."""
+        return self.attempt(lambda timeout: self.once(method, request, timeout), request, deadline)
 
-    def single(self, method: Callable[..., Any], request: Any, timeout: float) -> Any:
-        """A call that is made once. Raises `EtcdUnreachable` if it was not answered."""
-        started = time.monotonic()
-        try:
-            return self.once(method, request, timeout)
-        except grpc.RpcError as e:
-            if e.code() in NO_ANSWER:
-                raise self.unreachable(time.monotonic() - started, 1, e) from None
-            raise self.refused(e, request) from None
-
-    def attempt(self, call: Callable[[float], Any], deadline: float | None = None, request: Any = None) -> Any:
-        """`call(timeout)` until it answers; `EtcdUnreachable` when `deadline` seconds have passed.
+    def attempt(self, call: Callable[[float], Any], request: Any, deadline: float | None = None) -> Any:
+        """Makes `call(timeout)` until it answers; `EtcdUnreachable` when `deadline` seconds have passed.
 
         `request` is named when etcd refuses it.
         """
@@ -247,35 +235,36 @@ class Calls:
             except grpc.RpcError as e:
                 if e.code() not in NO_ANSWER:
                     raise self.refused(e, request) from None
-                left = started + limit - time.monotonic()
-                if left <= pause:
-                    raise self.unreachable(time.monotonic() - started, tries, e) from None
+                seconds = time.monotonic() - started
+                if seconds + pause >= limit:
+                    raise self._unreachable(seconds, tries, e) from None
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE)
 
-    def probe(self, deadline: float | None = None) -> None:
-        """Return when a majority answers; `EtcdUnreachable` when none did in `deadline` seconds."""
+    def ping(self, deadline: float | None = 3.0) -> None:
+        """Returns when a majority answers; `EtcdUnreachable` when none did in `deadline` seconds."""
+        request = etcdrpc.RangeRequest(key=b"\0", count_only=True)
 
         def call(timeout: float) -> None:
             try:
-                self.once(self.kv.Range, etcdrpc.RangeRequest(key=b"\0", count_only=True), timeout)
+                self.once(self._kv.Range, request, timeout)
             except grpc.RpcError as e:
                 if e.code() is not Code.PERMISSION_DENIED:  # which is an answer, too
                     raise
 
-        self.attempt(call, deadline)
+        self.attempt(call, request, deadline)
 
     def once(self, method: Callable[..., Any], request: Any, timeout: float, *, wait: bool = False) -> Any:
-        """One try. `wait`: stay queued while there is no connection. Raises `grpc.RpcError`."""
+        """Makes one try. `wait`: stay queued while there is no connection. Raises `grpc.RpcError`."""
         return self.logged_in(
             lambda metadata: method(request, timeout=timeout, metadata=metadata, wait_for_ready=wait), timeout
         )
 
     @uninterrupted()
     def logged_in(self, call: Callable[[Metadata], Any], timeout: float) -> Any:
-        """`call(metadata)` with the login's token; a second time when etcd does not know the token any more. What a
-        signal's handler raises would leave locks of gRPC's taken: it comes at the end, when it has no time-out left."""
-        self.check_usable()
+        """Makes `call(metadata)` with the login's token; a second time when etcd does not know the token any more. What
+        a signal's handler raises would leave locks of gRPC's taken: it comes at the end."""
+        self._check_usable()
         try:
             token = self._login_token(timeout)
             try:
@@ -288,15 +277,15 @@ class Calls:
                         self._token = None
                 answer = call(_metadata(self._login_token(timeout)))
         except grpc.RpcError:
-            self.suspect = True
+            self._suspect = True
             raise
         except ValueError:  # another thread has closed the channel meanwhile
-            self.check_usable()
+            self._check_usable()
             raise
-        self.suspect = False
+        self._suspect = False
         return answer
 
-    def check_usable(self) -> None:
+    def _check_usable(self) -> None:
         if self._closed:
             raise EtcdError("this etcd client is closed", rule="etcd-closed", help="open a new one")
         if os.getpid() != self._pid:
@@ -306,60 +295,49 @@ class Calls:
                 help="start processes with multiprocessing's 'spawn' method or subprocess, and open a client in each",
             )
 
-    def refused(self, error: grpc.RpcError, request: Any = None) -> EtcdError:
-        """etcd answered, and said no. The error is transient if the same request may be taken later."""
+    def refused(self, error: grpc.RpcError, request: Any) -> EtcdError:
+        """Returns the error of an answer that says no. It is transient if the same request may be taken later."""
         code, details = error.code(), error.details()
-        said = f"etcd refused {describe(request)}: {details} ({code.name})"
-        if code is Code.NOT_FOUND:  # of the other calls made here, only those with a lease
+        said = f"etcd refused {_describe(request)}: {details} ({code.name})"
+        if code is Code.NOT_FOUND:  # of the calls made here, only those with a lease
             return LeaseLost(f"the lease does not exist (any more): {details}", rule="etcd-lease", help=LEASE_HELP)
-        if code is Code.OUT_OF_RANGE:
-            return CompactedError(said, 0)
         if code is Code.UNAUTHENTICATED:  # with a new login, too: a member that has not heard of it yet
             return EtcdBusy(said, rule="etcd-login", help="if it lasts: see the users and tokens of this etcd")
         if code is Code.PERMISSION_DENIED:
             return EtcdUsageError(said, rule="etcd-denied", help="check user and password, and the user's role in etcd")
         if code is Code.RESOURCE_EXHAUSTED:
             return self._exhausted(said, request)
-        if code is Code.INVALID_ARGUMENT:
-            return EtcdError(
-                said,
-                rule="etcd-request",
-                help="check user and password, if this etcd wants a login; and "
-                "its limits (--max-request-bytes, --max-txn-ops)",
-            )
-        return EtcdError(said, rule="etcd-request")
+        help = (
+            "check user and password, if this etcd wants a login; and its limits (--max-request-bytes, --max-txn-ops)"
+        )
+        return EtcdError(said, rule="etcd-request", help=help)
 
     def _exhausted(self, said: str, request: Any) -> EtcdError:
-        """The quota is used up: then there is an alarm. Else the request is too large for gRPC, or etcd is busy."""
-        if self.has_alarm(unknown=True):  # waiting is right, if none tells
+        """Returns EtcdFull if there is an alarm; else the request is too large for gRPC, or etcd is busy."""
+        if self._has_alarm(unknown=True):  # waiting is right, if none tells
             return EtcdFull(said, rule="etcd-full", help=f"etcd's quota is used up, and the job waits: {FULL_HELP}")
-        if request is not None and request.ByteSize() > LEAST_LIMIT:
+        if request.ByteSize() > LEAST_LIMIT:
             return EtcdError(said, rule="etcd-request", help="the request is larger than etcd's --max-request-bytes")
         return EtcdBusy(said, rule="etcd-busy", help="it is tried again; if it lasts, give this etcd fewer jobs")
 
-    def has_alarm(self, unknown: bool = False) -> bool:
-        """True if a member says that its space is used up; `unknown` if none answers."""
+    def is_full(self) -> bool:
+        """True if its quota is used up, and it takes no records. False if it does not answer."""
+        return self._has_alarm(unknown=False)
+
+    def _has_alarm(self, unknown: bool) -> bool:
         request = etcdrpc.AlarmRequest(action="GET", alarm="NOSPACE")
         try:
-            return bool(self.once(self.maintenance.Alarm, request, ALARM_SECONDS).alarms)
+            return bool(self.once(self._maintenance.Alarm, request, ALARM_SECONDS).alarms)
         except grpc.RpcError:
             return unknown
 
-    def unreachable(self, seconds: float, tries: int, error: grpc.RpcError) -> EtcdUnreachable:
+    def _unreachable(self, seconds: float, tries: int, error: grpc.RpcError) -> EtcdUnreachable:
         return EtcdUnreachable(
             f"etcd did not answer at {', '.join(self.endpoints)} for {seconds:.1f} s "
             f"({tries} tries; the last one: {error.code().name}, {error.details()})",
             rule="etcd-unreachable",
             help="check that etcd runs there and has a majority, and that address, scheme and certificates are right; "
             "without endpoints graphft starts an etcd of its own",
-        )
-
-    def ambiguous(self, seconds: float, error: grpc.RpcError) -> Ambiguous:
-        return Ambiguous(
-            f"a write was sent to etcd at {', '.join(self.endpoints)}, and no answer came in {seconds:.1f} s "
-            f"({error.code().name}, {error.details()}): it may or may not have been applied",
-            rule="etcd-ambiguous",
-            help="read the keys again and decide, or give the transaction a token",
         )
 
     def _login_token(self, timeout: float) -> str | None:
@@ -369,9 +347,16 @@ class Calls:
             if self._token is None:
                 user, password = self._login
                 request = etcdrpc.AuthenticateRequest(name=user, password=password or "")
-                self._token = str(self.auth.Authenticate(request, timeout=timeout).token)
+                self._token = str(self._auth.Authenticate(request, timeout=timeout).token)
             return self._token
 
 
 def _metadata(token: str | None) -> Metadata:
     return (("token", token),) if token else ()
+
+
+def _describe(request: Any) -> str:
+    """Names a request for errors. Values, which may be large or private, are left out."""
+    ops = [getattr(op, op.WhichOneof("request")) for op in getattr(request, "success", ())]
+    key = getattr(ops[0] if ops else request, "key", b"").decode(errors="replace")
+    return f"a {type(request).__name__}{f' of {key}' if key else ''} ({request.ByteSize()} bytes)"

@@ -1,23 +1,29 @@
-"""A real etcd as a child process: the embedded default, and what tests kill and freeze."""
+"""A real etcd as a child process: the embedded default, and what tests kill and freeze; finding and installing one.
+
+etcd 3.5.0 to 3.5.2 lost acknowledged writes when killed under load (etcd issues 13766 and 14370, and its post-mortem
+"v3.5 data inconsistency"); the last of those bugs was mended in 3.5.6. 3.4.23 lost none in 1.27 million.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from random import SystemRandom
 
-from graphft.runtime.etcd.binary import EtcdBinary, find_etcd
 from graphft.runtime.etcd.client import Etcd
-from graphft.runtime.etcd.errors import EtcdError, EtcdUnreachable
+from graphft.runtime.etcd.model import EtcdError, EtcdUnreachable, EtcdUsageError
 from graphft.runtime.process.role_process import tied
 
 HOST = "127.0.0.1"
@@ -29,14 +35,117 @@ OPTIONS = (
     "--snapshot-count=10000",
     "--logger=zap",
     "--log-level=warn",
+    "--heartbeat-interval=10",
+    "--election-timeout=50",
 )
 START_TIMEOUT, STOP_TIMEOUT = 60.0, 5.0  # seconds
 POLL = 0.005
 FIRST_PORT, LAST_PORT = 10_000, 32_767
+PACKAGE = "etcd-server"
+UNPACKED = Path("usr", "bin", "etcd")  # where Debian's package holds it
+RULE = "graphft takes 3.4.21 and later 3.4, or 3.5.6 and later"
+HELP = (
+    "graphft etcd --install puts one into your cache; or install it (Debian: apt-get install etcd-server) and set "
+    "ETCD_BIN to it; or pass the endpoints of one that runs"
+)
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+
+def version_of(path: Path) -> str:
+    """Returns the version of the etcd at this path; "" when it is none that works."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    match = re.search(r"etcd Version: (\d+\.\d+\.\d+)", done.stdout)
+    return match[1] if match else ""
+
+
+def trusted(version: str) -> bool:
+    """True if this etcd keeps what it acknowledges."""
+    numbers = tuple(map(int, version.split("."))) if version else ()
+    return (3, 4, 21) <= numbers < (3, 5, 0) or numbers >= (3, 5, 6)
+
+
+def find_etcd() -> Path:
+    """Returns the first trusted etcd of $ETCD_BIN alone, or PATH, `.etcd/` of the checkout, the user's cache. Raises
+    EtcdUsageError."""
+    chosen, on_path = os.environ.get("ETCD_BIN"), shutil.which("etcd")
+    places = [Path(on_path)] if on_path else []
+    places = [Path(chosen)] if chosen else [*places, checkout_dir() / UNPACKED, cache_dir() / UNPACKED]
+    versions = {path: version_of(path) for path in places}
+    if found := next((path for path in places if trusted(versions[path])), None):
+        return found
+    bad = "".join(f"; {path} is {version}, which may lose data" for path, version in versions.items() if version)
+    where = f"ETCD_BIN={chosen} is no usable etcd" if chosen else "no usable etcd was found"
+    raise EtcdUsageError(f"{where}{bad}; {RULE}", rule="etcd-missing", help=HELP)
+
+
+def checkout_dir() -> Path:
+    """Returns `.etcd` beside the top-level folders of a checkout."""
+    return Path(__file__).resolve().parents[2] / ".etcd"
+
+
+def cache_dir() -> Path:
+    """Returns the user's cache, for installations without a checkout."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphft" / "etcd"
+
+
+def install_etcd(dest: Path) -> Path:
+    """Returns the etcd that is there; else unpacks Debian's or Ubuntu's package `etcd-server` into `dest`, without
+    root. Raises EtcdUsageError when that fails; then `dest` is as it was."""
+    try:
+        return find_etcd()
+    except EtcdError:
+        if os.environ.get("ETCD_BIN"):
+            raise
+    with tempfile.TemporaryDirectory(prefix="graphft-etcd-") as scratch:
+        new = Path(scratch, "new")
+        _run(["dpkg", "-x", str(_download(Path(scratch))), str(new)], Path(scratch))
+        version = version_of(new / UNPACKED)
+        if not trusted(version):
+            said = version or "it does not run here"
+            raise EtcdUsageError(
+                f"the distribution's etcd is of no use: {said}; {RULE}", rule="etcd-missing", help=HELP
+            )
+        shutil.copytree(new, dest, dirs_exist_ok=True)
+    return dest.resolve() / UNPACKED
+
+
+def _download(folder: Path) -> Path:
+    """Returns the package, whose checksum apt compares with that in the distribution's signed list. apt's own list may
+    be empty or old: on failure, once more with a list of our own."""
+    try:
+        _run(["apt-get", "download", PACKAGE], folder)
+    except EtcdError:
+        for name in ("lists/partial", "cache/archives/partial"):
+            (folder / name).mkdir(parents=True)
+        private = ["-o", f"Dir::State::Lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"]
+        _run(["apt-get", *private, "-o", "Debug::NoLocking=1", "update"], folder)
+        _run(["apt-get", *private, "download", PACKAGE], folder)
+    return next(folder.glob(f"{PACKAGE}_*.deb"))
+
+
+def _run(command: list[str], folder: Path) -> None:
+    """Raises `EtcdUsageError` with the command's last line when it fails."""
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        said = str(e)
+    else:
+        if done.returncode == 0:
+            return
+        said = ((done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"])[-1]
+    raise EtcdUsageError(f"{' '.join(command[:2])} failed: {said}", rule="etcd-missing", help=HELP)
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
-    """Ports of `host` that are free now, below those that the kernel gives to outgoing connections.
+    """Returns ports of `host` that are free now, below those that the kernel gives to outgoing connections.
 
     A client that keeps trying to reach a dead server on a port *among* those can get connected to itself, and then
     the server cannot have its port back.
@@ -61,61 +170,45 @@ def port_free(port: int, host: str = HOST) -> bool:
     return True
 
 
-class Child:
+class _Child:
     """One run of a program that dies with this process, its output appended to `log`, in a session of its own (Ctrl-C
     does not reach it). A thread starts it and waits for it: the kernel takes the thread for its parent (`tied`)."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        self._command = tied([str(part) for part in command])
-        self._log = log
-        self._started = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._error: OSError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"child {log.stem}", daemon=True)
+        started: Future[subprocess.Popen[bytes]] = Future()
+        self._thread = threading.Thread(target=self._run, args=(tied(command), log, started), daemon=True)
         self._thread.start()
-        self._started.wait()
-        if self._error is not None:
-            raise EtcdError(f"{command[0]} does not start: {self._error}", rule="etcd-start") from self._error
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        try:
+            self.process = started.result()
+        except OSError as error:
+            raise EtcdError(f"{command[0]} does not start: {error}", rule="etcd-start") from error
 
     @property
     def running(self) -> bool:
         return self._thread.is_alive()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, if the child still runs."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-
-    def freeze(self) -> None:
-        """SIGSTOP, and wait until all of the child's threads have stopped: the signal alone takes effect later."""
-        self.send(signal.SIGSTOP)
-        if hasattr(os, "waitid"):
-            with contextlib.suppress(ChildProcessError):  # it has ended
-                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        """Sends a signal, if the child still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Returns True if the child has ended (and was collected) within `timeout` seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    @staticmethod
+    def _run(command: Sequence[str], log: Path, started: Future[subprocess.Popen[bytes]]) -> None:
         try:
-            with open(self._log, "ab") as log:
-                self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            with open(log, "ab") as out:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
                 )
-        except OSError as e:
-            self._error = e
-        finally:
-            self._started.set()
-        if self._process is not None:
-            self._process.wait()
+        except OSError as error:
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        process.wait()
 
 
 class EmbeddedEtcd:
@@ -123,33 +216,18 @@ class EmbeddedEtcd:
 
     A later `start`, of this object or of another with the same `data_dir`, finds the same data; this object keeps its
     port, too. The server dies with this process, however that ends. `host`: the address of this machine at which it
-    listens; anybody who reaches it may read and write. `port` 0 picks a free one. `ports` (client, peer), `cluster`
-    (etcd's --initial-cluster), `heartbeat` and `election` (milliseconds) are for members of a cluster, which reach one
-    another at `host`.
+    listens; anybody who reaches it may read and write. `port` 0 picks a free one. `options`: of etcd, before ours.
     """
 
     def __init__(
-        self,
-        data_dir: str | Path,
-        *,
-        host: str = HOST,
-        port: int = 0,
-        binary: EtcdBinary | None = None,
-        name: str = "",
-        ports: tuple[int, int] | None = None,
-        cluster: str = "",
-        heartbeat: int = 10,
-        election: int = 50,
+        self, data_dir: str | Path, *, host: str = HOST, port: int = 0, peer_port: int = 0, options: Sequence[str] = ()
     ) -> None:
         self.data_dir = Path(data_dir).resolve()
         self.log = self.data_dir / "etcd.log"
         # A name of its own: an answer on our port from somebody else's server is told apart by it.
-        self.name = name or f"graphft-{uuid.uuid4().hex}"
-        self._binary = binary
-        self.host = host
-        self._port, self._ports, self._cluster = port, ports, cluster
-        self._timing = (f"--heartbeat-interval={heartbeat}", f"--election-timeout={election}")
-        self._child: Child | None = None
+        self.name = f"graphft-{uuid.uuid4().hex}"
+        self.host, self._port, self._peer_port, self.options = host, port, peer_port, tuple(options)
+        self._child: _Child | None = None
 
     def __enter__(self) -> EmbeddedEtcd:
         return self.start()
@@ -160,9 +238,9 @@ class EmbeddedEtcd:
     @property
     def endpoints(self) -> list[str]:
         """The endpoints for `Etcd(...)` and `--etcd`. Known from the first start on."""
-        if self._ports is None:
+        if not self._port:
             raise EtcdError("this etcd has no address before it is started", rule="etcd-start", help="call start()")
-        return [self._at(self._ports[0])]
+        return [f"[{self.host}]:{self._port}" if ":" in self.host else f"{self.host}:{self._port}"]
 
     @property
     def running(self) -> bool:
@@ -170,16 +248,18 @@ class EmbeddedEtcd:
 
     @property
     def has_data(self) -> bool:
-        """True if what it has written is still there."""
+        """True if its data are still there."""
         return (self.data_dir / "data" / "member").exists()
 
     @property
     def pid(self) -> int:
         """Process id of the running server."""
-        return self._running().pid
+        if self._child is None or not self._child.running:
+            raise EtcdError("this etcd does not run", rule="etcd-start", help="start it first")
+        return self._child.process.pid
 
     def start(self, timeout: float = START_TIMEOUT) -> EmbeddedEtcd:
-        """Start it and return when it answers. `EtcdError` with the end of its log when it does not."""
+        """Starts it and returns when it answers. `EtcdError` with the end of its log when it does not."""
         try:
             self.launch()
             self.await_healthy(timeout)
@@ -189,19 +269,27 @@ class EmbeddedEtcd:
         return self
 
     def launch(self) -> None:
-        """Start it without waiting."""
+        """Starts it without waiting."""
         if self.running:
             raise EtcdError(f"etcd at {self.endpoints[0]} runs already", rule="etcd-start", help="stop it first")
-        self._binary = self._binary or find_etcd()
-        if self._ports is None:
-            client, peer = free_ports(2, self.host)
-            self._ports = (self._port or client, peer)
+        self._port = self._port or free_ports(1, self.host)[0]
+        self._peer_port = self._peer_port or free_ports(1)[0]
         self._check_ports()
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        self._child = Child([str(self._binary.path), *self._arguments(self._ports[1]), *self._binary.options], self.log)
+        url, peers = f"http://{self.endpoints[0]}", f"http://{HOST}:{self._peer_port}"
+        ours = (
+            f"--name={self.name}",
+            f"--data-dir={self.data_dir / 'data'}",
+            f"--listen-client-urls={url}",
+            f"--advertise-client-urls={url}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster={self.name}={peers}",
+        )
+        self._child = _Child([str(find_etcd()), *OPTIONS, *ours, *self.options], self.log)  # the last of two counts
 
     def await_healthy(self, timeout: float = START_TIMEOUT) -> None:
-        """Return when it answers through a majority. `EtcdError` when it has ended, or `timeout` has passed."""
+        """Returns when it answers through a majority. `EtcdError` when it has ended, or `timeout` has passed."""
         end = time.monotonic() + timeout
         with Etcd(self.endpoints) as client:
             while not self._answers(client):
@@ -213,7 +301,7 @@ class EmbeddedEtcd:
                 time.sleep(POLL)
 
     def stop(self) -> None:
-        """End it cleanly (SIGTERM), by force after 5 seconds. Does nothing when it does not run."""
+        """Ends it cleanly (SIGTERM), by force after 5 seconds. Does nothing when it does not run."""
         if self._child is not None:
             self._child.send(signal.SIGTERM)
             self._child.send(signal.SIGCONT)
@@ -231,69 +319,32 @@ class EmbeddedEtcd:
         self.kill()
         return self.start()
 
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP): it keeps its connections, and answers nothing."""
-        self._running().freeze()
-
-    def resume(self) -> None:
-        self._running().send(signal.SIGCONT)
-
-    def _running(self) -> Child:
-        if self._child is None or not self._child.running:
-            raise EtcdError("this etcd does not run", rule="etcd-start", help="start it first")
-        return self._child
-
-    def _arguments(self, peer: int) -> Sequence[str]:
-        peers = self._at(peer, self._peer_host)
-        return (
-            f"--name={self.name}",
-            f"--data-dir={self.data_dir / 'data'}",
-            f"--listen-client-urls=http://{self.endpoints[0]}",
-            f"--advertise-client-urls=http://{self.endpoints[0]}",
-            f"--listen-peer-urls=http://{peers}",
-            f"--initial-advertise-peer-urls=http://{peers}",
-            f"--initial-cluster={self._cluster or f'{self.name}=http://{peers}'}",
-            *self._timing,
-            *OPTIONS,
-        )
-
-    @property
-    def _peer_host(self) -> str:
-        """One that is alone has no peers."""
-        return self.host if self._cluster else HOST
-
-    def _at(self, port: int, host: str = "") -> str:
-        host = host or self.host
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
     def _answers(self, client: Etcd) -> bool:
-        assert self._ports is not None
         try:  # faster than the channel, which pauses between its tries
-            socket.create_connection((self.host, self._ports[0])).close()
+            socket.create_connection((self.host, self._port)).close()
         except OSError:
             return False
         try:
             client.ping(deadline=0.5)
-            return any(m.name == self.name for m in client.members(deadline=0.5))
+            return self.name in client.member_names(deadline=0.5)
         except EtcdUnreachable:
             return False
         except EtcdError:  # it wants a login, which is an answer, too
             return True
 
     def _check_ports(self) -> None:
-        hosts = (self.host, self._peer_host)
-        busy = [at for at in zip(hosts, self._ports or (), strict=False) if not port_free(at[1], at[0])]
-        if busy:
-            raise EtcdError(
-                f"etcd cannot listen on {busy[0][0]}:{busy[0][1]}: the port is in use",
-                rule="port-busy",
-                help="stop the program that uses it (ss -ltnp shows which), or choose another port",
-            )
+        for host, port in ((self.host, self._port), (HOST, self._peer_port)):
+            if not port_free(port, host):
+                raise EtcdError(
+                    f"etcd cannot listen on {host}:{port}: the port is in use",
+                    rule="port-busy",
+                    help="stop the program that uses it (ss -ltnp shows which), or choose another port",
+                )
 
     @property
     def full_disk(self) -> str:
-        """Says in words that there is hardly any room left for its data, in which case it can write nothing, and
-        answers nothing. Empty otherwise."""
+        """Says that there is hardly any room left for its data, in which case it can write nothing, and answers
+        nothing. Empty otherwise."""
         try:
             free = shutil.disk_usage(self.data_dir).free
         except OSError:
@@ -319,20 +370,22 @@ class EmbeddedEtcd:
 
 
 class EmbeddedCluster:
-    """Several etcd members on loopback, one folder each under `data_dir`: for tests of fail-over."""
+    """Several etcd members on loopback, one folder each under `data_dir`, which is emptied: for tests of fail-over."""
 
-    def __init__(
-        self,
-        data_dir: str | Path,
-        size: int = 3,
-        *,
-        binary: EtcdBinary | None = None,
-        heartbeat: int = 50,
-        election: int = 500,
-    ) -> None:
-        self.data_dir, self._size = Path(data_dir).resolve(), size
-        self._binary, self._heartbeat, self._election = binary, heartbeat, election
-        self.members: list[EmbeddedEtcd] = []
+    def __init__(self, data_dir: str | Path, size: int = 3, *, heartbeat: int = 50, election: int = 500) -> None:
+        shutil.rmtree(data_dir, ignore_errors=True)
+        ports = free_ports(2 * size)
+        self.members = [
+            EmbeddedEtcd(Path(data_dir, str(i)), port=ports[2 * i], peer_port=ports[2 * i + 1]) for i in range(size)
+        ]
+        cluster = ",".join(f"{m.name}=http://{HOST}:{ports[2 * i + 1]}" for i, m in enumerate(self.members))
+        for member in self.members:
+            member.options = (
+                f"--initial-cluster={cluster}",
+                f"--initial-cluster-token={self.members[0].name}",
+                f"--heartbeat-interval={heartbeat}",
+                f"--election-timeout={election}",
+            )
 
     def __enter__(self) -> EmbeddedCluster:
         return self.start()
@@ -345,9 +398,7 @@ class EmbeddedCluster:
         return [endpoint for member in self.members for endpoint in member.endpoints]
 
     def start(self) -> EmbeddedCluster:
-        """Start all members anew and return when each of them answers."""
-        self._binary = self._binary or find_etcd()
-        self.members = self._new_members()
+        """Starts all members and returns when each of them answers."""
         for member in self.members:
             member.launch()
         for member in self.members:
@@ -359,30 +410,9 @@ class EmbeddedCluster:
             member.kill()
 
     def leader(self) -> EmbeddedEtcd:
-        """The member that leads now. `EtcdError` while there is none."""
+        """Returns the member that leads now. `EtcdError` while there is none."""
         for member in filter(lambda member: member.running, self.members):
             with Etcd(member.endpoints) as client, contextlib.suppress(EtcdUnreachable):
-                status = client.status(deadline=1.0)
-                if status.leader == status.member:
+                if client.leads(deadline=1.0):
                     return member
         raise EtcdError("the cluster has no leader now", rule="etcd-cluster", help="wait for the election")
-
-    def _new_members(self) -> list[EmbeddedEtcd]:
-        shutil.rmtree(self.data_dir, ignore_errors=True)
-        token = uuid.uuid4().hex
-        ports = free_ports(2 * self._size)
-        pairs = list(zip(ports[::2], ports[1::2], strict=True))
-        names = [f"graphft-{token}-{i}" for i in range(self._size)]
-        cluster = ",".join(f"{name}=http://{HOST}:{peer}" for name, (_, peer) in zip(names, pairs, strict=True))
-        return [
-            EmbeddedEtcd(
-                self.data_dir / str(i),
-                binary=self._binary,
-                name=name,
-                ports=pair,
-                cluster=cluster,
-                heartbeat=self._heartbeat,
-                election=self._election,
-            )
-            for i, (name, pair) in enumerate(zip(names, pairs, strict=True))
-        ]

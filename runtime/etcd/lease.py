@@ -1,7 +1,7 @@
 """A lease that its holder never believes in for longer than etcd does.
 
 etcd ends a lease TTL seconds after it *received* the last renewal. The holder counts from *before it sent* that
-renewal, and stops at a fraction (`margin`) of the TTL, so it always stops first. Nothing but an answered renewal
+renewal, and stops at a fraction (MARGIN) of the TTL, so it always stops first. Nothing but an answered renewal
 moves that deadline: a dead refresher, a frozen server and a lost network all end in the same way. Once lost, a lease
 stays lost.
 
@@ -21,9 +21,8 @@ from pathlib import Path
 
 import graphft
 from graphft.runtime.etcd import lease_keeper
-from graphft.runtime.etcd.errors import EtcdError, LeaseLost
-from graphft.runtime.etcd.lease_keeper import RETRY, LeasePage, steady_clock
-from graphft.runtime.etcd.model import Store
+from graphft.runtime.etcd.lease_keeper import MARGIN, RETRY, LeasePage, steady_clock
+from graphft.runtime.etcd.model import EtcdError, LeaseLost, Store
 
 FROZEN = 2.0
 """A keeper that has not looked for this part of the TTL is replaced."""
@@ -40,17 +39,8 @@ class Session:
     revokes it at the end.
     """
 
-    def __init__(
-        self, store: Store, ttl: int = 10, *, margin: float = 0.8, clock: Callable[[], float] = steady_clock
-    ) -> None:
-        if not 0 < margin < 1 or ttl < 1:
-            raise EtcdError(
-                f"a session needs ttl >= 1 and 0 < margin < 1, got ttl={ttl}, margin={margin}",
-                rule="etcd-lease",
-                help="ttl is in whole seconds, margin the part of it that the holder trusts",
-            )
-        self.store = store
-        self._margin, self._clock = margin, clock
+    def __init__(self, store: Store, ttl: int = 10, *, clock: Callable[[], float] = steady_clock) -> None:
+        self.store, self._clock = store, clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -60,7 +50,7 @@ class Session:
         self.lease, self.ttl = store.lease_grant(ttl)
         self._due = started + self.ttl * INTERVAL
         self.page = LeasePage.make()
-        self.page.begin(started, self.ttl, margin)
+        self.page.begin(started, self.ttl)
         self._keeper: KeeperProcess | None = None
 
     def __enter__(self) -> Session:
@@ -70,20 +60,20 @@ class Session:
         self.close()
 
     def remaining(self) -> float:
-        """Seconds for which the lease is certain to live; 0 once it is lost."""
+        """Returns the seconds for which the lease is certain to live; 0 once it is lost."""
         with self._lock:
             left = self.page.live_until() - self._clock()
             if self.page.ended:
                 self._lose("it has expired, or was revoked")
             if left <= 0:
-                self._lose(f"no renewal was answered for {self._margin:.0%} of its TTL of {self.ttl} s")
+                self._lose(f"no renewal was answered for {MARGIN:.0%} of its TTL of {self.ttl} s")
             return 0.0 if self._lost else left
 
     def alive(self) -> bool:
         return self.remaining() > 0
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless the lease is certain to live. Cheap: call it before serving anything."""
+        """Raises `LeaseLost` unless the lease is certain to live. Cheap: call it before serving anything."""
         if not self.alive():
             raise LeaseLost(
                 f"lease {self.lease:x} is lost: {self._lost}",
@@ -92,7 +82,7 @@ class Session:
             )
 
     def tick(self) -> float:
-        """Renew if it is time to; returns the seconds until the next renewal is due. `LeaseLost` when it is over.
+        """Renews if it is time to; returns the seconds until the next renewal is due. `LeaseLost` when it is over.
 
         Blocks while etcd does not answer, at most for a third of the TTL.
         """
@@ -104,21 +94,20 @@ class Session:
         return self.due()
 
     def due(self) -> float:
-        """Seconds until the next renewal is due."""
+        """Returns the seconds until the next renewal is due."""
         return max(0.0, self._due - self._clock())
 
     def run_thread(self, on_lost: Callable[[LeaseLost], None] | None = None) -> Session:
-        """Tick on a daemon thread until `close`; `on_lost` is called there, once, when the lease is lost."""
+        """Ticks on a daemon thread until `close`; `on_lost` is called there, once, when the lease is lost."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(on_lost,), name="lease", daemon=True)
             self._thread.start()
         return self
 
     def keep(self, urls: Sequence[str]) -> None:
-        """Has a process of its own renew the lease while this one cannot. `urls`: etcd's, as the client was given them.
+        """Starts the keeper, or another one if it has died or hangs: to be called now and then.
 
-        Starts the keeper, or another one if it has died or hangs: to be called now and then. Login and certificates are
-        those of the environment. Nothing waits for the keeper, and the session works without one.
+        `urls`: etcd's, as the client was given them; login and certificates are those of the environment.
         """
         with self._lock:
             if urls and not self._closed:
@@ -128,10 +117,10 @@ class Session:
     @property
     def keeper(self) -> int:
         """Process id of the keeper; 0 if there is none."""
-        return self._keeper.pid if self._keeper is not None else 0
+        return self._keeper.process.pid if self._keeper is not None and self._keeper.process is not None else 0
 
     def close(self) -> None:
-        """Stop renewing and revoke the lease; its keys vanish now, or within a TTL when etcd does not answer."""
+        """Stops renewing and revokes the lease; its keys vanish now, or within a TTL when etcd does not answer."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -180,55 +169,37 @@ class KeeperProcess:
 
     def __init__(self, page: LeasePage, lease: int, urls: Sequence[str]) -> None:
         self._page, self._lease, self._urls = page, lease, urls
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         self._started = 0.0
-
-    @property
-    def pid(self) -> int:
-        """0 if none was started."""
-        return self._process.pid if self._process is not None else 0
 
     def ensure(self) -> None:
         """Starts it, unless one runs and looks at its page. Cheap; to be called now and then."""
         now, ttl = steady_clock(), self._page.ttl
         if self._page.file < 0 or self._page.closed or (self._started and now - self._started < AGAIN * ttl):
             return
-        if self._process is not None and self._process.poll() is None and now - self._page.seen < FROZEN * ttl:
+        if self.process is not None and self.process.poll() is None and now - self._page.seen < FROZEN * ttl:
             return
         self.close()
         self._started = now
-        with contextlib.suppress(OSError):  # no process to be had: the role renews by itself
-            self._start(self._page.file)
-
-    def _start(self, memory: int) -> None:
         read, self._pipe = os.pipe()
         package = str(Path(graphft.__file__).resolve().parent.parent)  # an editable install may find it otherwise
-        numbers = [str(n) for n in (memory, read, os.getpid(), self._lease)]
-        command = [
-            sys.executable,
-            "-I",
-            "-S",
-            lease_keeper.__file__,
-            *numbers,
-            ",".join(self._urls),
-            *(p for p in sys.path if p != package),
-            package,
-        ]
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=(memory, read), start_new_session=True
+        numbers = [str(n) for n in (self._page.file, read, os.getpid(), self._lease)]
+        path = [*(p for p in sys.path if p != package), package]
+        command = [sys.executable, "-I", "-S", lease_keeper.__file__, *numbers, ",".join(self._urls), *path]
+        with contextlib.suppress(OSError):  # no process to be had: the role renews by itself
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(self._page.file, read), start_new_session=True
             )
-        finally:
-            os.close(read)
+        os.close(read)
 
     def close(self) -> None:
         """Ends it. Repeatable."""
         pipe, self._pipe = self._pipe, -1
         if pipe >= 0:
             os.close(pipe)
-        if self._process is not None:
-            self._process.kill()
+        if self.process is not None:
+            self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(REAP_SECONDS)
-            self._process = None
+                self.process.wait(REAP_SECONDS)
+            self.process = None

@@ -4,13 +4,10 @@ A role renews its lease from a thread (the op `etcd_keep_alive` of its daemon bl
 when it gets the interpreter's lock. Code that holds the lock for longer than the lease lasts (a record that is
 unpickled, an extension in C, a large JSON text) would end a process that works. So a child process watches, through a
 page of memory that both map, when the lease was renewed last; it renews when half of the TTL has passed, and writes the
-new deadline into the page, where the role's `Session` finds it.
+new deadline into the page, where the role's `Session` finds it. (A native thread would need wheels for each platform;
+longer leases would make each death that no launcher sees cost more.)
 
-Why a process: a thread of a native library would need a compiler or wheels for each platform, and a second client of
-etcd in another language. Longer leases would make each death that no launcher sees cost that much longer, and there is
-no length that is enough.
-
-What it must not do is to make a process that does not work look alive. It renews only while the role
+It must not make a process that does not work look alive. It renews only while the role
 
 * lives (the child ends with it: by the kernel's signal, by the end of a pipe, or when it sees that its parent is gone),
 * is not stopped (SIGSTOP, a debugger): such a role loses its lease, as without a keeper,
@@ -21,8 +18,8 @@ It never revives a lease: after the deadline, or when the role has closed it or 
 keeper that dies or hangs changes nothing as long as the role renews by itself, and is replaced (`lease.py`).
 
 This file runs by itself (`python -I -S lease_keeper.py ...`), so it imports little: starting takes 20 ms and 9 MB.
-gRPC and the etcd client (0.2 s of CPU, 26 MB) are loaded some seconds later, when the role is through with its start,
-or when a renewal begins to be late.
+gRPC and the etcd client (0.2 s of CPU, 26 MB) are loaded when the role is through with its start, or when a renewal
+begins to be late.
 """
 
 from __future__ import annotations
@@ -33,6 +30,12 @@ import select
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` is not imported: this process starts in 20 ms
+    from graphft.runtime.etcd.client import Etcd
+
+MARGIN = 0.8
+"""The part of the TTL that the holder trusts."""
 LATE = 0.5
 """The keeper renews so long after the last renewal, as part of the TTL."""
 LOAD = 0.4
@@ -70,39 +73,37 @@ class _Number:
 class LeasePage:
     """The page by which a role and its keeper tell each other. Times are of `steady_clock`, but for `beat`."""
 
-    SIZE = 16 * 8
+    SIZE = 15 * 8
 
     # The role writes these.
     ttl = _Number(0)
-    margin = _Number(1)
-    """The part of the TTL that the holder trusts."""
-    deadline = _Number(2)
+    deadline = _Number(1)
     """Until when the lease is certain to live, by the role's own renewals."""
-    renewed = _Number(3)
+    renewed = _Number(2)
     """When the role sent its last renewal that was answered."""
-    beat = _Number(4)
+    beat = _Number(3)
     """The main thread's last mark, by `time.monotonic`; ..."""
-    limit = _Number(5)
+    limit = _Number(4)
     """... how many seconds it may go without one, ..."""
-    beats = _Number(6)
+    beats = _Number(5)
     """... and how many there were."""
-    closed = _Number(7)
+    closed = _Number(6)
     """Not 0: the role has closed its session, or takes the lease for lost."""
     # The keeper writes these.
-    kept_deadline = _Number(8)
+    kept_deadline = _Number(7)
     """As `deadline`, by the keeper's renewals."""
-    kept_renewed = _Number(9)
-    kept = _Number(10)
+    kept_renewed = _Number(8)
+    kept = _Number(9)
     """The number of the keeper's renewals that were answered."""
-    ended = _Number(11)
+    ended = _Number(10)
     """Not 0: etcd says that the lease does not exist any more."""
-    seen = _Number(12)
+    seen = _Number(11)
     """When the keeper looked last."""
-    ready = _Number(13)
+    ready = _Number(12)
     """Not 0: the keeper has loaded what it renews with."""
-    late = _Number(14)
+    late = _Number(13)
     """The `renewed` after which the keeper has seen the role late, ..."""
-    late_beats = _Number(15)
+    late_beats = _Number(14)
     """... and how many marks there were then: those before it say nothing about the time since."""
 
     def __init__(self, file: int = -1) -> None:
@@ -123,14 +124,14 @@ class LeasePage:
         os.ftruncate(file, LeasePage.SIZE)
         return LeasePage(file)
 
-    def begin(self, started: float, ttl: float, margin: float) -> None:
+    def begin(self, started: float, ttl: float) -> None:
         """The lease was granted; the request was sent at `started`."""
-        self.ttl, self.margin, self.limit = ttl, margin, float("inf")
-        self.renewed, self.deadline = started, started + ttl * margin
+        self.ttl, self.limit = ttl, float("inf")
+        self.renewed, self.deadline = started, started + ttl * MARGIN
 
     def renew(self, sent: float, ttl: float) -> None:
         """A renewal of the role's own was answered."""
-        self.deadline, self.renewed = sent + ttl * self.margin, sent
+        self.deadline, self.renewed = sent + ttl * MARGIN, sent
 
     def look(self, now: float) -> None:
         """The keeper looks: notes the marks when it sees that the role is late."""
@@ -178,7 +179,7 @@ class Keeper:
         self.page, self.role, self.lease, self.urls, self.path = page, role, lease, urls, path
         self._ends = select.poll()
         self._ends.register(pipe, select.POLLIN)
-        self._client: object = None
+        self._client: Etcd | None = None
         self._born = steady_clock()
 
     def run(self) -> None:
@@ -199,12 +200,12 @@ class Keeper:
             if self._ends.poll(1000 * self.page.ttl * max(RETRY, min(due, LOOK))):
                 return
 
-    def _load(self) -> object:
+    def _load(self) -> Etcd:
         sys.path[:] = self.path
         import contextlib
 
         from graphft.runtime.etcd.client import open_etcd
-        from graphft.runtime.etcd.errors import EtcdError
+        from graphft.runtime.etcd.model import EtcdError
 
         client = open_etcd(self.urls)
         with contextlib.suppress(EtcdError):  # connects, so that the first renewal need not
@@ -213,15 +214,14 @@ class Keeper:
 
     def _renew(self, started: float) -> bool:
         """Returns True if etcd answered, and in time: after the deadline, the role may have acted on the loss."""
-        from graphft.runtime.etcd.client import Etcd
-        from graphft.runtime.etcd.errors import EtcdError, LeaseLost
-
-        page, etcd = self.page, self._client
-        if not isinstance(etcd, Etcd):
+        page = self.page
+        if self._client is None:
             return False
+        from graphft.runtime.etcd.model import EtcdError, LeaseLost
+
         try:
             limit = max(0.01, min(page.live_until() - started, page.ttl / 3))
-            ttl = etcd.lease_keepalive_once(self.lease, deadline=limit)
+            ttl = self._client.lease_keepalive_once(self.lease, deadline=limit)
         except LeaseLost:
             page.ended = 1
             return False
@@ -230,7 +230,7 @@ class Keeper:
         if page.closed or steady_clock() >= page.live_until():
             return False
         page.kept_renewed, page.kept = started, page.kept + 1
-        page.kept_deadline = started + ttl * page.margin
+        page.kept_deadline = started + ttl * MARGIN
         return True
 
 

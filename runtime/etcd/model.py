@@ -1,4 +1,4 @@
-"""The records of the store, and the questions to it: plain values, the same for real and simulated etcd.
+"""The values of the store, its errors, and the interface that the real and the simulated etcd have.
 
 Keys are `str`, values `bytes`. A revision is etcd's store-wide counter: each change gets the next one.
 """
@@ -9,9 +9,64 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from graphft.runtime.etcd.errors import EtcdError
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 
-MAX_TXN_OPS = 128  # etcd's default --max-txn-ops; it also bounds the number of compares
+MAX_TXN_OPS = 128  # etcd's default --max-txn-ops; it also bounds the number of compares. etcd refuses more
+
+
+class EtcdError(GraphftError):
+    """etcd refused a request, or this layer cannot go on. Base of the errors below.
+
+    An error that is no `TransientEtcdError` is for good: the same request is refused again, however often it is made.
+    """
+
+
+class EtcdUsageError(EtcdError, UsageError):
+    """Only another configuration helps: endpoints, login, certificates, or the installed etcd are wrong."""
+
+
+class TransientEtcdError(EtcdError):
+    """An error that may pass: a caller that looks before it changes repeats the request."""
+
+    exit_status = EXIT_LEASE_LOST
+
+
+class EtcdUnreachable(TransientEtcdError):
+    """No endpoint answered in time, and nothing was changed: a read, or a write that was never sent."""
+
+
+class Ambiguous(TransientEtcdError):
+    """A write was sent and no answer came: it may have been applied, may not, or may still be.
+
+    Read the keys again and decide; or repeat the call with a `token` (see `Etcd.txn`), which decides by itself.
+    """
+
+
+class LeaseLost(EtcdError):
+    """The lease has expired, was revoked, or can no longer be known to be alive. What it protected is gone."""
+
+    exit_status = EXIT_LEASE_LOST
+
+
+class CompactedError(EtcdError):
+    """A revision that etcd has already compacted away was asked for. `compact_revision` is the oldest one kept."""
+
+    def __init__(self, message: str, compact_revision: int) -> None:
+        self.compact_revision = compact_revision
+        super().__init__(message, rule="etcd-compacted", help="list the keys again and watch from that revision")
+
+
+class StreamEnded(TransientEtcdError):
+    """A watch stream ended (server gone, leader lost). Open a new one from the last revision seen."""
+
+
+class EtcdFull(TransientEtcdError):
+    """etcd takes no writes: its quota is used up. Reads, deletes and renewals of leases go on."""
+
+
+class EtcdBusy(TransientEtcdError):
+    """etcd refused the request for now: too many at once, or a login that ended this moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +83,10 @@ class KV:
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """Keys in ascending order, and the store's revision when they were read. `more`: cut off by the limit."""
+    """Keys in ascending order, and the store's revision when they were read."""
 
     kvs: tuple[KV, ...]
     revision: int
-    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +108,10 @@ class WatchBatch:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A condition of a transaction on one key. An absent key has revisions, version and lease 0, and no value."""
+    """A condition of a transaction: this is so of the key. An absent key has revisions 0, and no value."""
 
     key: str
-    target: Literal["create", "mod", "version", "lease", "value"]
-    op: Literal["=", "!=", "<", ">"]
+    target: Literal["create", "mod", "value"]
     operand: int | bytes
 
 
@@ -70,7 +123,6 @@ class Op:
     key: str
     value: bytes = b""
     lease: int = 0
-    limit: int = 0
     keys_only: bool = False
 
 
@@ -84,34 +136,34 @@ class TxnResult:
     responses: tuple[RangeResult | int | None, ...] = ()
 
     def range(self, index: int) -> RangeResult:
-        """The response of the get or range op at `index`."""
+        """Returns the response of the get or range op at `index`."""
         response = self.responses[index]
         if not isinstance(response, RangeResult):
             raise EtcdError(f"op {index} of the transaction read nothing", rule="etcd-txn")
         return response
 
     def kv(self, index: int) -> KV | None:
-        """The key that the get op at `index` found."""
+        """Returns the key that the get op at `index` found."""
         kvs = self.range(index).kvs
         return kvs[0] if kvs else None
 
 
 def absent(key: str) -> Compare:
-    return Compare(key, "create", "=", 0)
+    return Compare(key, "create", 0)
 
 
 def value_is(key: str, value: bytes) -> Compare:
-    return Compare(key, "value", "=", value)
+    return Compare(key, "value", value)
 
 
 def mod_is(key: str, revision: int) -> Compare:
     """The key has not changed since `revision`, its mod_revision (0: it is absent)."""
-    return Compare(key, "mod", "=", revision)
+    return Compare(key, "mod", revision)
 
 
 def create_is(key: str, revision: int) -> Compare:
     """The key is the same one, not deleted and made anew: the fence of a claim."""
-    return Compare(key, "create", "=", revision)
+    return Compare(key, "create", revision)
 
 
 def put_op(key: str, value: bytes, lease: int = 0) -> Op:
@@ -122,8 +174,8 @@ def get_op(key: str) -> Op:
     return Op("get", key)
 
 
-def range_op(prefix: str, *, limit: int = 0, keys_only: bool = False) -> Op:
-    return Op("range", prefix, limit=limit, keys_only=keys_only)
+def range_op(prefix: str, *, keys_only: bool = False) -> Op:
+    return Op("range", prefix, keys_only=keys_only)
 
 
 def delete_op(key: str) -> Op:
@@ -137,39 +189,13 @@ def delete_prefix_op(prefix: str) -> Op:
     return Op("delete-prefix", prefix)
 
 
-def check_txn(compare: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]) -> None:
-    """Refuse what etcd would: too many operations, or a key changed twice in one branch."""
-    for name, part in (("compares", compare), ("success operations", success), ("failure operations", failure)):
-        if len(part) > MAX_TXN_OPS:
-            raise EtcdError(
-                f"a transaction has {len(part)} {name}; etcd takes at most {MAX_TXN_OPS}",
-                rule="etcd-txn",
-                help="split it into several transactions",
-            )
-    for branch in (success, failure):
-        changed = [op.key for op in branch if op.kind in ("put", "delete")]
-        twice = next((key for key in changed if changed.count(key) > 1), None) if changed else None
-        if twice is not None:
-            raise EtcdError(
-                f"a transaction changes {twice!r} twice; etcd takes one change per key",
-                rule="etcd-txn",
-                help="keep the last of the changes",
-            )
-
-
 # What a repeated transaction asks: given the answer `ok=False`, at which revision did an earlier try of mine apply?
 Verify = Callable[[TxnResult], "int | None"]
 
 
 def verify_by_token(token: str, success: Sequence[Op]) -> Verify:
     """Looks whether `token`, read by the last op of the failure branch, holds what `success` puts there."""
-    put = next((op for op in success if op.kind == "put" and op.key == token), None)
-    if put is None:
-        raise EtcdError(
-            f"the token {token!r} is not put by the transaction's success branch",
-            rule="etcd-txn",
-            help="name a key that the branch puts, with a value of this call's own",
-        )
+    put = next(op for op in success if op.kind == "put" and op.key == token)
     mine = (put.value, put.lease)
 
     def verify(result: TxnResult) -> int | None:
@@ -187,18 +213,8 @@ class WatchStream(Protocol):
     def cancel(self) -> None: ...
 
 
-class Transactions(Protocol):
-    """The part of a store that reads and changes the queue's records."""
-
-    def range(self, prefix: str, *, deadline: float | None = None) -> RangeResult: ...
-
-    def txn(
-        self, compare: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = (), *, token: str | None = None
-    ) -> TxnResult: ...
-
-
 class Store(Protocol):
-    """The interface of both drivers, `Etcd` and `SimEtcd`. `Etcd` documents each method; times are seconds."""
+    """The interface of both drivers, `Etcd` and the simulated one. `Etcd` documents each method; times are seconds."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -212,9 +228,7 @@ class Store(Protocol):
 
     def get(self, key: str, *, deadline: float | None = None) -> KV | None: ...
 
-    def range(
-        self, prefix: str, *, limit: int = 0, keys_only: bool = False, deadline: float | None = None
-    ) -> RangeResult: ...
+    def range(self, prefix: str, *, keys_only: bool = False, deadline: float | None = None) -> RangeResult: ...
 
     def count(self, prefix: str, *, deadline: float | None = None) -> int: ...
 
@@ -240,8 +254,6 @@ class Store(Protocol):
     def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int: ...
 
     def lease_revoke(self, lease: int, *, deadline: float | None = None) -> bool: ...
-
-    def compact(self, revision: int, *, deadline: float | None = None) -> None: ...
 
     def is_full(self) -> bool: ...
 

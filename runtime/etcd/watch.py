@@ -10,8 +10,17 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from graphft.runtime.etcd.errors import CompactedError, EtcdError, TransientEtcdError
-from graphft.runtime.etcd.model import KV, Event, RangeResult, Store, WatchBatch, WatchStream
+from graphft.runtime.etcd.model import (
+    KV,
+    CompactedError,
+    EtcdError,
+    Event,
+    RangeResult,
+    Store,
+    TransientEtcdError,
+    WatchBatch,
+    WatchStream,
+)
 
 T = TypeVar("T")
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # seconds between tries while etcd is away
@@ -20,26 +29,24 @@ PING, LIST = 0.5, 2.0  # seconds until a call on the watch's thread gives up (an
 
 @dataclass(slots=True)
 class View:
-    """A prefix of the store, kept up to date by lists and events. Pure: no threads, no I/O, no clock.
+    """A prefix of the store as of `revision`, kept up to date by lists and events. Pure: no threads, no I/O, no clock.
 
-    `kvs` is the prefix as of `revision`. Both methods return the events that lead from the old state to the new.
-
-    A key deleted and made again between two lists shows as a delete and a put; changes in between that left no
-    trace are not reported, so events say what is true now, not how often something happened.
+    Both methods return the events that lead from the old state to the new: they say what is true now, not how often
+    something happened.
     """
 
     kvs: dict[str, KV] = field(default_factory=dict)
     revision: int = 0
 
     def relist(self, listed: RangeResult) -> list[Event]:
-        """Replace the state by a full list of the prefix."""
+        """Replaces the state by a full list of the prefix."""
         new = {kv.key: kv for kv in listed.kvs}
         events = list(self._differences(new, listed.revision))
         self.kvs, self.revision = new, listed.revision
         return events
 
     def apply(self, batch: WatchBatch) -> list[Event]:
-        """Apply a watch's events; those that the state holds already are left out."""
+        """Applies a watch's events; those that the state holds already are left out."""
         applied = []
         for event in batch.events:
             if event.kv.mod_revision <= self.revision:
@@ -69,13 +76,12 @@ class View:
 class Watch:
     """Keeps a view of all keys under `prefix`, on a thread of its own.
 
-    The constructor lists the prefix (`EtcdUnreachable` when it cannot) and hands what is there to `on_event` as
-    puts; from then on the thread does, in order, for every change. When the stream ends, the prefix is listed, the
+    The constructor lists the prefix (`EtcdUnreachable` when it cannot) and hands the keys that are there to `on_event`
+    as puts; from then on the thread does, in order, for every change. When the stream ends, the prefix is listed, the
     differences are handed over, and a stream is opened from there: etcd may have been restored from a backup meanwhile,
-    and its revisions may say again what they said before, of something else. So the view misses nothing that lasts,
-    and events never contradict it. The view changes first, then `on_event` is
-    called, on the thread of the watch, which it must not block; an exception in it ends the watch, and shows in
-    `snapshot` and `wait`.
+    and its revisions may be used again. So the view misses nothing that lasts, and events never contradict it. The view
+    changes first, then `on_event` is called, on the thread of the watch, which it must not block; an exception in it
+    ends the watch, and shows in `snapshot` and `wait`.
     """
 
     def __init__(self, store: Store, prefix: str, on_event: Callable[[Sequence[Event]], None] | None = None) -> None:
@@ -86,7 +92,8 @@ class Watch:
         self._closed = threading.Event()
         self._stream: WatchStream | None = None
         self._failure: BaseException | None = None
-        self._connected = False
+        self.connected = False
+        """True while a stream stands; while False, the view may be behind."""
         self._relist()
         self._thread = threading.Thread(target=self._run, name=f"watch {prefix}", daemon=True)
         self._thread.start()
@@ -98,23 +105,18 @@ class Watch:
         self.close()
 
     @property
-    def connected(self) -> bool:
-        """True while a stream stands; while False, the view may be behind."""
-        return self._connected
-
-    @property
     def revision(self) -> int:
-        """The revision up to which the view holds everything."""
+        """Returns the revision up to which the view holds everything."""
         return self._view.revision
 
     def snapshot(self) -> dict[str, KV]:
-        """A copy of the view."""
+        """Returns a copy of the view."""
         with self._changed:
             self._check()
             return dict(self._view.kvs)
 
     def wait(self, predicate: Callable[[Mapping[str, KV]], T], timeout: float | None = None) -> T | None:
-        """Block until `predicate(view)` is true and return its value; None after `timeout` seconds.
+        """Blocks until `predicate(view)` is true and returns its value; None after `timeout` seconds.
 
         The predicate runs under the view's lock, at once and after each change: keep it short.
         """
@@ -131,7 +133,7 @@ class Watch:
                 self._changed.wait(left)
 
     def close(self) -> None:
-        """End the watch and join its thread, at once, or within two seconds if etcd is away. Waiters get an error."""
+        """Ends the watch and joins its thread, at once, or within two seconds if etcd is away. Waiters get an error."""
         self._closed.set()
         with self._changed:
             stream = self._stream
@@ -144,33 +146,31 @@ class Watch:
     def _check(self) -> None:
         if self._failure is not None:
             raise EtcdError(
-                f"the watch of {self.prefix!r} ended: {self._failure!r}", rule="etcd-watch", help="see the cause above"
+                f"the watch of {self.prefix!r} ended: {self._failure!r}", rule="etcd-watch"
             ) from self._failure
         if self._closed.is_set():
-            raise EtcdError(f"the watch of {self.prefix!r} is closed", rule="etcd-watch", help="open a new one")
+            raise EtcdError(f"the watch of {self.prefix!r} is closed", rule="etcd-watch")
 
     def _run(self) -> None:
         try:
             pause = FIRST_PAUSE
-            listed = True
+            self._follow()
             while not self._closed.is_set():
-                with contextlib.suppress(TransientEtcdError):
-                    if not listed:
-                        self._relist(LIST)
-                    listed = False
-                    self._follow()
-                pause = FIRST_PAUSE if self._connected else min(2 * pause, LAST_PAUSE)
-                self._connected = False
+                pause = FIRST_PAUSE if self.connected else min(2 * pause, LAST_PAUSE)
+                self.connected = False
                 self._await_etcd(pause)
+                with contextlib.suppress(TransientEtcdError):
+                    self._relist(LIST)
+                    self._follow()
         except BaseException as e:  # raised to the next reader of the view; a dead thread must not go unnoticed
             with self._changed:
                 self._failure = e
                 self._changed.notify_all()
         finally:
-            self._connected = False
+            self.connected = False
 
     def _await_etcd(self, pause: float) -> None:
-        """Sleep until etcd answers; the login, if any, is renewed on the way."""
+        """Sleeps until etcd answers; the login, if any, is renewed on the way."""
         while not self._closed.wait(pause):
             try:
                 self._store.ping(deadline=PING)
@@ -179,32 +179,24 @@ class Watch:
                 pause = min(2 * pause, LAST_PAUSE)
 
     def _follow(self) -> None:
-        """Read one stream until it ends."""
-        stream = self._store.watch(self.prefix, self._view.revision + 1)
-        with self._changed:
-            self._stream = stream
-        if self._closed.is_set():
-            stream.cancel()
-        try:
-            for batch in stream:
-                if batch.revision < self._view.revision and self._went_back():
-                    return
-                self._connected = True
-                with self._changed:
-                    events = self._view.apply(batch)
-                    self._changed.notify_all()
-                self._deliver(events)
-        except CompactedError:
-            self._relist(LIST)
-        finally:
-            stream.cancel()
-
-    def _went_back(self) -> bool:
-        """Returns True if the store lost its newest revisions (restored from a backup), rather than one member
-        lagging."""
-        before = self._view.revision
-        self._relist(LIST)
-        return self._view.revision < before
+        """Reads one stream until it ends."""
+        with contextlib.suppress(TransientEtcdError, CompactedError):
+            stream = self._store.watch(self.prefix, self._view.revision + 1)
+            with self._changed:
+                self._stream = stream
+            if self._closed.is_set():
+                stream.cancel()
+            try:
+                for batch in stream:
+                    if batch.revision < self._view.revision:  # a member lags, or the store was restored from a backup
+                        return
+                    self.connected = True
+                    with self._changed:
+                        events = self._view.apply(batch)
+                        self._changed.notify_all()
+                    self._deliver(events)
+            finally:
+                stream.cancel()
 
     def _relist(self, deadline: float | None = None) -> None:
         listed = self._store.range(self.prefix, deadline=deadline)

@@ -33,15 +33,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _etcd(options: argparse.Namespace) -> int:
-    from graphft.runtime.etcd.binary import cache_dir, find_etcd, provide_etcd, version_text
+    from graphft.runtime.etcd.embedded import cache_dir, find_etcd, install_etcd, version_of
 
     for option, of in (("to", "install"), ("data", "serve"), ("listen", "serve")):
         if getattr(options, option) is not None and not getattr(options, of):
             raise UsageError(f"--{option} is for --{of}", rule="usage", help="give both, or neither")
     if options.serve:
         return _serve(options)
-    binary = provide_etcd(options.to or cache_dir()) if options.install else find_etcd()
-    print(f"etcd {version_text(binary.version)}: {binary.path}")
+    binary = install_etcd(options.to or cache_dir()) if options.install else find_etcd()
+    print(f"etcd {version_of(binary)}: {binary}")
     return EXIT_OK
 
 

@@ -13,7 +13,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Failure
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is
-from graphft.runtime.etcd.model import Transactions
+from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, Known, Pending, Put
 from graphft.runtime.protocol.discards import MAX_RECORD, ChunkDiscards, Discards, count_records
@@ -21,7 +21,7 @@ from graphft.runtime.queue.transactions import commit
 
 
 def fail_batch(
-    store: Transactions,
+    store: Store,
     keys: Keys,
     plan: Plan,
     pass_index: int,
@@ -88,7 +88,7 @@ def going_back(
     return [go_back(keys, generation, committed, change.reason)], same
 
 
-def or_end(store: Transactions, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:
+def or_end(store: Store, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:
     """The change; or, if it discards more than `limit` records of the job's data (or more pieces of one chunk than a
     record of etcd can name), the end of the job as failed.
     `limit` -1: whatever it discards, on_bad_data is "fail".

@@ -13,7 +13,7 @@ from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Barred
 from graphft.runtime.etcd import KV, create_is, delete_op, get_op, mod_is, put_op, value_is
-from graphft.runtime.etcd.model import Compare, Op, Store, Transactions, TxnResult
+from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, Pending, Put
 
@@ -21,7 +21,7 @@ LOOKS = 20
 """Looks at stale claims per time-out: few enough that etcd is not asked all the time."""
 
 
-def commit(store: Transactions, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
+def commit(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
     """The changes, as one transaction, if `also` holds as well. `lease`: what leased records hang on.
 
     A claim is looked up when its answer was lost (its record is like no other); whatever else is ambiguous raises

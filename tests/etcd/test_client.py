@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from etcd.logins import enable_login
-from etcd.proxy import Proxy
+from etcd.servers import Proxy, enable_login
+from google.protobuf import descriptor_pool
 
 from graphft.runtime.etcd import (
     Ambiguous,
@@ -22,16 +21,16 @@ from graphft.runtime.etcd import (
     Etcd,
     EtcdError,
     EtcdUnreachable,
+    TransientEtcdError,
     Watch,
     absent,
-    find_etcd,
     free_ports,
     get_op,
     mod_is,
     put_op,
 )
-from graphft.runtime.etcd.channel import Endpoint, parse_endpoint, target_of
-from graphft.runtime.etcd.embedded import Child
+from graphft.runtime.etcd.channel import Endpoint, etcdrpc, parse_endpoint, target_of
+from tests.support.etcd_servers import pause, resume
 from tests.support.waiting import until
 
 HERE = Path(__file__).parent
@@ -55,10 +54,6 @@ def heal_after(proxy: Proxy, seconds: float) -> None:
     threading.Timer(seconds, proxy.heal).start()
 
 
-def heal_when(proxy: Proxy, happened: Callable[[], object]) -> None:
-    threading.Thread(target=lambda: (until(happened), proxy.heal())).start()
-
-
 def test_nobody_there_is_a_clear_error_soon() -> None:
     (port,) = free_ports(1)
     with Etcd([f"127.0.0.1:{port}"]) as client:
@@ -67,8 +62,6 @@ def test_nobody_there_is_a_clear_error_soon() -> None:
             client.ping(deadline=0.5)
         assert time.monotonic() - started < 30
         assert f"127.0.0.1:{port}" in str(caught.value)
-        assert "0." in caught.value.message
-        assert "check that etcd runs there" in caught.value.help
         with pytest.raises(EtcdUnreachable):  # never sent, hence not ambiguous
             client.txn([], [put_op("/a", b"")], deadline=0.3)
 
@@ -76,14 +69,14 @@ def test_nobody_there_is_a_clear_error_soon() -> None:
 def test_a_frozen_server_does_not_hang_a_call(tmp_path: Path) -> None:
     with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, timeout=0.2, deadline=60) as client:
         client.put("/a", b"1")
-        server.pause()
+        pause(server)
         started = time.monotonic()
         with pytest.raises(EtcdUnreachable):
             client.get("/a", deadline=0.6)
         with pytest.raises(EtcdUnreachable):
             client.txn([], [put_op("/a", b"2")], deadline=0.3)
         assert time.monotonic() - started < 30
-        server.resume()
+        resume(server)
         kv = client.get("/a")
         assert kv is not None
         assert kv.value == b"1"
@@ -109,9 +102,8 @@ def test_txn_whose_answer_is_lost_is_ambiguous(far: Etcd, proxy: Proxy, etcd: Et
         sent = pool.submit(far.txn, [absent(prefix + "a")], [put_op(prefix + "a", b"me")], deadline=60)
         until(lambda: etcd.get(prefix + "a"))  # this one was applied
         proxy.cut()
-        with pytest.raises(Ambiguous) as caught:
+        with pytest.raises(Ambiguous):
             sent.result()
-    assert "may or may not" in caught.value.message
     with pytest.raises(EtcdUnreachable):  # and now that nothing gets through, nothing is sent
         far.txn([absent(prefix + "b")], [put_op(prefix + "b", b"me")], deadline=0.5)
     proxy.heal()
@@ -130,17 +122,6 @@ def test_a_token_finds_the_try_whose_answer_was_lost(far: Etcd, proxy: Proxy, et
     assert (kv.version, kv.mod_revision) == (1, done.revision)
 
 
-def test_a_token_repeats_what_never_arrived(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
-    key = prefix + "claim"
-    proxy.drop_requests = True
-    heal_after(proxy, 0.7)
-    done = far.txn([absent(key)], [put_op(key, b"me, 1")], token=key)
-    kv = etcd.get(key)
-    assert kv is not None
-    assert done.ok
-    assert (kv.version, kv.mod_revision) == (1, done.revision)
-
-
 def test_a_token_does_not_claim_what_another_took(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
     key = prefix + "claim"
     proxy.drop_requests = True
@@ -152,54 +133,6 @@ def test_a_token_does_not_claim_what_another_took(far: Etcd, proxy: Proxy, etcd:
     assert kv is not None
     assert kv.value == b"you"
     assert len(done.responses) == 2
-
-
-def test_a_token_does_not_help_when_nothing_comes_back(far: Etcd, proxy: Proxy, prefix: str) -> None:
-    proxy.drop_replies = True
-    with pytest.raises(Ambiguous):
-        far.txn([absent(prefix + "a")], [put_op(prefix + "a", b"me")], token=prefix + "a", deadline=0.8)
-
-
-def test_verify_decides_on_the_repeat(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
-    old = etcd.put(prefix + "a", b"")
-    proxy.drop_replies = True
-    heal_when(proxy, lambda: etcd.get(prefix + "b"))
-    seen = []
-    done = far.txn(
-        [absent(prefix + "b")],
-        [put_op(prefix + "b", b"")],
-        [get_op(prefix + "a")],
-        verify=lambda failed: seen.append(failed.kv(0)) or old,
-    )
-    assert done.ok
-    assert done.revision == old
-    assert seen[0].mod_revision == old
-
-
-def test_a_lease_whose_grant_was_not_answered_exists_once(far: Etcd, proxy: Proxy, etcd: Etcd) -> None:
-    proxy.drop_replies = True
-    heal_after(proxy, 0.7)
-    lease, ttl = far.lease_grant(30)
-    assert ttl == 30
-    assert etcd.lease_keepalive_once(lease) == 30
-    assert etcd.lease_revoke(lease)
-
-
-def test_keepalive_outlasts_a_lost_answer(far: Etcd, proxy: Proxy) -> None:
-    lease, _ = far.lease_grant(30)
-    proxy.drop_replies = True
-    heal_after(proxy, 0.7)
-    assert far.lease_keepalive_once(lease) == 30
-    far.lease_revoke(lease)
-
-
-def test_status_and_members(etcd: Etcd, etcd_server: EmbeddedEtcd) -> None:
-    status = etcd.status()
-    (member,) = etcd.members()
-    assert status.leader == status.member == member.id
-    assert member.name == etcd_server.name
-    assert member.client_urls == (f"http://{etcd_server.endpoints[0]}",)
-    assert status.revision > 0
 
 
 FORKED = """
@@ -263,40 +196,19 @@ def test_use_in_a_forked_child_is_refused(etcd_server: EmbeddedEtcd) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_closed_client_says_so(etcd_server: EmbeddedEtcd) -> None:
-    client = Etcd(etcd_server.endpoints, deadline=60)
-    client.close()
-    with pytest.raises(EtcdError, match="closed"):
-        client.get("/a")
-
-
-@pytest.mark.parametrize("ask", [lambda client: client.get("/a"), lambda client: client.watch("/a", 1)])
-def test_a_client_that_another_thread_closes_at_that_moment_says_so_too(
-    ask: Callable[[Etcd], object], etcd_server: EmbeddedEtcd
-) -> None:
-    """Between the look whether it is closed and the call: an error that those who ask expect, and not gRPC's."""
-    client = Etcd(etcd_server.endpoints, deadline=60)
-    calls = client._calls
-    calls._login_token = lambda timeout: calls.close()  # type: ignore[assignment, method-assign]
-    with pytest.raises(EtcdError, match="closed"):
-        ask(client)
-
-
 def test_login(tmp_path: Path) -> None:
     with EmbeddedEtcd(tmp_path) as server:
         enable_login(server)
         patience = {"timeout": 10, "deadline": 60}
-        with Etcd(server.endpoints, **patience) as client, pytest.raises(EtcdError) as caught:
-            client.get("/a")
-        assert "user and password" in caught.value.help
-        stranger = Etcd(server.endpoints, user="root", password="wrong", **patience)
-        with stranger as client, pytest.raises(EtcdError) as caught:
-            client.get("/a")
-        assert "user and password" in caught.value.help
-        with Etcd(server.endpoints, user="guest", password="guest", **patience) as client:
-            client.ping(deadline=60)
-            with pytest.raises(EtcdError, match="PERMISSION_DENIED"):
+        for user, password, rule in (
+            (None, None, "etcd-request"),
+            ("root", "wrong", "etcd-request"),
+            ("guest", "guest", "etcd-denied"),
+        ):
+            with Etcd(server.endpoints, user, password, **patience) as client, pytest.raises(EtcdError) as caught:
                 client.get("/a")
+            assert caught.value.rule == rule
+            assert not isinstance(caught.value, TransientEtcdError)
         friend = Etcd(server.endpoints, user="root", password="secret", **patience)
         with friend as client, Watch(client, "/") as watch:
             client.put("/a", b"1")
@@ -309,16 +221,13 @@ def test_login(tmp_path: Path) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    client_port, peer_port = free_ports(2)
-    url, peer = f"https://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
-    binary = str(find_etcd().path)
+    (port,) = free_ports(1)
+    url = f"https://127.0.0.1:{port}"
     key, certificate = str(HERE / "tls" / "key.pem"), str(HERE / "tls" / "cert.pem")
-    options = [f"--data-dir={tmp_path / 'data'}", f"--listen-client-urls={url}"]
+    options = [f"--listen-client-urls={url}", f"--advertise-client-urls={url}", "--client-cert-auth"]
     options += [f"--key-file={key}", f"--cert-file={certificate}", f"--trusted-ca-file={certificate}"]
-    options += ["--client-cert-auth"]
-    options += [f"--advertise-client-urls={url}", f"--listen-peer-urls={peer}"]
-    options += [f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"]
-    server = Child([binary, *options], tmp_path / "etcd.log")
+    server = EmbeddedEtcd(tmp_path, options=options)
+    server.launch()
     try:
         with Etcd([url, url], ca_cert=certificate, cert_key=key, cert_cert=certificate, deadline=60) as client:
             client.ping(deadline=60)
@@ -330,8 +239,7 @@ def test_tls(tmp_path: Path) -> None:
         with Etcd([url], ca_cert=certificate) as client, pytest.raises(EtcdUnreachable):  # and such a client
             client.ping(deadline=0.3)
     finally:
-        server.send(signal.SIGKILL)
-        assert server.wait(120)
+        server.kill()
 
 
 @pytest.mark.parametrize(
@@ -348,34 +256,37 @@ def test_endpoints(text: str, endpoint: Endpoint) -> None:
     assert parse_endpoint(text) == endpoint
 
 
-@pytest.mark.parametrize("text", ["", "a:b", "a:0", "a:65536", "ftp://a:1", "::1", "http://", "a:1/b"])
-def test_bad_endpoints(text: str) -> None:
-    with pytest.raises(EtcdError, match="not an etcd endpoint") as caught:
-        Etcd([text])
-    assert "host:port" in caught.value.help
-
-
 def test_targets() -> None:
     assert target_of([Endpoint("127.0.0.1", 1), Endpoint("127.0.0.2", 2)]) == "ipv4:127.0.0.1:1,127.0.0.2:2"
-    assert target_of([Endpoint("::1", 1)]) == "ipv6:[::1]:1"
+    assert target_of([Endpoint("::1", 1), Endpoint("::1", 2)]) == "ipv6:[::1]:1,[::1]:2"
     assert target_of([Endpoint("etcd.example", 1)]) == "dns:///etcd.example:1"
-    with pytest.raises(EtcdError, match="in common"):
-        target_of([Endpoint("127.0.0.1", 1), Endpoint("::1", 1)])
-    for name in ("no-such-host.invalid", "a..b"):
-        with pytest.raises(EtcdUnreachable, match="does not resolve"):
-            target_of([Endpoint("127.0.0.1", 1), Endpoint(name, 1)])
+    for other in ("::1", "no-such-host.invalid", "a..b"):
+        with pytest.raises(EtcdUnreachable):
+            target_of([Endpoint("127.0.0.1", 1), Endpoint(other, 1)])
 
 
 @pytest.mark.parametrize(
-    ("endpoints", "options", "message"),
+    ("endpoints", "options", "rule"),
     [
-        ([], {}, "must be a list"),
-        ("127.0.0.1:1", {}, "must be a list"),
-        (["http://127.0.0.1:1", "https://127.0.0.1:2"], {}, "some endpoints say http"),
-        (["127.0.0.1:1"], {"ca_cert": os.devnull + "/none"}, "cannot be read"),
-        (["127.0.0.1:1"], {"cert_key": os.devnull}, "needs both"),
+        *(([text], {}, "etcd-endpoint") for text in ("", "a:b", "a:0", "a:65536", "ftp://a:1", "::1", "a:1/b")),
+        ([], {}, "etcd-endpoint"),
+        ("127.0.0.1:1", {}, "etcd-endpoint"),
+        (["http://127.0.0.1:1", "https://127.0.0.1:2"], {}, "etcd-tls"),
+        (["127.0.0.1:1"], {"ca_cert": os.devnull + "/none"}, "etcd-tls"),
+        (["127.0.0.1:1"], {"cert_key": os.devnull}, "etcd-tls"),
     ],
 )
-def test_bad_options(endpoints: list[str], options: dict[str, str], message: str) -> None:
-    with pytest.raises(EtcdError, match=message):
+def test_bad_options(endpoints: list[str], options: dict[str, str], rule: str) -> None:
+    with pytest.raises(EtcdError) as caught:
         Etcd(endpoints, **options)
+    assert caught.value.rule == rule
+
+
+def test_messages_stay_out_of_others_way() -> None:
+    import etcd3
+
+    assert etcd3.etcdrpc is etcdrpc is sys.modules["etcd3.etcdrpc"]
+    assert etcdrpc.RangeRequest.DESCRIPTOR.file.pool is not descriptor_pool.Default()
+    for name in ("kv.proto", "rpc.proto", "auth.proto"):
+        with pytest.raises(KeyError):
+            descriptor_pool.Default().FindFileByName(name)

@@ -19,6 +19,7 @@ from graphft.runtime.etcd import (
     absent,
     put_op,
 )
+from tests.support.etcd_servers import pause, resume
 from tests.support.waiting import until
 
 
@@ -72,12 +73,12 @@ def test_a_frozen_leader_is_passed_over(cluster: EmbeddedCluster) -> None:
     with Etcd(cluster.endpoints, timeout=0.5, deadline=120) as etcd:
         etcd.put("/a", b"0")
         leader = leader_of(cluster)
-        leader.pause()
+        pause(leader)
         for i in range(6):
             assert etcd.txn([absent(f"/f/{i}")], [put_op(f"/f/{i}", b"me")], token=f"/f/{i}").ok
             etcd.get("/a")
         assert etcd.count("/f/") == 6
-        leader.resume()
+        resume(leader)
 
 
 def test_without_a_majority_nothing_is_reported_as_done(cluster: EmbeddedCluster) -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Session, lease
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdUnreachable, LeaseLost, Session, lease
 from graphft.runtime.etcd.lease_keeper import steady_clock
 from tests.sim.etcd_store import SimEtcd
+from tests.support.etcd_servers import pause, resume
 from tests.support.waiting import until
 
 
@@ -45,17 +46,6 @@ def world() -> World:
     return World()
 
 
-def test_renewals_are_due_every_third_of_the_ttl(world: World) -> None:
-    session = world.session(ttl=9)
-    assert session.tick() == pytest.approx(3)
-    world.now += 2
-    assert session.tick() == pytest.approx(1)
-    assert session.remaining() == pytest.approx(0.8 * 9 - 2)
-    world.now += 1
-    assert session.tick() == pytest.approx(3)
-    assert session.remaining() == pytest.approx(0.8 * 9)
-
-
 def test_a_dead_refresher_is_noticed_before_the_server_ends_the_lease(world: World) -> None:
     session = world.session()
     world.put("/mine", b"", session.lease)
@@ -75,23 +65,6 @@ def test_a_lost_lease_stays_lost(world: World) -> None:
         session.tick()  # etcd would still renew it
     assert session.remaining() == 0
     assert world.lease_keepalive_once(session.lease) == 10
-
-
-def test_an_answer_after_the_deadline_does_not_count(world: World) -> None:
-    session = world.session()
-    world.now += 7
-    world.delay = 1.5
-    with pytest.raises(LeaseLost):
-        session.tick()
-
-
-def test_the_deadline_counts_from_before_the_renewal_was_sent(world: World) -> None:
-    """Each holder has a monotonic deadline of its own, shorter than the TTL."""
-    session = world.session()
-    world.now += 4
-    world.delay = 2
-    session.tick()
-    assert session.remaining() == pytest.approx(8 - 2)
 
 
 def test_ticks_outlast_an_etcd_that_is_away_for_a_while(world: World) -> None:
@@ -114,12 +87,6 @@ def test_a_revoked_lease_is_lost_at_the_next_renewal(world: World) -> None:
     with pytest.raises(LeaseLost, match="expired"):
         session.tick()
     session.close()
-
-
-def test_bad_options(world: World) -> None:
-    for options in ({"ttl": 0}, {"ttl": 5, "margin": 1.0}, {"ttl": 5, "margin": 0}):
-        with pytest.raises(EtcdError, match="a session needs"):
-            Session(world, **options)
 
 
 steps = st.lists(
@@ -168,7 +135,7 @@ def test_a_frozen_etcd_ends_the_session_in_time(tmp_path: Path, monkeypatch: pyt
         session = Session(client, 10)
         session.run_thread(lambda error: (lost.append(error), over.set()))
         await_renewal(session)
-        server.pause()
+        pause(server)
         frozen = looked = trusted = time.monotonic()
         while session.alive():
             trusted = looked  # the last look that began while it did: the answer may have come late
@@ -177,32 +144,8 @@ def test_a_frozen_etcd_ends_the_session_in_time(tmp_path: Path, monkeypatch: pyt
         assert trusted - frozen < session.ttl, "the session trusted its lease for longer than its TTL"
         assert over.wait(120)
         assert "no renewal" in lost[0].message
-        server.resume()
+        resume(server)
         with pytest.raises(LeaseLost):
             session.tick()
         session.close()
         session.close()
-
-
-def test_a_thread_reports_a_revoked_lease(etcd: Etcd) -> None:
-    over = threading.Event()
-    with Session(etcd, 1) as session:
-        session.run_thread(lambda error: over.set())
-        etcd.lease_revoke(session.lease)
-        assert over.wait(120)
-        assert not session.alive()
-
-
-def test_sessions_outlast_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease that a slow restart does not end, and renewals that come soon."""
-    monkeypatch.setattr(lease, "INTERVAL", 1 / 30)
-    with (
-        EmbeddedEtcd(tmp_path) as server,
-        Etcd(server.endpoints, deadline=60) as client,
-        Session(client, 60).run_thread() as session,
-    ):
-        client.put("/mine", b"", session.lease)
-        for _ in range(2):
-            server.restart()
-            await_renewal(session)
-        assert client.get("/mine") is not None

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Lock, Session, put_op, value_is
-from graphft.runtime.etcd.messages import etcdrpc
-from tests.support.waiting import until
 
 
 def test_contenders_exclude_each_other(etcd: Etcd, etcd_server: EmbeddedEtcd, prefix: str) -> None:
@@ -50,38 +48,6 @@ def test_contenders_exclude_each_other(etcd: Etcd, etcd_server: EmbeddedEtcd, pr
     assert kv is not None
     assert kv.value == b"%d" % (rounds * workers)
     assert etcd.count(prefix + "lock/") == 0
-
-
-def test_the_queue_is_first_come_first_served(etcd: Etcd, prefix: str) -> None:
-    order: list[int] = []
-    with Session(etcd, 120) as session:
-        first = Lock(session, prefix + "lock")
-        first.acquire()
-        threads = []
-        for n in range(3):
-
-            def work(n: int = n) -> None:
-                with Lock(session, prefix + "lock"):
-                    order.append(n)
-
-            threads.append(threading.Thread(target=work))
-            threads[-1].start()
-            while etcd.count(prefix + "lock/") < n + 2:
-                time.sleep(0.01)
-        first.release()
-        for thread in threads:
-            thread.join()
-    assert order == [0, 1, 2]
-
-
-def test_a_waiter_that_gives_up_blocks_nobody(etcd: Etcd, prefix: str) -> None:
-    with Session(etcd, 120) as session:
-        first, second, third = (Lock(session, prefix + "lock") for _ in range(3))
-        first.acquire()
-        assert not second.acquire(timeout=0.2)
-        assert etcd.count(prefix + "lock/") == 1
-        threading.Timer(0.1, first.release).start()
-        assert third.acquire(timeout=120)
 
 
 def test_a_dead_holder_is_replaced_after_its_ttl(etcd: Etcd, prefix: str) -> None:
@@ -140,27 +106,6 @@ def other(etcd_server: EmbeddedEtcd, prefix: str, request: pytest.FixtureRequest
         assert process.stdout.readline() == "holds\n"
         yield process
         process.kill()
-
-
-@pytest.mark.parametrize("other", [10], indirect=True)
-def test_a_killed_holder_is_replaced(etcd: Etcd, prefix: str, other: subprocess.Popen[str]) -> None:
-    began = time.monotonic()
-    with Session(etcd, 120).run_thread() as session:
-        lock = Lock(session, prefix + "lock")
-        (held,) = etcd.range(f"{lock.name}/").kvs
-        request = etcdrpc.LeaseTimeToLiveRequest(ID=held.lease)
-
-        def renewed() -> bool:
-            """Whether it lasts for longer than since its grant. Sooner known than by waiting for its end."""
-            asked = time.monotonic()
-            left = etcd._calls.repeat(etcd._calls.lease.LeaseTimeToLive, request).TTL
-            assert left > 0, "the holder lost its lease"
-            return left > 10 - (asked - began) + 1
-
-        until(renewed)
-        assert not lock.acquire(timeout=1)
-        other.kill()
-        assert lock.acquire(timeout=120)
 
 
 @pytest.mark.parametrize("other", [4], indirect=True)

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from etcd.full import cure, defragment, fill, full_etcd, with_options
-from etcd.logins import enable_login
+from etcd.servers import cure, enable_login, fill, full_etcd
 
 from graphft.runtime.etcd import (
     EmbeddedEtcd,
@@ -40,7 +39,6 @@ def test_a_request_that_is_too_large_is_refused_for_good(etcd: Etcd, prefix: str
             call()
         assert not isinstance(caught.value, TransientEtcdError)
         assert f"{prefix}a ({str(size)[:3]}" in caught.value.message, "it says what was refused, and how large it is"
-        assert "max-request-bytes" in caught.value.help
 
 
 def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
@@ -53,7 +51,7 @@ def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
         with pytest.raises(EtcdFull) as caught:
             etcd.txn([absent("/w/a")], [put_op("/w/a", b"1")], token="/w/a")
         assert "quota" in caught.value.help
-        assert "a transaction of 1 operations, the first on /w/a" in caught.value.message
+        assert "/w/a" in caught.value.message
         with pytest.raises(EtcdFull):
             etcd.lease_grant(10)
         assert etcd.lease_keepalive_once(lease) == ttl, "nobody loses its lease"
@@ -64,32 +62,9 @@ def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
         assert watch.wait(lambda view: set(view) == {"/w/before", "/w/a"}, 60)
 
 
-def test_what_is_compacted_is_gone_when_the_call_returns(tmp_path: Path) -> None:
-    """A defragmentation right after it freed nothing of a history that etcd was still to go through."""
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as etcd:
-        for _ in range(160):
-            etcd.txn([], [put_op(f"/k/{number}", bytes(1000)) for number in range(128)])
-        defragment(etcd)
-        size = etcd.status().db_size
-        etcd.compact(etcd.status().revision)
-        defragment(etcd)
-        assert etcd.status().db_size < size / 10
-
-
-def test_permissions_are_refused_for_good(tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path) as server:
-        enable_login(server)
-        guest = Etcd(server.endpoints, user="guest", password="guest", timeout=10, deadline=60)
-        with guest as client, pytest.raises(EtcdError) as caught:
-            client.put("/job/epoch", b"")
-        assert caught.value.rule == "etcd-denied"
-        assert not isinstance(caught.value, TransientEtcdError)
-        assert "a put of /job/epoch" in caught.value.message
-
-
 def test_a_login_that_expires_is_renewed(tmp_path: Path) -> None:
     """Tokens end after seconds here: by the server's clock, or with its memory. Nothing ends with them."""
-    server = EmbeddedEtcd(tmp_path, binary=with_options("--auth-token-ttl=4"))
+    server = EmbeddedEtcd(tmp_path, options=["--auth-token-ttl=4"])
     with server:
         enable_login(server)
         root, other = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graphft.runtime.etcd.binary import find_etcd
+from graphft.runtime.etcd.embedded import find_etcd
 from tests.integration import training
 from tests.integration.plays import Program
 
@@ -61,11 +61,9 @@ def test_two_hosts_meet_where_etcd_is(folder: Path, networks: tuple[str, str]) -
     """A pserver listens where the way to etcd begins; one on loopback is no good to another host."""
     training.job(training.program(plain=True), trainers=1, pservers=1, passes=1, lease_ttl=10).save(folder / "job")
     one, other = (Host(name, folder) for name in networks)
-    binary = find_etcd()
     try:
         one.run(
-            binary.path,
-            *binary.options,
+            find_etcd(),
             "--data-dir",
             folder / "etcd",
             "--listen-client-urls",

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from etcd.full import cure, fill, full_etcd
+from etcd.servers import cure, fill, full_etcd
 
 from graphft import ir
 from graphft.runtime.coordination.status import JobStatus

@@ -13,7 +13,7 @@ import torch
 
 import graphft
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
-from graphft.runtime.etcd.messages import etcdrpc
+from graphft.runtime.etcd.channel import etcdrpc
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, await_gone
 from tests.support.waiting import until
@@ -64,7 +64,7 @@ def locked_etcd(folder: Path) -> Iterator[EmbeddedEtcd]:
     with EmbeddedEtcd(folder / "locked") as server:
         with Etcd(server.endpoints) as client:
             client.ping(deadline=60)  # what follows is not tried again
-            auth = client._calls.auth
+            auth = client._auth
             auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
             auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
             auth.AuthEnable(etcdrpc.AuthEnableRequest())

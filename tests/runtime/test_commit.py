@@ -280,16 +280,16 @@ def test_a_rollback_whose_answer_is_lost_is_made_once(etcd_server: Any, keys: Ke
         shards = Shards(etcd, keys, tmp_path)
         shards.all[0].ensure_generation()
         shards.commit(50)
-        send, lost = etcd._calls.once, []
+        send, lost = etcd.once, []
 
         def lose_first_answer(method: Any, request: Any, timeout: float, **options: Any) -> Any:
             answer = send(method, request, timeout, **options)
-            if method is etcd._calls.kv.Txn and not lost:
+            if method is etcd._kv.Txn and not lost:
                 lost.append(answer)
-                return send(etcd._calls.kv.Range, request, 0.000001)  # DEADLINE_EXCEEDED, as if nothing had come back
+                return send(etcd._kv.Range, request, 0.000001)  # DEADLINE_EXCEEDED, as if nothing had come back
             return answer
 
-        etcd._calls.once = lose_first_answer  # type: ignore[method-assign]
+        etcd.once = lose_first_answer  # type: ignore[method-assign]
         assert shards.all[0].rollback("restarted").number == 1
         assert lost
         assert shards.generation is not None

@@ -31,6 +31,7 @@ from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job
+from tests.support.etcd_servers import pause
 from tests.support.metric_rows import write_rows
 from tests.support.waiting import until
 
@@ -244,12 +245,12 @@ def test_a_role_waits_for_an_etcd_that_is_away(
 ) -> None:
     """It need not be started again, and load everything again."""
     server = EmbeddedEtcd(tmp_path / "etcd").start()
-    server.pause()
+    pause(server)
 
     def resume() -> None:
         until(lambda: "waiting for it" in caplog.text)
         monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 60.0)
-        server.resume()
+        resume(server)
 
     told = threading.Thread(target=resume)
     told.start()

@@ -13,6 +13,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.launcher import etcd_keeper as module
 from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 from tests.support.disks import small_file_system
+from tests.support.etcd_servers import pause
 from tests.support.waiting import until
 
 
@@ -28,7 +29,7 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         time.sleep(0.2)
         keeper.heard(False)
         assert server.pid == first, "it is not stopped: it may be slow"
-        server.pause()
+        pause(server)
         keeper.heard(False)
         second = server.pid
         assert second != first

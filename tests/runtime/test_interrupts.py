@@ -135,14 +135,14 @@ def test_a_call_to_etcd_ends_before_a_signal_raises(
     """An exception between two bytecodes left gRPC's lock held: 1 of 39 scripts that got SIGTERM never ended."""
     number, expected = raises
     ended = []
-    call = etcd._calls.kv.Range
+    call = etcd._kv.Range
 
     def during(*arguments: Any, **options: Any) -> Any:
         signal.raise_signal(number)
         ended.append(call(*arguments, **options))
         return ended[0]
 
-    monkeypatch.setattr(etcd._calls.kv, "Range", during)
+    monkeypatch.setattr(etcd._kv, "Range", during)
     with suppress(Interrupted), interruptible(lambda: ""), pytest.raises(expected):
         etcd.get("key")
     assert ended, "the signal's exception came within the call"

@@ -15,6 +15,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import KV, EmbeddedEtcd
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST
 from graphft.transpiler import Job
+from tests.support.etcd_servers import pause, resume
 from tests.support.patient import Patient
 from tests.support.waiting import until
 
@@ -143,11 +144,11 @@ def test_a_process_without_etcd_ends_before_its_lease_can_have(pservers: dict[st
     """A process that cannot renew its lease ends itself (75) before the lease can expire."""
     pserver = pservers["frozen"]
     pserver.await_registration()
-    pserver.server.pause()
+    pause(pserver.server)
     frozen = time.monotonic()
     try:
         assert pserver.end() == EXIT_LEASE_LOST
         left = float((pserver.folder / "frozen.left").read_text())  # this process may be slow to see it
         assert left - frozen < pserver.ttl, "somebody else may serve this shard by now"
     finally:
-        pserver.server.resume()
+        resume(pserver.server)

@@ -20,6 +20,7 @@ from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
 from tests.runtime.stubs import SLEEP, Stubs, pid, steps, texts
+from tests.support.etcd_servers import pause, resume
 
 REGISTER = """
 import os, socket, sys, time
@@ -305,10 +306,10 @@ def test_a_lease_is_revoked_when_etcd_is_back(
         child = supervisor.add("pserver", 1)
         steps(supervisor, lambda: client.count(keys.pservers, deadline=60) == 1)
         stubs.code, first = SLEEP, pid(child)
-        server.pause()
+        pause(server)
         supervisor.signal("pserver", 1, signal.SIGKILL)
         steps(supervisor, lambda: pid(child) != first)
-        server.resume()
+        resume(server)
         steps(supervisor, lambda: client.count(keys.pservers, deadline=60) == 0)
         supervisor.close()
 

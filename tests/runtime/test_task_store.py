@@ -12,7 +12,7 @@ from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import decode_pass
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable, LeaseLost
-from graphft.runtime.etcd.lock import Lock
+from graphft.runtime.etcd.fencing import Lock
 from graphft.runtime.protocol.messages import FinishTasks, GetTasks, ReleaseTasks, RequestSaveModel, Tasks
 from graphft.runtime.protocol.task_events import Answer, Asked, Living, QueueOptions
 from graphft.runtime.protocol.task_groups import GROUP

@@ -27,6 +27,7 @@ from graphft.runtime.coordination.records import Committed, ShardStatus, decode_
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.interchange.inspection import Entry
 from graphft.transpiler import Job
+from tests.support.etcd_servers import pause, resume
 from tests.support.waiting import until
 
 STEPS = 4
@@ -246,14 +247,14 @@ def test_a_snapshot_of_an_older_generation_is_void(savers: Savers) -> None:
 def test_while_etcd_is_away_a_checkpoint_is_late_and_not_lost(job: Job, tmp_path: Path) -> None:
     with EmbeddedEtcd(tmp_path / "etcd") as server, Etcd(server.endpoints, deadline=120) as etcd:
         savers = Savers(job, etcd, Keys("job"), tmp_path)
-        server.pause()
-        etcd._calls.deadline = 0.4
+        pause(server)
+        etcd.deadline = 0.4
         savers.submit(1)
         time.sleep(0.8)
         for saver in savers.all:
             saver.check()
-        etcd._calls.deadline = 120
-        server.resume()
+        etcd.deadline = 120
+        resume(server)
         until(lambda: savers.committed == Committed(0, 1, "step-00000001.g0"))
         savers.close()
 
@@ -278,7 +279,7 @@ def test_close_does_not_wait_for_what_etcd_does_not_answer(job: Job, tmp_path: P
     with EmbeddedEtcd(tmp_path / "etcd") as server, Etcd(server.endpoints, deadline=120) as etcd:
         savers = Savers(job, etcd, Keys("job"), tmp_path)
         server.kill()
-        etcd._calls.deadline = 0.4
+        etcd.deadline = 0.4
         savers.submit(1)
         until(lambda: len(list((tmp_path / "checkpoints").rglob("*.safetensors"))) == 2)
         started = time.monotonic()

@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from graphft.runtime.etcd import Ambiguous, EtcdUnreachable
-from graphft.runtime.etcd.errors import StreamEnded
 from graphft.runtime.etcd.model import (
     KV,
     Compare,
     Op,
     RangeResult,
+    StreamEnded,
     TxnResult,
     Verify,
     WatchBatch,
-    check_txn,
     delete_op,
     delete_prefix_op,
     get_op,
@@ -133,12 +132,8 @@ class Client:
     def get(self, key: str, *, deadline: float | None = None) -> KV | None:
         return self._repeat(f"get {key}", lambda: self._store.get(key), deadline)
 
-    def range(
-        self, prefix: str, *, limit: int = 0, keys_only: bool = False, deadline: float | None = None
-    ) -> RangeResult:
-        return self._repeat(
-            f"range {prefix}", lambda: self._store.range(prefix, limit=limit, keys_only=keys_only), deadline
-        )
+    def range(self, prefix: str, *, keys_only: bool = False, deadline: float | None = None) -> RangeResult:
+        return self._repeat(f"range {prefix}", lambda: self._store.range(prefix, keys_only=keys_only), deadline)
 
     def count(self, prefix: str, *, deadline: float | None = None) -> int:
         return len(self.range(prefix, deadline=deadline).kvs)
@@ -166,7 +161,6 @@ class Client:
         verify: Verify | None = None,
         deadline: float | None = None,
     ) -> TxnResult:
-        check_txn(compare, success, failure)
         if token is not None:
             failure, verify = (*failure, get_op(token)), verify_by_token(token, success)
         end = self._world.now + (DEADLINE if deadline is None else deadline)
@@ -210,9 +204,6 @@ class Client:
 
     def lease_revoke(self, lease: int, *, deadline: float | None = None) -> bool:
         return self._repeat(f"revoke lease {lease}", lambda: self._store.lease_revoke(lease), deadline)
-
-    def compact(self, revision: int, *, deadline: float | None = None) -> None:
-        self._repeat("compact", lambda: self._store.compact(revision), deadline)
 
     def is_full(self) -> bool:
         return False

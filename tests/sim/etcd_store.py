@@ -12,20 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from graphft.runtime.etcd.errors import CompactedError, LeaseLost
 from graphft.runtime.etcd.model import (
     KV,
+    MAX_TXN_OPS,
+    CompactedError,
     Compare,
+    EtcdError,
     Event,
+    LeaseLost,
     Op,
     RangeResult,
     TxnResult,
     Verify,
     WatchBatch,
-    check_txn,
     delete_prefix_op,
     put_op,
-    verify_by_token,
 )
 
 
@@ -74,12 +75,10 @@ class SimEtcd:
             self._expire()
             return self._kvs.get(key)
 
-    def range(
-        self, prefix: str, *, limit: int = 0, keys_only: bool = False, deadline: float | None = None
-    ) -> RangeResult:
+    def range(self, prefix: str, *, keys_only: bool = False, deadline: float | None = None) -> RangeResult:
         with self._lock:
             self._expire()
-            return self._range(prefix, limit, keys_only)
+            return self._range(prefix, keys_only)
 
     def count(self, prefix: str, *, deadline: float | None = None) -> int:
         return len(self.range(prefix).kvs)
@@ -93,7 +92,7 @@ class SimEtcd:
     def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
         whole = delete_prefix_op(prefix)
         with self._lock:
-            return self._delete_all([kv.key for kv in self._range(whole.key, 0, True).kvs])
+            return self._delete_all([kv.key for kv in self._range(whole.key).kvs])
 
     def txn(
         self,
@@ -105,9 +104,7 @@ class SimEtcd:
         verify: Verify | None = None,
         deadline: float | None = None,
     ) -> TxnResult:
-        check_txn(compare, success, failure)
-        if token is not None:
-            verify_by_token(token, success)  # refuses what `Etcd` would; here every call is answered
+        _check(compare, success, failure)
         with self._lock:
             self._expire()
             ok = all(self._holds(c) for c in compare)
@@ -165,22 +162,17 @@ class SimEtcd:
             events = [e for e in new if e.kv.key.startswith(prefix)]
             return WatchBatch(self.revision, tuple(reversed(events)))
 
-    def _range(self, prefix: str, limit: int, keys_only: bool) -> RangeResult:
-        keys = sorted(key for key in self._kvs if key.startswith(prefix))
-        kvs = [self._kvs[key] for key in keys[: limit or None]]
-        if keys_only:
-            kvs = [replace(kv, value=b"") for kv in kvs]
-        return RangeResult(tuple(kvs), self.revision, len(kvs) < len(keys))
+    def _range(self, prefix: str, keys_only: bool = False) -> RangeResult:
+        kvs = [self._kvs[key] for key in sorted(key for key in self._kvs if key.startswith(prefix))]
+        return RangeResult(tuple(replace(kv, value=b"") if keys_only else kv for kv in kvs), self.revision)
 
     def _holds(self, compare: Compare) -> bool:
         kv = self._kvs.get(compare.key)
-        if compare.target == "value":
-            return kv is not None and _compare(kv.value, compare.op, compare.operand)
-        kv = kv or KV(compare.key, b"", 0, 0, 0)
-        actual = {"create": kv.create_revision, "mod": kv.mod_revision, "version": kv.version, "lease": kv.lease}[
-            compare.target
-        ]
-        return _compare(actual, compare.op, compare.operand)
+        if kv is None:
+            return compare.target != "value" and compare.operand == 0
+        return (
+            compare.operand == {"create": kv.create_revision, "mod": kv.mod_revision, "value": kv.value}[compare.target]
+        )
 
     def _apply(self, op: Op) -> RangeResult | int | None:
         """One op of a transaction, at the revision that the transaction gets if it changes anything."""
@@ -188,9 +180,9 @@ class SimEtcd:
             kv = self._kvs.get(op.key)
             return RangeResult((kv,) if kv else (), self.revision)
         if op.kind == "range":
-            return self._range(op.key, op.limit, op.keys_only)
+            return self._range(op.key, op.keys_only)
         if op.kind == "delete-prefix":
-            return sum(self._apply(Op("delete", kv.key)) == 1 for kv in self._range(op.key, 0, True).kvs)
+            return sum(self._apply(Op("delete", kv.key)) == 1 for kv in self._range(op.key).kvs)
         old = self._kvs.get(op.key)
         if old is not None and old.lease in self._leases:
             self._leases[old.lease].keys.discard(op.key)
@@ -282,7 +274,9 @@ class SimStream:
             self._changed.wait_for(lambda: self._cancelled or self._store.revision > revision)
 
 
-def _compare(actual: int | bytes, op: str, operand: int | bytes) -> bool:
-    if op in ("=", "!="):
-        return (actual == operand) is (op == "=")
-    return actual < operand if op == "<" else actual > operand  # type: ignore[operator]
+def _check(compare: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]) -> None:
+    """Refuses what etcd does: too many operations, or a key changed twice in one branch."""
+    for branch in (success, failure):
+        changed = [op.key for op in branch if op.kind in ("put", "delete")]
+        if max(len(compare), len(branch)) > MAX_TXN_OPS or len(changed) > len(set(changed)):
+            raise EtcdError("too many operations, or a duplicate key", rule="etcd-request")

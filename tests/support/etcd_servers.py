@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -9,6 +11,16 @@ import pytest
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from tests.support.patient import Patient
+
+
+def pause(server: EmbeddedEtcd) -> None:
+    """Freezes it (SIGSTOP), all of its threads: it keeps its connections, and answers nothing."""
+    os.kill(server.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def resume(server: EmbeddedEtcd) -> None:
+    os.kill(server.pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="session")

@@ -20,19 +20,18 @@ class Patient(Etcd):
         super().__init__(*arguments, timeout=timeout, deadline=deadline, **rest)
 
     def ping(self, deadline: float = SECONDS) -> None:
-        super().ping(max(deadline, self._calls.deadline))
+        super().ping(max(deadline, self.deadline))
 
 
 def _patiently(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def called(self: Patient, *arguments: Any, deadline: float | None = None, **rest: Any) -> Any:
-        return method(self, *arguments, deadline=max(deadline or 0.0, self._calls.deadline), **rest)
+        return method(self, *arguments, deadline=max(deadline or 0.0, self.deadline), **rest)
 
     return called
 
 
-KEYS = ("get", "range", "count", "put", "delete", "delete_prefix", "txn", "compact")
+KEYS = ("get", "range", "count", "put", "delete", "delete_prefix", "txn")
 LEASES = ("lease_grant", "lease_keepalive_once", "lease_revoke")
-MEMBERS = ("status", "members")
-for _name in (*KEYS, *LEASES, *MEMBERS):
+for _name in (*KEYS, *LEASES):
     setattr(Patient, _name, _patiently(getattr(Etcd, _name)))

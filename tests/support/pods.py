@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphft.runtime.etcd.binary import find_etcd
+from graphft.runtime.etcd.embedded import find_etcd
 from graphft.runtime.process.role_process import tied
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +44,7 @@ def program(name: str) -> list[str]:
     if name == "graphft":
         return [sys.executable, "-m", "graphft"]
     if Path(name).name == "etcd":
-        binary = find_etcd()
-        return [str(binary.path), *binary.options]
+        return [str(find_etcd())]
     return [shutil.which(name) or name]
 
 

@@ -19,7 +19,7 @@ from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Barred, CoordinatorStatus
 from graphft.runtime.etcd import Compare, Session, Watch, delete_op, get_op, mod_is, put_op, value_is
-from graphft.runtime.etcd.lock import Lock
+from graphft.runtime.etcd.fencing import Lock
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, Known, Todo

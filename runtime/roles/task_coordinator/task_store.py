@@ -13,7 +13,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import PassRecord
 from graphft.runtime.etcd import KV, LeaseLost, create_is, delete_prefix_op, get_op, mod_is, put_op
-from graphft.runtime.etcd.lock import Lock
+from graphft.runtime.etcd.fencing import Lock
 from graphft.runtime.etcd.model import Compare, Op
 from graphft.runtime.protocol.task_events import Changes, QueueOptions
 from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, TaskCounts, decode_group, group_of

@@ -1,0 +1,220 @@
+"""Writes that hold only while something still holds: a lock, and the store of one run's processes.
+
+`Lock` is after etcd's `clientv3/concurrency`. A contender puts a key of its own under its lease; the oldest key (least
+create_revision) holds. The others wait for the deletion of the key just before their own, so a release wakes one of
+them and not all.
+
+A lock alone protects nothing: its holder may be paused, lose its lease, and write after someone else has taken over.
+So every write that relies on it must carry the fence, which is the holder's own key:
+
+    store.txn([lock.fence(), ...], [put_op(...), ...])
+
+| the holder ... | the write ... |
+| --- | --- |
+| still holds | is applied |
+| lost its lease, or released, before etcd got the write | is refused: ok=False |
+| loses its lease just after | was applied before anyone else could hold |
+| gets no answer | see `Etcd.txn`: with a token it is looked up; applied at most once, and only while held |
+
+Every process of a run writes through a `FencedStore`, with the record that names the run as the fence. Another run of
+the same name replaces that record; a later write of a process of the run before changes nothing, and ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from graphft.errors import UsageError
+from graphft.runtime.etcd.lease import Session
+from graphft.runtime.etcd.model import (
+    KV,
+    Compare,
+    EtcdError,
+    LeaseLost,
+    Op,
+    Store,
+    TxnResult,
+    Verify,
+    absent,
+    create_is,
+    delete_op,
+    delete_prefix_op,
+    get_op,
+    put_op,
+    value_is,
+)
+from graphft.runtime.etcd.watch import Watch
+
+CHECK = 0.2  # seconds between looks at one's own lease while waiting
+
+
+class Lock:
+    """Mutual exclusion: `with Lock(session, "/job/lock") as lock: store.txn([lock.fence(), ...], ...)`.
+
+    Not thread-safe; one object per contending thread. The session must be renewed elsewhere (`run_thread`, or a daemon
+    block) while this waits.
+    """
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.session, self.name = session, name
+        self.key = ""  # made anew each time: a late echo of an earlier attempt meets nothing of this one
+        self.revision = 0  # the key's create_revision, once it holds
+        self._store = session.store
+
+    @property
+    def held(self) -> bool:
+        """True if this was acquired and its lease is certain to live. Writes need the fence all the same."""
+        return self.revision > 0 and self.session.alive()
+
+    def fence(self) -> Compare:
+        """Returns the condition under which a write may rely on this; to be part of every such transaction."""
+        if not self.revision:
+            raise EtcdError(f"{self.name} is not held by this session", rule="etcd-lock", help="acquire it first")
+        return create_is(self.key, self.revision)
+
+    def __enter__(self) -> Lock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def acquire(self, timeout: float | None = None, while_waiting: Callable[[], object] = bool) -> bool:
+        """Waits until this holds. False after `timeout` seconds (0: just try), having withdrawn. `LeaseLost`.
+
+        `while_waiting` is called some times a second meanwhile; an exception in it ends the wait, and withdraws.
+        """
+        if self.revision:
+            raise EtcdError(f"{self.name} is held already", rule="etcd-lock", help="release it first")
+        self.session.check()
+        end = None if timeout is None else time.monotonic() + timeout
+        self.key = f"{self.name}/{self.session.lease:016x}-{secrets.token_hex(8)}"
+        try:
+            put = put_op(self.key, b"", self.session.lease)
+            own = self._store.txn([absent(self.key)], [put], token=self.key).revision
+            while (before := self._predecessor(own)) is not None:
+                if not self._await_deleted(before, end, while_waiting):
+                    self.release()
+                    return False
+        except BaseException:
+            with contextlib.suppress(EtcdError):  # the key goes with the lease; what led here matters more
+                self.release()
+            raise
+        self.revision = own
+        return True
+
+    def release(self) -> None:
+        """Gives the lock up. Does nothing if it is not held."""
+        if self.key:
+            self._store.delete(self.key)
+            self.key, self.revision = "", 0
+
+    def _predecessor(self, own: int) -> KV | None:
+        """Returns the youngest key older than the own one; None: this holds. `LeaseLost` when the own key is gone."""
+        self.session.check()
+        kvs = self._store.range(f"{self.name}/").kvs
+        if all(kv.key != self.key for kv in kvs):
+            raise LeaseLost(
+                f"the key of {self.name} vanished while waiting for it",
+                rule="etcd-lease",
+                help="the session's lease ended; start anew with a new one",
+            )
+        older = [kv for kv in kvs if kv.create_revision < own]
+        return max(older, key=lambda kv: kv.create_revision, default=None)
+
+    def _await_deleted(self, before: KV, end: float | None, while_waiting: Callable[[], object]) -> bool:
+        def gone(view: Mapping[str, KV]) -> bool:
+            return before.key not in view
+
+        with Watch(self._store, before.key) as watch:
+            while True:
+                self.session.check()
+                while_waiting()
+                left = CHECK if end is None else min(CHECK, end - time.monotonic())
+                if watch.wait(gone, left):
+                    return True
+                if left <= 0:
+                    return False
+
+
+class FencedStore:
+    """A store whose writes hold only while `key` has `value`. See `Etcd` for the methods. Reads and leases pass
+    through; a write is a transaction that compares the fence.
+
+    A transaction (also one that only reads) under another value raises GraphftError[foreign-job], under none LeaseLost:
+    the run's records are gone, and with them the claims of this process.
+    """
+
+    def __init__(self, store: Store, key: str, value: bytes) -> None:
+        self.store, self.key, self.value = store, key, value
+        self.endpoints, self.urls = store.endpoints, store.urls
+        self.ping, self.get, self.range, self.count = store.ping, store.get, store.range, store.count
+        self.lease_grant, self.lease_revoke = store.lease_grant, store.lease_revoke
+        self.lease_keepalive_once, self.is_full = store.lease_keepalive_once, store.is_full
+        self.watch, self.close = store.watch, store.close
+
+    def txn(
+        self,
+        compare: Sequence[Compare],
+        success: Sequence[Op],
+        failure: Sequence[Op] = (),
+        *,
+        token: str | None = None,
+        verify: Verify | None = None,
+        deadline: float | None = None,
+    ) -> TxnResult:
+        result = self.store.txn(
+            [*compare, value_is(self.key, self.value)],
+            success,
+            [*failure, get_op(self.key)],
+            token=token,
+            verify=None if verify is None else lambda r: verify(_without_fence(r)),
+            deadline=deadline,
+        )
+        if result.ok:
+            return result
+        self._check(result.kv(-1))
+        return _without_fence(result)
+
+    def _check(self, found: KV | None) -> None:
+        if found is None:
+            raise LeaseLost(
+                f"{self.key} is gone: the records of this run were deleted, or etcd has lost its data",
+                rule="etcd-lease",
+                help="start the process again",
+            )
+        if found.value != self.value:
+            raise UsageError(
+                f"{self.key} is {found.value.decode(errors='replace')!r} now, this process is of run "
+                f"{self.value.decode()!r}: another run has taken its place",
+                rule="foreign-job",
+                help="end this process; give runs that use one etcd at the same time different names",
+            )
+
+    # Applying these twice does no harm, so they are repeated until they are answered.
+
+    def put(self, key: str, value: bytes, lease: int = 0, *, deadline: float | None = None) -> int:
+        return self._write(put_op(key, value, lease), deadline).revision
+
+    def delete(self, key: str, *, deadline: float | None = None) -> int:
+        return _deleted(self._write(delete_op(key), deadline))
+
+    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
+        return _deleted(self._write(delete_prefix_op(prefix), deadline))
+
+    def _write(self, op: Op, deadline: float | None) -> TxnResult:
+        return self.txn([], [op], verify=lambda failed: None, deadline=deadline)
+
+
+def _without_fence(result: TxnResult) -> TxnResult:
+    """Returns a failed transaction's result without the fence's own read."""
+    return replace(result, responses=result.responses[:-1])
+
+
+def _deleted(result: TxnResult) -> int:
+    count = result.responses[0] if result.responses else 0
+    return count if isinstance(count, int) else 0
