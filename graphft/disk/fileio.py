@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import mmap
 import os
 import re
 import shutil
@@ -20,83 +19,20 @@ from typing import BinaryIO
 _NO_FSYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 PIECE = 8 << 20
 """Bytes that are read, written or hashed at a time. Each piece is one call that gives the interpreter's lock up."""
-LARGE = 256 << 10
 _REMOVED = ".removed"
-_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class PieceWriter:
-    """Writes bytes to an unbuffered file, PIECE at a time: past the page cache (O_DIRECT) where the system allows it.
-
-    The copy into the cache takes most of the CPU of a large write (2.3 s for 1.2 GB, against 0.25 s), which the loop
-    that goes on beside it needs. The end of a file, and so a small file, goes through the cache.
-    """
+    """Writes bytes to a descriptor, PIECE at a time."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._buffer: memoryview | None = None
-        """Begins at a page, as O_DIRECT wants it; made when it is needed."""
-        self._filled = 0
-        self._past_cache = _DIRECT != 0
-        self._flagged = False
 
     def write(self, data: bytes | memoryview) -> None:
         """Raises OSError; of what was written up to then, the file has the beginning."""
         view = memoryview(data).cast("B")
-        if self._buffer is None:
-            self._buffer = memoryview(mmap.mmap(-1, PIECE))
         while view.nbytes:
-            if not self._past_cache and not self._filled:
-                self._pass_on(view)
-                return
-            count = min(view.nbytes, PIECE - self._filled)
-            _copy(self._buffer[self._filled : self._filled + count], view[:count])
-            self._filled, view = self._filled + count, view[count:]
-            if self._filled == PIECE:
-                self.flush()
-
-    def flush(self) -> None:
-        """Writes what is collected. Raises OSError."""
-        if self._buffer is None or not self._filled:
-            return
-        piece, self._filled = self._buffer[: self._filled], 0
-        self._flag(self._past_cache and piece.nbytes == PIECE)
-        if self._flagged:
-            try:
-                piece = piece[os.write(self._descriptor, piece) :]
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-            if piece.nbytes:  # the file system has other rules, or the disk is full
-                self._past_cache = False
-                self._flag(False)
-        self._pass_on(piece)
-
-    def _flag(self, wanted: bool) -> None:
-        if wanted == self._flagged:
-            return
-        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & ~_DIRECT
-        try:
-            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | (_DIRECT if wanted else 0))
-            self._flagged = wanted
-        except OSError:  # not on this file system
-            self._past_cache = False
-
-    def _pass_on(self, view: memoryview) -> None:
-        for start in range(0, view.nbytes, PIECE):
-            piece = view[start : start + PIECE]
-            while piece.nbytes:
-                piece = piece[os.write(self._descriptor, piece) :]
-
-
-def _copy(target: memoryview, source: memoryview) -> None:
-    """What is large, without the interpreter's lock."""
-    if source.nbytes < LARGE:
-        target[:] = source
-        return
-    import numpy as np
-
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+            view = view[os.write(self._descriptor, view[:PIECE]) :]
 
 
 @contextlib.contextmanager
@@ -110,9 +46,7 @@ def replacing(path: Path) -> Iterator[PieceWriter]:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         try:
-            writer = PieceWriter(descriptor)
-            yield writer
-            writer.flush()
+            yield PieceWriter(descriptor)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -1,12 +1,12 @@
-"""Tensors in safetensors' format, written and read piece by piece.
+"""Tensors in safetensors' format, each with a checksum, written and read piece by piece.
 
 The format is a header (its length in 8 bytes, little-endian; JSON; padded with spaces to a multiple of 8 bytes), then
 the tensors' bytes. The package writes the same bytes from one buffer that holds everything, and keeps the interpreter's
 lock meanwhile: no other thread of the process runs, and memory is needed twice. Here a tensor's memory goes to the file
 as it is, and each piece gives the lock up.
 
-The metadata of what graphft writes has a checksum of each tensor, by its name, with its dtype and shape. It is checked
-where graphft reads the file; to others it is metadata like any other.
+The metadata has a checksum of each tensor, by its name, with its dtype and shape. It is checked where graphft reads the
+file; to others it is metadata like any other.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
+import xxhash
 from torch import Tensor
 
-from graphft.disk.block_deltas import block_digests, checksum_of
 from graphft.disk.fileio import PIECE, open_regular, replacing
 from graphft.errors import GraphftError
 
@@ -54,113 +55,83 @@ _ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
 CHECKSUMS = "checksums"
 """In the metadata: JSON, {tensor: checksum}; that of the rest of the metadata under "", which comes first."""
 _BEGINNING = '{"":"'
-"""By it they are known where it is their name in which a bit was flipped."""
+"""Tells checksums whose name in the metadata is damaged."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes a safetensors file, whole or not at all. Raises OSError.
+class Writer(Protocol):
+    def write(self, data: bytes | memoryview, /) -> object: ...
 
-    Tensors that share memory (tied weights, views) are each written whole. The same tensors give the same bytes.
-    Memory is needed for one tensor at a time, and only where it is not contiguous in the processor's memory.
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A file that is to be written. `checksum`: of its header, and so of all that is in it."""
+
+    header: bytes
+    tensors: list[Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return len(self.header) + sum(t.nbytes for t in self.tensors)
+
+    @property
+    def checksum(self) -> str:
+        return checksum_of(self.header)
+
+    def write(self, file: Writer) -> None:
+        file.write(self.header)
+        for tensor in self.tensors:
+            file.write(bytes_of(tensor))
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a file that is read. `layout` is in the order of the bytes; a file that others wrote has no
+    `checksums`."""
+
+    layout: dict[str, tuple[torch.dtype, list[int]]]
+    metadata: dict[str, str]
+    checksums: dict[str, str] | None
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def tensor_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> TensorFile:
+    """Lays a file out. Reads every byte of the tensors, for the checksums; equal tensors give equal bytes.
+
+    Tensors that share memory (tied weights, views) are each written whole. Raises GraphftError[save] for a dtype that
+    the format does not have.
     """
     others = dict(metadata or {})
     found = {"": _checksum(others)} | {n: _checksum_of(n, t) for n, t in sorted(tensors.items())}
-    header, order = lay_out(tensors, others | {CHECKSUMS: json.dumps(found, separators=(",", ":"))})
+    return _laid_out(tensors, others | {CHECKSUMS: json.dumps(found, separators=(",", ":"))})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a safetensors file, whole or not at all. Raises OSError, and GraphftError as `tensor_file`."""
+    made = tensor_file(tensors, metadata)
     with replacing(path) as file:
-        file.write(header)
-        for name in order:
-            file.write(bytes_of(tensors[name]))
+        made.write(file)
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """What a safetensors file of them would hold, without checksums: for a message."""
-    header, order = lay_out(tensors, metadata)
-    return header + b"".join(bytes_of(tensors[name]) for name in order)
+    """Returns what a safetensors file of them would hold, without checksums: for a message."""
+    packed = io.BytesIO()
+    _laid_out(tensors, metadata).write(packed)
+    return packed.getvalue()
 
 
-def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The inverse of `pack_tensors`. Raises GraphftError[tensor-file] for anything else."""
-    return _read("a message", io.BytesIO(data), len(data))
-
-
-def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
-    """The header of a safetensors file, and the order of the tensors whose bytes follow it, one behind the other.
-
-    Raises GraphftError[save] for a dtype that the format does not have.
-    """
+def _laid_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> TensorFile:
     order = sorted(tensors, key=lambda name: (_ORDER[_known(name, tensors[name])], name))
-    return _header({name: tensors[name] for name in order}, metadata), order
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's elements as a file has them: its own memory where that is contiguous and the processor's."""
-    return _bytes_of(tensor.detach().cpu().contiguous())
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether they have one dtype, one shape, and the same bits: what is NaN in both is the same."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    plain = (tensor.detach().cpu().resolve_conj().resolve_neg().contiguous() for tensor in (one, other))
-    return torch.equal(*map(_as_bytes, plain))
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, and its metadata.
-
-    Raises OSError; GraphftError[tensor-file] for what is no whole safetensors file, and for one of ours in which
-    anything is not what was written.
-    """
-    with open_regular(path, 0) as file:
-        tensors, metadata = _read(path, file, os.fstat(file.fileno()).st_size)
-    if CHECKSUMS in metadata or any(str(value).startswith(_BEGINNING) for value in metadata.values()):
-        _check(path, tensors, metadata)
-    return tensors, metadata
-
-
-def _read(path: Path | str, file: BinaryIO, size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """`path`: for errors."""
-    length = int.from_bytes(fill(file, bytearray(min(8, size))), "little")
-    if length > size - 8:
-        raise _damaged(path, f"its header has {length} bytes, the file {size}")
-    layout, metadata = layout_of(path, bytes(fill(file, bytearray(length))), size - 8 - length)
-    tensors = {}
-    for name, (dtype, shape) in layout.items():
-        tensors[name] = torch.empty(shape, dtype=dtype)
-        fill(file, _bytes_of(tensors[name]))
-    return tensors, metadata
-
-
-def _check(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Takes the checksums out of the metadata."""
-    try:
-        written = dict(json.loads(metadata.pop(CHECKSUMS, "")))
-    except ValueError as error:
-        raise _damaged(path, f"its checksums are damaged ({error})") from error
-    if written.pop("", "") != _checksum(metadata):
-        raise _damaged(path, "its metadata is not what was written")
-    for name in sorted(tensors.keys() | written.keys()):
-        if name not in tensors or written.get(name) != _checksum_of(name, tensors[name]):
-            raise _damaged(path, f"%{name} is not what was written")
-
-
-def _checksum_of(name: str, tensor: Tensor) -> str:
-    """Of its dtype and shape, and its elements."""
-    described = f"{_NAMES[_known(name, tensor)]}{list(tensor.shape)}"
-    return checksum_of(described.encode() + block_digests(bytes_of(tensor)))
-
-
-def _checksum(metadata: Mapping[str, str]) -> str:
-    return checksum_of(json.dumps(dict(sorted(metadata.items()))).encode())
-
-
-def fill(file: BinaryIO, into: bytearray | memoryview) -> bytearray | memoryview:
-    """Reads until it is full. What is missing at the end stays as it was."""
-    view = memoryview(into)
-    at = 0
-    while at < view.nbytes and (count := file.readinto(view[at : at + PIECE])):  # type: ignore[attr-defined]
-        at += count
-    return into
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].nbytes
+        dtype, shape = _NAMES[tensors[name].dtype], list(tensors[name].shape)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return TensorFile(len(text).to_bytes(8, "little") + text, [tensors[name] for name in order])
 
 
 def _known(name: str, tensor: Tensor) -> torch.dtype:
@@ -170,30 +141,89 @@ def _known(name: str, tensor: Tensor) -> torch.dtype:
         raise GraphftError(
             f"%{name} cannot be saved: safetensors has no {tensor.dtype}",
             rule="save",
-            help=f"it has {', '.join(str(dtype).removeprefix('torch.') for dtype in _NAMES)}",
+            help=f"it has {', '.join(TENSOR_DTYPES)}",
         )
     return tensor.dtype
 
 
-def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> bytes:
-    """`tensors` in the order in which they are laid out."""
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata is not None else {}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
-        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def _checksum_of(name: str, tensor: Tensor) -> str:
+    described = f"{_NAMES[_known(name, tensor)]}{list(tensor.shape)}"
+    return checksum_of(bytes_of(tensor), described.encode())
 
 
-def layout_of(
+def _checksum(metadata: Mapping[str, str]) -> str:
+    return checksum_of(json.dumps(dict(sorted(metadata.items()))).encode())
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Returns the tensors of a safetensors file, and its metadata.
+
+    Raises OSError; GraphftError[tensor-file] for what is no whole safetensors file, and for one of ours in which
+    anything is not what was written.
+    """
+    with open_regular(path, 0) as file:
+        header = read_header(file, os.fstat(file.fileno()).st_size, path)
+        return dict(each_tensor(file, header, path)), header.metadata
+
+
+def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The inverse of `pack_tensors`. Raises GraphftError[tensor-file] for anything else."""
+    file = io.BytesIO(data)
+    header = read_header(file, len(data), "a message")
+    return dict(each_tensor(file, header, "a message")), header.metadata
+
+
+def read_header(file: BinaryIO, size: int, path: Path | str, checksum: str = "") -> Header:
+    """Reads the header of a file of `size` bytes, whose `checksum` may be known. `path`: for errors.
+
+    Raises GraphftError[tensor-file] if it is not what was written, or does not say what lies in so many bytes.
+    """
+    beginning = bytes(_fill(file, bytearray(min(8, size))))
+    length = int.from_bytes(beginning, "little")
+    if length > size - 8:
+        raise _damaged(path, f"its header has {length} bytes, the file {size}")
+    text = bytes(_fill(file, bytearray(length)))
+    if checksum and checksum_of(beginning + text) != checksum:
+        raise _damaged(path, "its header is not what was written")
+    layout, metadata = _layout_of(path, text, size - 8 - length)
+    if CHECKSUMS not in metadata and not any(str(value).startswith(_BEGINNING) for value in metadata.values()):
+        return Header(layout, metadata, None)
+    try:
+        checksums = dict(json.loads(metadata.pop(CHECKSUMS, "")))
+    except ValueError as error:
+        raise _damaged(path, f"its checksums are damaged ({error})") from error
+    if checksums.pop("", "") != _checksum(metadata):
+        raise _damaged(path, "its metadata is not what was written")
+    if wrong := sorted(checksums.keys() ^ layout.keys()):
+        raise _damaged(path, f"%{wrong[0]} is not what was written")
+    return Header(layout, metadata, checksums)
+
+
+def each_tensor(file: BinaryIO, header: Header, path: Path | str) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors that follow the header, each checked. Raises as `read_header`."""
+    for name, (dtype, shape) in header.layout.items():
+        tensor = torch.empty(shape, dtype=dtype)
+        _fill(file, bytes_of(tensor))
+        if header.checksums is not None and header.checksums[name] != _checksum_of(name, tensor):
+            raise _damaged(path, f"%{name} is not what was written")
+        yield name, tensor
+
+
+def _fill(file: BinaryIO, into: bytearray | memoryview) -> bytearray | memoryview:
+    """Reads until it is full. What is missing at the end stays as it was."""
+    view = memoryview(into)
+    at = 0
+    while at < view.nbytes and (count := file.readinto(view[at : at + PIECE])):  # type: ignore[attr-defined]
+        at += count
+    return into
+
+
+def _layout_of(
     path: Path | str, header: bytes, size: int
 ) -> tuple[dict[str, tuple[torch.dtype, list[int]]], dict[str, str]]:
-    """What lies in the `size` bytes behind the header, in this order; and the metadata.
-
-    Raises GraphftError[tensor-file] if that is not what the header says. `path`: for that.
-    """
     try:
         entries = json.loads(header, object_pairs_hook=_once_each)
         metadata = dict(entries.pop("__metadata__", {}))
@@ -230,9 +260,28 @@ def _index(value: Any) -> int:
     return value
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor of any dtype, without a copy."""
-    return _as_bytes(tensor).numpy().data
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Returns a tensor's elements as a file has them: its own memory where that is contiguous and the processor's."""
+    return _as_bytes(tensor.detach().cpu().contiguous()).numpy().data
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """True if they have one dtype, one shape, and the same bits: what is NaN in both is the same."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    plain = (tensor.detach().cpu().resolve_conj().resolve_neg().contiguous() for tensor in (one, other))
+    return torch.equal(*map(_as_bytes, plain))
+
+
+def checksum_of(data: bytes | memoryview, beginning: bytes = b"") -> str:
+    """Returns the xxh3 checksum (128 bits), taken piece by piece: xxhash gives the interpreter's lock up for each."""
+    found = xxhash.xxh3_128(beginning)
+    for at in range(0, len(data), PIECE):
+        found.update(data[at : at + PIECE])
+    return found.hexdigest()
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
@@ -242,7 +291,7 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 def _damaged(path: Path | str, what: str) -> GraphftError:
     return GraphftError(
-        f"'{path}' is no whole safetensors file: {what}",
+        f"{path} is no whole safetensors file: {what}",
         rule="tensor-file",
         help="give a file that graphft or safetensors wrote",
     )

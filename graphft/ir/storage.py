@@ -15,9 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from graphft.disk.block_deltas import checksum_of
 from graphft.disk.fileio import fsync, read_regular
-from graphft.disk.tensor_file import read_tensors, write_tensors
+from graphft.disk.tensor_file import checksum_of, read_tensors, write_tensors
 from graphft.errors import GraphftError
 from graphft.ir import Program
 from graphft.ir.parser import ParseError, parse

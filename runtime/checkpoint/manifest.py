@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from graphft.disk.block_deltas import FileEntry
 from graphft.disk.sealed_json import seal, unseal
 
 LOOP = -1
@@ -18,15 +17,12 @@ _FILE = re.compile(rf"(shard-\d+/)?({_DIRECTORY.pattern})/shard-\d+-of-\d+\.[0-9
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One shard's file of a checkpoint. Names of files are relative to the store's root."""
+    """One shard's file of a checkpoint: its name relative to the store's root, its size, its header's checksum."""
 
     shard: int
     file: str
-    entry: FileEntry
-
-    def files(self) -> dict[str, int]:
-        """Returns all that it consists of, with sizes."""
-        return {**self.entry.needs, self.file: self.entry.bytes}
+    bytes: int
+    checksum: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +42,7 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """The size of its own files."""
-        return sum(part.entry.bytes for part in self.parts)
-
-    @property
-    def needs(self) -> dict[str, int]:
-        """Files of earlier checkpoints, with sizes."""
-        return {name: size for part in self.parts for name, size in part.entry.needs.items()}
-
-    def files(self) -> dict[str, int]:
-        """Returns all that it consists of, with sizes."""
-        return {name: size for part in self.parts for name, size in part.files().items()}
+        return sum(part.bytes for part in self.parts)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -66,9 +52,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes) -> Manifest:
     """Raises ValueError unless `data` is what `encode_manifest` gives."""
     manifest = msgspec.convert(unseal(data), Manifest)
-    for name in manifest.files():
-        if not _FILE.fullmatch(name):
-            raise ValueError(f"it names the file {name!r}")
+    for part in manifest.parts:
+        if not _FILE.fullmatch(part.file):
+            raise ValueError(f"it names the file {part.file!r}")
     return manifest
 
 

@@ -80,7 +80,9 @@ class CheckpointStore(VersionedStore):
         if not isinstance(self.fs, LocalFS):
             return
         root = Path(self.root)
-        files = [root / name for name in (*manifest.files(), f"{self.inner}{manifest.directory}/{MANIFEST}")]
+        files = [
+            root / name for name in (*(p.file for p in manifest.parts), f"{self.inner}{manifest.directory}/{MANIFEST}")
+        ]
         for folder in [*sorted({path.parent for path in files}), root]:
             with storage(folder):
                 fsync(folder)
@@ -112,32 +114,31 @@ class CheckpointStore(VersionedStore):
         return max((directory_key(d)[1] for d in self.directories()), default=-1)
 
     def prune(self, keep: int, last_good: Manifest, used: Collection[str] = ()) -> None:
-        """Deletes what is older than the newest `keep` usable checkpoints: older ones, and what crashes left behind.
-        Files that these checkpoints need stay, and so do the checkpoints that are `used`, by the names of their
-        folders.
+        """Deletes what is older than the newest `keep` usable checkpoints, and what crashes left behind. The folders in
+        `used` stay.
 
         Never `last_good`, nor anything of a later step or generation, which may be being written. Raises
         StorageUnavailable, when it cannot be told what is usable, or be deleted.
         """
-        kept, needed, gone = 0, set(last_good.files()), list[str]()
+        kept, gone = 0, list[str]()
         for directory in self.directories():
             step, generation = directory_key(directory)
             if (step, generation) == (last_good.step, last_good.generation):
                 kept += 1
             elif step >= last_good.step or generation > last_good.generation:
                 continue
-            elif (kept < keep or directory in used) and (usable := self._usable(directory)) is not None:
+            elif (kept < keep or directory in used) and self._is_usable(directory):
                 kept += directory not in used
-                needed |= usable.files().keys()
             else:
                 gone.append(directory)
-        self.discard(gone, needed)
+        self.discard(gone)
 
-    def _usable(self, directory: str) -> Manifest | None:
+    def _is_usable(self, directory: str) -> bool:
         try:
-            return self.read_manifest(directory)
+            self.read_manifest(directory)
         except DamagedCheckpoint:
-            return None
+            return False
+        return True
 
 
 def checkpoints_of(job_dir: Path, shard: int | None = None) -> CheckpointStore:

@@ -5,8 +5,7 @@
                             manifest.json                         last: the checkpoint exists from here on
 
 A training loop's folders are called `checkpoint-00000012`. A file has the token of its process in its name, so that no
-process changes what another one wrote; it may need files of earlier checkpoints, for what did not change since
-(`graphft.disk.checked_file`): these stay when their checkpoint goes. No pickle: safetensors and JSON.
+process changes what another one wrote. No pickle: safetensors and JSON.
 
 A manifest is sealed, and checked against the sizes of its files; a file against its checksums when it is read. Two
 errors are told apart: `DamagedCheckpoint`, where what was read is provably not what was written (an older checkpoint is
@@ -18,12 +17,10 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from graphft.disk.block_deltas import Base, Known
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import (
     Manifest,
@@ -39,7 +36,11 @@ from graphft.runtime.fs import FS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from graphft.disk.tensor_file import Header
+
 MANIFEST = "manifest.json"
+NOTE = "note"
+"""In the metadata of a part."""
 NO_MANIFEST = "has no manifest (a save that was killed or is under way, or it was lost)"
 """Said of a folder that does not count."""
 _OLDER = "an older checkpoint is used instead; `graphft checkpoint verify` says which are whole"
@@ -80,16 +81,6 @@ def unavailable(what: Path | str, error: OSError) -> StorageUnavailable:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The part that was written or read last: what it may refer to itself, and what the next one may."""
-
-    generation: int
-    step: int
-    before: Base | None
-    base: Base
-
-
 class VersionedStore:
     """The checkpoints below the folder `root` of a file system, which `url` names for people. `inner` is the folder in
     it, "shard-0/", of a store that lies within another one: names of files are relative to the root of both.
@@ -100,7 +91,6 @@ class VersionedStore:
     def __init__(self, fs: FS, root: str, url: str = "", inner: str = "") -> None:
         self.fs, self.root, self.url, self.inner = fs, root, url or root, inner
         self._token = uuid.uuid4().hex[:8]
-        self._last: _Known | None = None
 
     def where(self, directory: str = "") -> str:
         """Returns the place of the store, or of a checkpoint, for a person."""
@@ -117,24 +107,17 @@ class VersionedStore:
         return self._size(f"{self.inner}{directory}/{MANIFEST}") is not None
 
     def unfinished(self) -> list[str]:
-        """Returns the folders without a manifest that have files, none of which another checkpoint needs."""
-        needed = self.needed_by(self.directories())
-        return [
-            d
-            for d in self.directories()
-            if not self.has_manifest(d)
-            and not any(name.startswith(f"{self.inner}{d}/") for name in needed)
-            and self._names(f"{self.inner}{d}")
-        ]
+        """Returns the folders without a manifest that have files."""
+        return [d for d in self.directories() if not self.has_manifest(d) and self._names(f"{self.inner}{d}")]
 
     def read_manifest(self, directory: str) -> Manifest:
         """Raises DamagedCheckpoint if it is no manifest, or names a file that is not there; DeletedCheckpoint."""
         with self._reading(directory):
             manifest = self._decoded(directory)
-            for name, expected in manifest.files().items():
-                if (size := self._size(name)) != expected:
+            for part in manifest.parts:
+                if (size := self._size(part.file)) != part.bytes:
                     found = "it is missing" if size is None else f"found {size}"
-                    raise ValueError(f"{name} is damaged: expected {expected} bytes, {found}")
+                    raise ValueError(f"{part.file} is damaged: expected {part.bytes} bytes, {found}")
         return manifest
 
     def _decoded(self, directory: str) -> Manifest:
@@ -157,11 +140,8 @@ class VersionedStore:
                 found.append(self.read_manifest(directory))
         return found
 
-    def read_part(self, manifest: Manifest, shard: int, *, to_go_on: bool = False) -> tuple[dict[str, Tensor], str]:
-        """Returns one shard's tensors, each checked, and its note. `to_go_on`: the next part that is written may refer
-        to it. Raises DamagedCheckpoint."""
-        from graphft.disk.checked_file import read_checked
-
+    def read_part(self, manifest: Manifest, shard: int) -> tuple[dict[str, Tensor], str]:
+        """Returns one shard's tensors, each checked, and its note. Raises DamagedCheckpoint."""
         part = next((p for p in manifest.parts if p.shard == shard), None)
         if part is None:
             raise DamagedCheckpoint(
@@ -169,26 +149,28 @@ class VersionedStore:
                 rule="checkpoint",
                 help="was the number of pservers changed? start with the number it was saved with",
             )
-        with self._reading(manifest.directory):
-            contents = read_checked(self._open, part.file, part.entry)
-        if to_go_on:
-            self._last = _Known(manifest.generation, manifest.step, None, contents.base)
-        return contents.tensors, contents.note
+        with self._opened(manifest, part) as (header, tensors):
+            return dict(tensors), header.metadata.get(NOTE, "")
 
-    def tensors_in(self, manifest: Manifest, part: Part) -> tuple[Mapping[str, Known], str]:
-        """Returns what a file's header says of its tensors, by name, and its note. Raises DamagedCheckpoint."""
-        from graphft.disk.checked_file import read_header
+    def header_of(self, manifest: Manifest, part: Part) -> Header:
+        """Returns what a part's header says. Raises DamagedCheckpoint."""
+        with self._opened(manifest, part) as (header, _):
+            return header
 
-        with self._reading(manifest.directory):
-            return read_header(self._open, part.file, part.entry)
-
-    def verify(self, manifest: Manifest, told: Callable[[int], object] = id) -> None:
-        """Reads every byte. `told` gets the size of each tensor that is good. Raises DamagedCheckpoint."""
-        from graphft.disk.checked_file import verify_checked
-
+    def verify(self, manifest: Manifest, progress: Callable[[int], object] = id) -> None:
+        """Reads every byte. `progress` gets the size of each tensor that is good. Raises DamagedCheckpoint."""
         for part in manifest.parts:
-            with self._reading(manifest.directory):
-                verify_checked(self._open, part.file, part.entry, told)
+            with self._opened(manifest, part) as (_, tensors):
+                for _, tensor in tensors:
+                    progress(tensor.nbytes)
+
+    @contextlib.contextmanager
+    def _opened(self, manifest: Manifest, part: Part) -> Iterator[tuple[Header, Iterator[tuple[str, Tensor]]]]:
+        from graphft.disk.tensor_file import each_tensor, read_header
+
+        with self._reading(manifest.directory), contextlib.closing(self._open(part.file)) as file:
+            header = read_header(file, part.bytes, part.file, part.checksum)
+            yield header, each_tensor(file, header, part.file)
 
     @contextlib.contextmanager
     def _reading(self, directory: str) -> Iterator[None]:
@@ -219,29 +201,14 @@ class VersionedStore:
     def write_part(
         self, generation: int, step: int, shard: int, shards: int, tensors: Mapping[str, Tensor], note: str = ""
     ) -> Part:
-        """Writes one shard's file and returns its record. It refers to the part that this store wrote last in the same
-        generation; written once more, to what it referred to before. Raises OSError.
+        """Writes one shard's file and returns its record. Raises OSError."""
+        from graphft.disk.tensor_file import tensor_file
 
-        The part before, or what it needs, is in every newer checkpoint, and so nothing of it is deleted before.
-        """
-        from graphft.disk.checked_file import checked_file
-
-        base = self._base_for(generation, step)
-        folder = f"{self.inner}{directory_name(generation, step)}"
-        file = checked_file(tensors, f"{folder}/shard-{shard}-of-{shards}.{self._token}.safetensors", note, base)
-        with self.fs.writing(self._at(file.name)) as target:
-            file.write(target)
-        self._last = _Known(generation, step, base, file.base)
-        return Part(shard, file.name, file.entry)
-
-    def _base_for(self, generation: int, step: int) -> Base | None:
-        last = self._last
-        if last is None or last.generation != generation or last.step > step:
-            return None
-        base = last.before if last.step == step else last.base
-        if base is None or any(self._size(name) != size for name, size in base.files.items()):
-            return None
-        return base
+        made = tensor_file(tensors, {NOTE: note})
+        name = f"{directory_name(generation, step)}/shard-{shard}-of-{shards}.{self._token}.safetensors"
+        with self.fs.writing(self._at(self.inner + name)) as target:
+            made.write(target)
+        return Part(shard, self.inner + name, made.bytes, made.checksum)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Raises OSError."""
@@ -254,36 +221,21 @@ class VersionedStore:
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 
-    def needed_by(self, directories: Iterable[str]) -> set[str]:
-        """Returns the files that the checkpoints in these folders consist of, as far as their manifests can be read."""
-        found = set[str]()
-        for directory in directories:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
-                found |= self._decoded(directory).files().keys()
-        return found
-
-    def discard(self, directories: Iterable[str], needed: Collection[str] = ()) -> None:
-        """Deletes checkpoints, each manifest first, but for files that are needed. Raises StorageUnavailable at the end
-        if some could not be deleted."""
+    def discard(self, directories: Iterable[str]) -> None:
+        """Deletes checkpoints, each manifest first. Raises StorageUnavailable at the end if some could not be
+        deleted."""
         failed: OSError | None = None
         for directory in directories:
+            folder = f"{self.inner}{directory}"
             try:
-                self._discard(f"{self.inner}{directory}", needed)
+                self.fs.delete(self._at(f"{folder}/{MANIFEST}"))
+                self.fs.delete(self._at(folder))
             except FileNotFoundError:  # another process deletes it, too
                 continue
             except OSError as error:
                 failed = error
         if failed is not None:
             raise unavailable(self.where(), failed) from failed
-
-    def _discard(self, folder: str, needed: Collection[str]) -> None:
-        self.fs.delete(self._at(f"{folder}/{MANIFEST}"))
-        if not any(name.startswith(f"{folder}/") for name in needed):
-            self.fs.delete(self._at(folder))
-            return
-        for name in self._names(folder):
-            if f"{folder}/{name}" not in needed:
-                self.fs.delete(self._at(f"{folder}/{name}"))
 
     # -- files: names are relative to the root ------------------------------------------------------------------------
 

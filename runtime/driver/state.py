@@ -178,7 +178,7 @@ class Replacement:
             known = "nothing was changed" if self._take_back(manifest) else "whether the new state counts is unknown"
             raise self._unwritten(error, f"{known}: make room there, and call it again") from error
         with contextlib.suppress(OSError):  # this one is of the highest generation: the others do not count
-            self.store.discard([d for d in self.store.directories() if d != manifest.directory], manifest.files())
+            self.store.discard([d for d in self.store.directories() if d != manifest.directory])
 
     def _take_back(self, manifest: Manifest) -> bool:
         """Deletes a checkpoint from which no process goes on yet. Returns whether it is known to be none any more."""

@@ -16,7 +16,13 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.manifest import Manifest, directory_key
 from graphft.runtime.checkpoint.metadata import DISCARDED, MADE, place_in_words
 from graphft.runtime.checkpoint.store import checkpoints_of
-from graphft.runtime.checkpoint.versioned_store import NO_MANIFEST, DamagedCheckpoint, DeletedCheckpoint, VersionedStore
+from graphft.runtime.checkpoint.versioned_store import (
+    NO_MANIFEST,
+    NOTE,
+    DamagedCheckpoint,
+    DeletedCheckpoint,
+    VersionedStore,
+)
 from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.interchange.job_state import LOOKS, job_folder
 from graphft.runtime.interchange.weights import read_weights
@@ -62,8 +68,6 @@ class Entry:
             words = [f"generation {manifest.generation}, {of}"]
             words += ["of another run"] if manifest.run != self.run else []
             metrics = manifest.meta.get("metrics", {})
-        if needed := sorted({name.split("/")[-2] for name in manifest.needs}):
-            words.append(f"(a delta, needs files of {', '.join(needed)})")
         words += [f"{name} {metrics[name]:.6g}" for name in sorted(metrics, key=lambda name: (name != "loss", name))]
         return f"{version:>9}  {when:19}  {size_in_words(manifest.bytes):>10}  {'  '.join(words)}"
 
@@ -155,11 +159,11 @@ def _described(entry: Entry) -> Iterator[str]:
     for chunk, discarded in meta.get(DISCARDED, {}).items():
         yield f"discarded of chunk {chunk}  (`records`: their places in the chunk, from 0)  {discarded}"
     for part in manifest.parts:
-        needs = f"; needs {', '.join(part.entry.needs)}" if part.entry.needs else ""
-        yield f"{part.file}  {size_in_words(part.entry.bytes)}{needs}"
-        tensors, ledger = entry.store.tensors_in(manifest, part)
-        yield from [f"  ledger  {ledger}"] * bool(ledger)
-        yield from (f"  {name}  {tensor.dtype} {tensor.shape}" for name, tensor in tensors.items())
+        yield f"{part.file}  {size_in_words(part.bytes)}"
+        header = entry.store.header_of(manifest, part)
+        yield from [f"  ledger  {ledger}" for ledger in [header.metadata.get(NOTE)] if ledger]
+        for name, (dtype, shape) in header.layout.items():
+            yield f"  {name}  {str(dtype).removeprefix('torch.')} {tuple(shape)}"
     yield from (f"  {name}  {value}" for name, value in _plain(meta.get(STATE, {})))
 
 

@@ -350,7 +350,7 @@ class CheckPoints:
             log.warning("%s: newer than what counts is checkpoint %d, which %s", self.url, lost[0], NO_MANIFEST)
         for candidate in there:
             try:
-                found = self._read(self.store.manifest(candidate), to_go_on=not damaged)
+                found = self._read(self.store.manifest(candidate))
             except DeletedCheckpoint:
                 return self._newest()
             except DamagedCheckpoint as error:
@@ -380,8 +380,8 @@ class CheckPoints:
             help="restore them from a copy; or delete that folder to begin anew",
         )
 
-    def _read(self, manifest: Manifest, *, to_go_on: bool = False) -> Found:
-        tensors, _ = self.store.read_part(manifest, 0, to_go_on=to_go_on)
+    def _read(self, manifest: Manifest) -> Found:
+        tensors, _ = self.store.read_part(manifest, 0)
         try:
             return found_in(manifest, tensors)
         except (KeyError, TypeError, ValueError) as error:

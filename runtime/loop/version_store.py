@@ -46,8 +46,7 @@ class LoopStore(VersionedStore):
         return found
 
     def without_manifest(self) -> list[int]:
-        """Returns versions that do not count, though they have files that none of the others needs; the newest
-        first."""
+        """Returns versions that do not count, though they have files; the newest first."""
         return [directory_key(directory)[0] for directory in self.unfinished()]
 
     def committed(self, version: int) -> bool:
@@ -74,22 +73,11 @@ class LoopStore(VersionedStore):
         return manifest
 
     def collect(self, keep: Collection[int]) -> list[int]:
-        """Deletes the versions older than the newest, but for those to keep and the files that these need; also what
-        crashes left behind. Returns these versions.
-
-        Beside a process that saves: its next version refers to what the newest has, or needs itself. So the needs of
-        the newest must be known, though it may be deleted while this one looks.
-        """
-        while there := self.all_committed():
-            older = [v for v in self.versions() if v < there[0] and v not in keep]
-            needed = self.needed_by(directory_name(LOOP, v) for v in there if v not in older)
-            if self.committed(there[0]):
-                break
-        else:
-            return []
-        needed_folders = {name.partition("/")[0] for name in needed}
-        gone = [v for v in older if self.committed(v) or directory_name(LOOP, v) not in needed_folders]
-        self.discard([directory_name(LOOP, v) for v in gone], needed)
+        """Deletes the versions older than the newest, but for those to keep; also what crashes left behind. Returns
+        these versions."""
+        newest = max(self.all_committed(), default=-1)
+        gone = [v for v in self.versions() if v < newest and v not in keep]
+        self.discard([directory_name(LOOP, v) for v in gone])
         return gone
 
 

@@ -153,6 +153,6 @@ class JobPage:
             "step": newest.step,
             "at": newest.meta.get("made", {}).get("at"),
             "bytes": newest.bytes,
-            "shards": {str(part.shard): part.entry.bytes for part in newest.parts},
+            "shards": {str(part.shard): part.bytes for part in newest.parts},
         }
         return self._checkpoint

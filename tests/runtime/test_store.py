@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -76,14 +73,6 @@ def test_round_trip(store: CheckpointStore, place: Path) -> None:
     ]
 
 
-def test_tensors_that_share_memory_or_are_not_contiguous(store: CheckpointStore) -> None:
-    flat = torch.arange(12.0)
-    shared = {"all": flat, "view": flat[2:6].view(2, 2), "tied": flat, "transposed": torch.arange(6.0).view(2, 3).t()}
-    part = store.write_part(0, 1, 0, 1, shared)
-    found, _ = store.read_part(Manifest(0, 1, "", (part,)), 0)
-    assert {n: v.tolist() for n, v in found.items()} == {n: v.tolist() for n, v in shared.items()}
-
-
 def test_a_shard_without_variables(store: CheckpointStore) -> None:
     part = store.write_part(0, 1, 0, 1, {}, "applied")
     assert store.read_part(Manifest(0, 1, "", (part,)), 0) == ({}, "applied")
@@ -100,11 +89,6 @@ def test_newest_is_by_step_then_generation(store: CheckpointStore) -> None:
         write(store, step, generation)
     assert [(m.step, m.generation) for m in store.manifests()] == [(100, 2), (100, 1), (50, 3), (9, 0)]
     assert store.latest_generation() == 3
-
-
-def test_nothing_there(store: CheckpointStore) -> None:
-    assert store.manifests() == []
-    assert store.latest_generation() == -1
 
 
 # -- damage -----------------------------------------------------------------------------------------------------
@@ -173,12 +157,6 @@ def test_a_flipped_bit_is_noticed_when_the_part_is_read(store: CheckpointStore, 
     assert store.read_part(manifest, 1)[0]["w"][0, 0] == 50
 
 
-def test_a_shard_that_has_no_part(store: CheckpointStore) -> None:
-    with pytest.raises(DamagedCheckpoint) as caught:
-        store.read_part(write(store, 50), 2)
-    assert "number of pservers" in caught.value.help
-
-
 # -- pruning ----------------------------------------------------------------------------------------------------
 
 
@@ -240,29 +218,6 @@ def test_a_crash_between_any_two_writes_leaves_the_older_one(store: CheckpointSt
     assert steps(store) == [100, 50]
 
 
-def test_atomic_write_survives_sigkill(tmp_path: Path) -> None:
-    """A process that rewrites a file all the time is killed at random moments: the file is always whole."""
-    path = tmp_path / "file"
-    code = (
-        "import sys; from pathlib import Path; from graphft.disk.fileio import write_atomically\n"
-        "n = 0\n"
-        "while True:\n"
-        "    write_atomically(Path(sys.argv[1]), bytes([n % 256]) * 300_000); n += 1; print(n, flush=True)\n"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    for _ in range(5):
-        child.stdout.readline()
-        data = path.read_bytes()
-        assert len(data) == 300_000
-        assert len(set(data)) == 1
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    data = path.read_bytes()
-    assert (len(data), len(set(data))) == (300_000, 1)
-
-
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / "inside").touch()
@@ -274,96 +229,31 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 def test_no_pickle_and_readable_without_graphft(store: CheckpointStore, place: Path) -> None:
     part = store.write_part(4, 7, 0, 1, values(7, 0), "ledger")
     with safe_open(place / part.file, framework="pt") as file:
-        assert json.loads(file.metadata()["graphft"])["note"] == "ledger"
+        assert file.metadata()["note"] == "ledger"
         assert torch.equal(file.get_tensor("w"), torch.full((3, 2), 7.0))
-
-
-# -- what did not change is not written again -------------------------------------------------------------------------
-
-
-def large(step: int) -> dict[str, torch.Tensor]:
-    """4 MB that stay the same, and 2 MB of which one block changes with each step, besides some that is always new."""
-    rows = torch.arange(1 << 19, dtype=torch.float32)
-    rows[step * 20_000] += 1
-    return {"frozen": torch.arange(1 << 20, dtype=torch.float32), "rows": rows, "w": torch.full((8,), float(step))}
-
-
-def save_large(store: CheckpointStore, step: int, generation: int = 0, keep: int = 2) -> Manifest:
-    parts = (store.write_part(generation, step, 0, 1, large(step), "ledger"),)
-    manifest = Manifest(generation, step, "program", parts)
-    store.write_manifest(manifest)
-    store.prune(keep, manifest)
-    return manifest
-
-
-def is_large(store: CheckpointStore, manifest: Manifest) -> bool:
-    tensors, ledger = store.read_part(store.read_manifest(manifest.directory), 0)
-    wanted = large(manifest.step)
-    return ledger == "ledger" and all(torch.equal(tensors[n], wanted[n]) for n in wanted)
-
-
-def test_parts_refer_to_those_before(store: CheckpointStore, place: Path, tmp_path: Path) -> None:
-    made = [save_large(store, step) for step in range(1, 8)]
-    sizes = [m.bytes // 1000 for m in made]
-    assert sizes[0] > 6_000
-    assert max(sizes[1:]) < 200
-    assert [m.step for m in store.manifests()] == [7, 6]
-    assert all(is_large(store, m) for m in made[-2:])
-    assert (place / made[0].parts[0].file).exists(), "most of it is there"
-    assert not (place / made[0].directory / "manifest.json").exists(), "it does not count any more"
-    again = store.write_part(0, 7, 0, 1, large(7), "ledger")
-    assert again == made[-1].parts[0], "once more: the same, and not what refers to itself"
-
-
-def test_what_nothing_needs_is_deleted_at_last(store: CheckpointStore, place: Path) -> None:
-    for step in range(1, 4):
-        save_large(store, step)
-    for step in range(4, 6):  # a new generation refers to nothing before it
-        save_large(store, step, generation=1)
-    assert sorted(p.name for p in place.iterdir()) == ["step-00000004.g1", "step-00000005.g1"]
-    assert [m.step for m in store.manifests()] == [5, 4]
 
 
 def test_two_processes_never_write_under_one_name(store: CheckpointStore, place: Path) -> None:
     """One of a shard's may have been frozen."""
-    save_large(store, 1)
-    refers = store.write_part(0, 2, 0, 1, large(2), "ledger")
-    other = CheckpointStore(place).write_part(0, 2, 0, 1, large(2), "ledger")
-    assert refers.entry.needs
-    assert not other.entry.needs
-    assert other.file != refers.file
-    assert refers == store.write_part(0, 2, 0, 1, large(2), "ledger")
+    mine, other = (each.write_part(0, 2, 0, 1, values(2, 0)) for each in (store, CheckpointStore(place)))
+    assert other.file != mine.file
+    assert (other.bytes, other.checksum) == (mine.bytes, mine.checksum)
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "missing"])
-def test_damage_in_an_older_part(store: CheckpointStore, place: Path, harm: str) -> None:
-    first, second = save_large(store, 1, keep=9), save_large(store, 2, keep=9)
-    path = place / first.parts[0].file
-    data = path.read_bytes()
-    if harm == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(data[:-1] if harm == "cut" else data[:2_000_000] + b"?" + data[2_000_001:])
-    with pytest.raises(DamagedCheckpoint, match=first.parts[0].file):
-        is_large(store, second)
-
-
-def test_a_part_that_is_needed_and_gone_before_the_next(store: CheckpointStore, place: Path) -> None:
-    first = save_large(store, 1)
-    (place / first.parts[0].file).unlink()
-    assert is_large(store, save_large(store, 2))
+def test_a_whole_file_of_another_checkpoint_is_found(store: CheckpointStore, place: Path) -> None:
+    """Its own checksums are right, and its size is that of the one in whose place it lies."""
+    older, newer = write(store, 50), write(store, 60)
+    os.replace(place / older.parts[0].file, place / newer.parts[0].file)
+    with pytest.raises(DamagedCheckpoint):
+        store.read_part(store.read_manifest(newer.directory), 0)
 
 
 def test_parts_of_an_async_job_as_a_whole_see_it_names_them(place: Path) -> None:
     """The last manifest of an async job lies above the shards' own folders."""
-    own = CheckpointStore(place, 0)
-    save_large(own, 1)
-    (part,) = save_large(own, 2).parts
-    assert part.entry.needs
+    part = CheckpointStore(place, 0).write_part(0, 2, 0, 1, values(2, 0))
     store, whole = CheckpointStore(place), Manifest(0, 9, "program", (part,))
     store.write_manifest(whole)
-    tensors, _ = store.read_part(store.read_manifest(whole.directory), 0)
-    assert all(torch.equal(tensors[n], t) for n, t in large(2).items())
+    assert torch.equal(store.read_part(store.read_manifest(whole.directory), 0)[0]["w"], values(2, 0)["w"])
 
 
 def test_a_manifest_that_names_files_elsewhere_is_refused(store: CheckpointStore, place: Path) -> None:

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from graphft.disk import block_deltas
 from graphft.disk.fileio import open_regular
 from graphft.runtime import roles
 from graphft.runtime.data import reset_signals_in_forks
@@ -116,14 +115,12 @@ class _LeasePages:
 
 
 SMALL = (
-    (block_deltas, {"BLOCK": 16, "LEAST_SAVED": 0, "LEAST_SHARE": 0.0}),
     (task_groups, {"GROUP": 2}),
     (task_pass, {"GROUP": 2}),
     (task_queue, {"GROUP": 2}),
     (task_store, {"GROUPS": 1}),
 )
-"""Sizes: parts of small models, too, refer to those before them, and few tasks have several groups, each of which is
-saved by itself."""
+"""Sizes: few tasks have several groups, each of which is saved by itself."""
 
 
 IN_THE_WORLD = (
@@ -141,12 +138,7 @@ def _import_all() -> None:
     """Modules that a role would import when it starts, in the middle of a simulation."""
     for module in pkgutil.walk_packages(roles.__path__, f"{roles.__name__}."):
         importlib.import_module(module.name)
-    for name in (
-        "graphft.disk.checked_file",
-        "graphft.disk.tensor_file",
-        "graphft.transpiler.assemble",
-        "graphft.runtime.coordination.stale_run",
-    ):
+    for name in ("graphft.disk.tensor_file", "graphft.transpiler.assemble", "graphft.runtime.coordination.stale_run"):
         importlib.import_module(name)
 
 

@@ -228,7 +228,6 @@ SLOW = {
     ],
     "tests/interchange/test_weights.py": ["test_transformers_reads_it"],
     "tests/loop/test_background.py": ["test_a_program_that_ends_has_saved_what_it_began"],
-    "tests/loop/test_deltas.py": ["test_any_changes", "test_kills_at_any_operation"],
     "tests/loop/test_kills.py": ["test_on_the_disk"],
     "tests/loop/test_loop.py": ["test_torchdatas_loader_goes_on_in_the_middle_of_a_shuffled_epoch[2]"],
     "tests/loop/test_ranks.py": ["test_all_ranks_go_on_to_the_bit"],
