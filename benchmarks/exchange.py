@@ -18,7 +18,7 @@ import torch.distributed as dist
 import zmq
 from group import Group, Member, main_of, report, rounds_to_run
 
-from graphft.runtime.process.role_environment import role_environment
+from graphft.runtime.process.role_process import role_environment
 from graphft.runtime.protocol.messages import Parameters, Push
 from graphft.runtime.transport import ZmqClient, ZmqServer
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, byte_view, unpack

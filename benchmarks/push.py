@@ -8,7 +8,7 @@ import time
 import zmq
 from group import Group, Member, main_of, report, rounds_to_run
 
-from graphft.runtime.process.role_environment import role_environment
+from graphft.runtime.process.role_process import role_environment
 from graphft.runtime.protocol.messages import Push, Welcome, decode, encode
 from graphft.runtime.transport import ZmqClient, ZmqServer
 from graphft.runtime.transport.address import split_endpoint

@@ -25,7 +25,6 @@ from graphft.runtime.launcher.runs_command import add_parser as add_runs
 from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.prediction.command import add_parser as add_predict
-from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import (
     EXIT_FAILED,
     EXIT_OK,
@@ -33,6 +32,7 @@ from graphft.runtime.process.role_process import (
     PARENT,
     die_with_parent,
     hear_of_children,
+    role_environment,
 )
 from graphft.runtime.replay.command import add_parser as add_replay
 from graphft.runtime.replay.command import replay

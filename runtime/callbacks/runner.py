@@ -15,9 +15,9 @@ from graphft.runtime.callbacks.callbacks import Callbacks, Run
 from graphft.runtime.callbacks.cursor import Cursor
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.coordination.validations import ValidationRow
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.metric_table import FILE, read_rows
-from graphft.runtime.process.validations import ValidationRow
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job

@@ -22,8 +22,7 @@ from graphft.runtime.engines.base import Run
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.process.role_environment import role_environment
-from graphft.runtime.process.role_process import spawn
+from graphft.runtime.process.role_process import role_environment, spawn
 from graphft.transpiler import Job
 
 START_SECONDS = 120.0

@@ -147,7 +147,7 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     unreached: list[str] = []
     """Shards that do not answer it, with their addresses."""
     seconds: dict[str, float] = {}
-    """Where its time went since it began: `process.time_split.Activity`."""
+    """Where its time went since it began: `process.work_record.Activity`."""
     paused: bool = False
     """Whether it waits for the next pass to be asked for, or for a validation."""
     learning_rates: dict[str, float] = {}

@@ -21,7 +21,7 @@ import msgspec
 from graphft.disk.fileio import read_regular, write_atomically
 from graphft.runtime.coordination.job_storage import put_mark, read_mark, storage_of
 from graphft.runtime.fs import file_system
-from graphft.runtime.process.bounded import within
+from graphft.runtime.process.threads import within
 from graphft.transpiler.record import RECORD
 
 FILE = "launcher.json"

@@ -11,8 +11,8 @@ import msgspec
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.coordination.validations import note_validation, read_validations
 from graphft.runtime.etcd import EtcdError, Store
-from graphft.runtime.process.validations import note_validation, read_validations
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig

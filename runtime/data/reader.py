@@ -22,7 +22,6 @@ from graphft.plan import record_order
 from graphft.runtime.data.draws import NeedsCallingThread
 from graphft.runtime.data.storage_away import is_of_storage
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED
-from graphft.runtime.process.interrupts import raised_by_user_code
 
 IN_ORDER = -1
 """The pass that reads each chunk in the order of the data."""
@@ -109,7 +108,7 @@ class Reader(ABC):
             raise
         except BaseException as e:  # SystemExit, too: user code must not end a trainer as if it were done
             not_the_chunks = isinstance(e, GraphftError) and e.rule in (CHANGED, SETTINGS_CHANGED)
-            if not_the_chunks or (isinstance(e, KeyboardInterrupt) and not raised_by_user_code()):
+            if not_the_chunks or isinstance(e, KeyboardInterrupt):
                 raise
             what = f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}"
             help = "see the error above; the data must stay as it was described"

@@ -24,6 +24,7 @@ from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.runner import CallbackRunner
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.validations import note_validation
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.checks import Alone, check_call, check_place, check_role
 from graphft.runtime.driver.epoch_metrics import epoch_metrics, missed_epoch, tell_idle_rates
@@ -43,7 +44,6 @@ from graphft.runtime.loop.api import save_check_point
 from graphft.runtime.loop.train_status import TrainStatus
 from graphft.runtime.loop.version_store import Keep
 from graphft.runtime.process.role_process import hear_of_children
-from graphft.runtime.process.validations import note_validation
 from graphft.transpiler import Job
 from graphft.transpiler.evaluation import check_fits, evaluation_of
 from graphft.transpiler.validation import EPOCH, Validation

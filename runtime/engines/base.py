@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.process.identity import UNKNOWN, Identity
-from graphft.runtime.process.log_tail import last_lines
+from graphft.runtime.process.role_process import last_lines
 
 ENGINES = {
     "local": "local:Local",

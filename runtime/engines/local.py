@@ -12,8 +12,7 @@ from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, Order, Process, Run
 from graphft.runtime.engines.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.process.identity import identify
-from graphft.runtime.process.log_tail import ERROR_LINES, error_in, last_lines
-from graphft.runtime.process.role_process import EXIT_USAGE, start_role
+from graphft.runtime.process.role_process import ERROR_LINES, EXIT_USAGE, error_in, last_lines, start_role
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,12 +17,12 @@ from graphft.runtime.coordination.job_storage import is_complete
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.launcher.ending import WORDS_SECONDS, Reached
 from graphft.runtime.launcher.process_ends import past_epoch
 from graphft.runtime.launcher.tell import tell
-from graphft.runtime.process.bounded import within
-from graphft.runtime.process.validations import read_validations
+from graphft.runtime.process.threads import within
 
 if TYPE_CHECKING:
     from graphft.runtime.launcher.supervisor import Supervisor

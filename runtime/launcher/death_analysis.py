@@ -14,8 +14,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import read_secret
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.process.identity import Identity
-from graphft.runtime.process.memory_use import oom_kills
-from graphft.runtime.process.role_process import EXIT_LEASE_LOST, describe_death, manner
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST, describe_exit, manner, oom_kills
 from graphft.runtime.process.work_record import Note, Phase, read_note, record_path
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
@@ -79,7 +78,7 @@ class DeathAnalysis:
             return Finding(where, counts=(verdict.fatal or None) if self._is_proven() else False)
         if not verdict.fatal or not note.claim or note.phase in _AT_NOTHING:
             return Finding(where)
-        return Finding(where, self._charge(f"{name} died ({describe_death(status)}){where}", note, status, peak))
+        return Finding(where, self._charge(f"{name} died ({describe_exit(status)}){where}", note, status, peak))
 
     def _count(self, note: Note, what: str) -> Change | None:
         """Where the batch's failures are counted; None: it was not, for the claim is somebody else's by now, say."""

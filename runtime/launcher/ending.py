@@ -16,8 +16,8 @@ from graphft.runtime.coordination.job_storage import is_complete
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.run_folder import begun, where
 from graphft.runtime.launcher.tell import tell
-from graphft.runtime.process.bounded import within
 from graphft.runtime.process.interrupts import Handler
+from graphft.runtime.process.threads import within
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig

@@ -18,12 +18,12 @@ from graphft.runtime.coordination.job_storage import JOBS, MODEL, is_complete, s
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.runs import run_folders
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
+from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.launcher.process_ends import lost_checkpoints, read_ends
 from graphft.runtime.launcher.result import Result, steps_of
 from graphft.runtime.launcher.run_folder import begun
 from graphft.runtime.process.folder_lock import holder_of
-from graphft.runtime.process.side_by_side import side_by_side
-from graphft.runtime.process.validations import read_validations
+from graphft.runtime.process.threads import side_by_side
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.record import JobRecord, read_record
 

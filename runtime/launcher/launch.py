@@ -45,9 +45,8 @@ from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import WaitsOfQuietLaunch, tell
 from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.runtime.process.folder_lock import locked
-from graphft.runtime.process.role_environment import role_environment
-from graphft.runtime.process.role_process import EXIT_OK, hear_of_children
-from graphft.runtime.process.structs import prepare_structs
+from graphft.runtime.process.role_process import EXIT_OK, hear_of_children, role_environment
+from graphft.runtime.process.threads import prepare_structs
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig, JobRecord

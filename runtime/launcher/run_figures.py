@@ -12,12 +12,12 @@ import numpy as np
 
 from graphft.disk.fileio import open_regular
 from graphft.plan import Plan
+from graphft.runtime.coordination.validations import FILE as VALIDATIONS
+from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.launcher.folder_sizes import sizes_of
 from graphft.runtime.launcher.process_ends import FILE as ENDS
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
 from graphft.runtime.process.metric_table import Rows, rows_or_why
-from graphft.runtime.process.validations import FILE as VALIDATIONS
-from graphft.runtime.process.validations import read_validations
 from graphft.transpiler.criteria import Criterion
 
 

@@ -256,7 +256,8 @@ def _carry_history(source: Path, job: Job, new: Path) -> None:
     """Takes along what people are shown of a run: one curve, one log. A line tells what cannot be copied."""
     from graphft.runtime.callbacks.csv_logger import OWN
     from graphft.runtime.callbacks.cursor import FILE, Cursor
-    from graphft.runtime.process import metric_table, validations
+    from graphft.runtime.coordination import validations
+    from graphft.runtime.process import metric_table
     from graphft.runtime.validation.best_model import BestModels
     from graphft.transpiler import read_record
 

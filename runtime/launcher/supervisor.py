@@ -31,9 +31,16 @@ from graphft.runtime.launcher.child_processes import ChildProcesses
 from graphft.runtime.launcher.death_analysis import DeathAnalysis
 from graphft.runtime.launcher.process_ends import note_end
 from graphft.runtime.process.identity import UNKNOWN, Identity
-from graphft.runtime.process.log_tail import ERROR_LINES, error_in
-from graphft.runtime.process.memory_use import peak_bytes
-from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, describe_death, was_preempted
+from graphft.runtime.process.role_process import (
+    ERROR_LINES,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    describe_exit,
+    error_in,
+    peak_bytes,
+    was_preempted,
+)
 
 log = logging.getLogger("graphft")
 
@@ -332,7 +339,7 @@ class Supervisor:
         index = child.index if child.role == "trainer" else None
         where, blamed, counts = self._deaths.died(child.name, index, child.identity, status, child.peak)
         self._revoker.revoke(child.identity)
-        what = describe_death(status) + where
+        what = describe_exit(status) + where
         asked = status == EXIT_OK and child.role == "coordinator"  # by SIGTERM: none of the user's code runs in it
         preempted = (was_preempted(status) or asked) and blamed is None and not counts
         of_batch = blamed is not None or (index is not None and self._deaths.reported(index, child.identity))

@@ -17,11 +17,11 @@ import numpy as np
 from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.page import document as documents
 from graphft.runtime.page.curve import Curve
 from graphft.runtime.page.time_keeper import OwnAccount
 from graphft.runtime.process.metric_table import FILE
-from graphft.runtime.process.validations import read_validations
 from graphft.runtime.protocol.time_ledger import Seen
 
 log = logging.getLogger("graphft")

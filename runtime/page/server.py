@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from graphft.disk.sealed_json import encode_json
 from graphft.errors import UsageError, describe
 from graphft.runtime.page.job_page import JobPage
-from graphft.runtime.process.side_by_side import side_by_side
+from graphft.runtime.process.threads import side_by_side
 
 log = logging.getLogger("graphft")
 

@@ -15,7 +15,7 @@ from graphft.errors import GraphftError, UsageError
 _FILE = "launcher.lock"
 LOOK_SECONDS = 0.1
 PEEKS, PEEK_SECONDS = 10, 0.02
-"""Who only looks whether somebody holds it (`holder_of`) holds it for a moment."""
+"""`holder_of` holds the lock for a moment when it looks."""
 _held: set[int] = set()
 """Descriptors of the locks that this process holds."""
 
@@ -37,20 +37,26 @@ def locked(
     happens.
 
     While another process holds it: raises GraphftError[job-running]; or, given `wait`, calls that with who it is, and
-    waits for its end. `look` is called again and again meanwhile: what it raises ends the waiting.
+    waits for its end. `look` is called again and again meanwhile: an exception in it ends the waiting.
     """
+    path = job_dir / file
     while True:
         job_dir.mkdir(parents=True, exist_ok=True)
-        descriptor = _open(job_dir / file)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except (IsADirectoryError, FileNotFoundError) as error:
+            raise GraphftError(
+                f"{path} is to be a file, to be locked: {error}", rule="job-directory", help="delete what is there"
+            ) from None
         _held.add(descriptor)
         try:
             _lock(descriptor, job_dir, wait, look)
-            if _is_at(descriptor, job_dir / file):
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
         except BaseException:
             _close(descriptor)
             raise
-        _close(descriptor)  # who held it has deleted the folder: the lock is of a file that nobody else finds
+        _close(descriptor)  # its holder has deleted the folder: the lock is of a file that nobody else finds
     try:
         with contextlib.suppress(OSError):  # a full disk: it is held all the same
             os.ftruncate(descriptor, 0)
@@ -62,7 +68,7 @@ def locked(
 
 def _lock(descriptor: int, job_dir: Path, wait: Callable[[str], None] | None, look: Callable[[], None]) -> None:
     for _ in range(PEEKS):
-        if _try_lock(descriptor):
+        if _try_lock(descriptor, fcntl.LOCK_EX):
             return
         time.sleep(PEEK_SECONDS)
     holder = _text(descriptor)
@@ -73,24 +79,17 @@ def _lock(descriptor: int, job_dir: Path, wait: Callable[[str], None] | None, lo
             help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",
         )
     wait(holder)
-    while not _try_lock(descriptor):
+    while not _try_lock(descriptor, fcntl.LOCK_EX):
         look()
         time.sleep(LOOK_SECONDS)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, how: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _close(descriptor: int) -> None:
@@ -99,26 +98,14 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except (IsADirectoryError, FileNotFoundError) as error:
-        raise GraphftError(
-            f"{path} is to be a file, to be locked: {error}", rule="job-directory", help="delete what is there"
-        ) from None
-
-
 def holder_of(job_dir: Path) -> str:
-    """ "pid 12 on host a": who holds the folder now; "" if nobody does."""
+    """Returns "pid 12 on host a", the process that holds the folder now; "" if none does."""
     try:
         descriptor = os.open(job_dir / _FILE, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO, say, in its place
     except OSError:
         return ""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a launcher that begins now may find it held: it waits
-        return ""
-    except BlockingIOError:
-        return _text(descriptor)
+        return "" if _try_lock(descriptor, fcntl.LOCK_SH) else _text(descriptor)
     finally:
         os.close(descriptor)
 

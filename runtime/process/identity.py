@@ -1,8 +1,8 @@
 """Which process it is: a process id alone means something only on one machine, in one PID namespace, and for a while.
 
 Containers may share a host name (and see each other's etcd) without seeing each other's processes; a process id is used
-again; a machine is started again. So a process is told by the machine's boot id, its namespaces, its id and the time at
-which it started. A process that cannot be seen from here is neither dead nor alive: its lease decides.
+again; a machine is started again. So a process is identified by the machine's boot id, its namespaces, its id and the
+time at which it started. A process that cannot be seen from here is neither dead nor alive: its lease decides.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import psutil
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STAT = "/proc/%d/stat"
 STARTED = 19
-"""Which of `stat_of`'s fields tells when the process started."""
+"""Index of a process's start time in `stat_of`'s fields."""
 _HIDDEN = -1
-"""Instead of the time at which a process started: another user's, of which /proc shows nothing (hidepid)."""
+"""Start time of another user's process, of which /proc shows nothing (hidepid)."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -37,13 +37,13 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def visible(self) -> bool:
-        """Whether this process can tell if that one lives: both see the same process ids."""
+        """True if this process can tell if that one lives: both see the same process ids."""
         machine, namespaces = _place()
         return bool(machine) and (self.machine, self.namespaces) == (machine, namespaces)
 
     @property
     def dead(self) -> bool:
-        """Whether it is known to have ended. False for one that cannot be seen from here."""
+        """True if it is known to have ended. False for one that cannot be seen from here."""
         return self.visible and _started(self.pid) not in (self.started, _HIDDEN)
 
 
@@ -52,7 +52,7 @@ UNKNOWN = Identity()
 
 
 def identify(pid: int | None = None) -> Identity:
-    """The identity of this process, or of a child of it. UNKNOWN if it cannot be found out."""
+    """Returns the identity of this process, or of a child of it. UNKNOWN if it cannot be found out."""
     pid = os.getpid() if pid is None else pid
     machine, namespaces = _place()
     started = _started(pid)
@@ -61,35 +61,28 @@ def identify(pid: int | None = None) -> Identity:
 
 
 def _place() -> tuple[str, str]:
-    """(machine, namespaces) of this process. The machine is "" where /proc shows other processes than our own."""
+    """Returns (machine, namespaces) of this process. The machine is "" where /proc shows other processes than ours."""
     if not sys.platform.startswith("linux"):
         return socket.gethostname(), ""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):  # mounted in another namespace
             return "", ""
-        return _BOOT_ID.read_text().strip(), f"{os.readlink('/proc/self/ns/pid')} {_time_namespace()}".strip()
+        time = os.readlink("/proc/self/ns/time") if os.path.lexists("/proc/self/ns/time") else ""  # Linux 5.6
+        return _BOOT_ID.read_text().strip(), f"{os.readlink('/proc/self/ns/pid')} {time}".strip()
     except OSError:
         return "", ""
 
 
 def file_namespace() -> str:
-    """Where a path means the same file: this boot of this machine, and this namespace of mounts. "": unknown."""
+    """Returns where a path means the same file: this boot of the machine, and this namespace of mounts. "": unknown."""
     try:
         return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/mnt')}"
     except OSError:
         return ""
 
 
-def _time_namespace() -> str:
-    """It shifts the times at which processes started. Linux before 5.6 has none."""
-    try:
-        return os.readlink("/proc/self/ns/time")
-    except OSError:
-        return ""
-
-
 def _started(pid: int) -> int | None:
-    """When the process that has this id now started; None if it has ended, though its parent may not know yet."""
+    """Returns when the process that has this id now started; None if it has ended, though it may not be reaped yet."""
     if not sys.platform.startswith("linux"):
         try:
             return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else 0
@@ -102,8 +95,7 @@ def _started(pid: int) -> int | None:
 
 
 def stat_of(pid: int) -> list[str]:
-    """What /proc tells of a process, or of what is left of it: its state, its parent, and so on; nothing if it is not
-    there, or hidden."""
+    """Returns the fields of /proc/PID/stat from the state on; none if it is not there, or hidden."""
     try:
         return Path(_STAT % pid).read_text().rpartition(")")[2].split()  # its name may have blanks and brackets
     except OSError:

@@ -2,8 +2,7 @@
 
 Shard 0 writes row n when it makes version n + 1: in sync mode row n is step n, in async mode the n-th batch (unit) that
 the shard has applied. So the table belongs to the shard's state: going back to version n cuts it to n rows. A process
-that takes the shard over copies these rows into a new file, so that nothing comes of what its predecessor, if it was
-only frozen, still writes.
+that takes the shard over copies these rows into a new file: a predecessor that was only frozen writes into the old one.
 
     {"names": ["loss", "accuracy"]}\\n
     at: f64   step: i64   samples: i64   values: f64 for each name                     (little-endian)
@@ -30,8 +29,6 @@ from graphft.disk.sealed_json import parse_json
 
 FILE = "metrics.rows"
 PIECE = 1 << 20
-PENDING_BYTES = 64 << 20
-"""Of rows that wait for a full disk; the oldest ones are given up then."""
 
 
 def _dtype(names: Sequence[str]) -> np.dtype:
@@ -109,13 +106,11 @@ def rows_or_why(job_dir: Path) -> tuple[Rows, str]:
     try:
         return read_rows(job_dir), ""
     except (OSError, ValueError) as error:
-        why = error.strerror or error if isinstance(error, OSError) else error
-        return Rows((), 0, np.empty(0, _dtype(()))), f"{job_dir / FILE} cannot be read: {why}"
+        return Rows((), 0, np.empty(0, _dtype(()))), f"{job_dir / FILE} cannot be read: {error}"
 
 
 def _names(header: bytes) -> tuple[str, ...]:
-    """Of a file that is being made, none."""
-    try:
+    try:  # a file that is being made has none
         return tuple(map(str, parse_json(header)["names"])) if header else ()
     except (KeyError, TypeError) as error:
         raise ValueError(f"{FILE} is no table of metrics ({error!r})") from None
@@ -167,7 +162,7 @@ class TableWriter:
                 done = os.write(self._file, self._pending)
                 self._torn = done % size > 0
         except OSError:
-            done = max(done, len(self._pending) - PENDING_BYTES)
+            pass
         self._written += done // size
         del self._pending[: done // size * size]
         self.waiting = bool(self._pending)

@@ -1,4 +1,4 @@
-"""Whether the main thread of a process gets on: it marks that, and the daemon thread looks.
+"""Progress of a process's main thread: it makes marks, and the daemon thread looks at them.
 
     progress.beat()                                # main thread: at each step, each op that waits for other processes
     with progress.within(math.inf, "loading data"): ...    # what may take longer, or as long as it likes
@@ -6,8 +6,8 @@
     if progress.hung(): ...                        # daemon thread (op etcd_keep_alive): no beat within the limit
 
 A lease says that a process lives, for its daemon thread renews it. It does not say that the process works: a read that
-blocks for ever or a deadlock in user code leaves the daemon thread running. So what a process may claim, and for how
-long it may stay, depends on these marks.
+blocks for ever or a deadlock in user code leaves the daemon thread running. So the claims of a process, and its stay,
+depend on these marks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from typing import Protocol
 
 LOOK_SECONDS = 2.0
 """One look counts at most so many seconds: while a whole process was stopped, its main thread was not stuck."""
-
 FRESH_SECONDS, FRESH_PART = 1.0, 0.25
 """For how long a mark is fresh: seconds, or this part of the limit."""
-
 READS_AHEAD, DATASETS = "graphft-prefetch", "graphft-dataset"
-"""With what the names of a trainer's threads begin that read ahead, and that read Datasets."""
+"""Beginnings of the names of a trainer's threads that read ahead, and that read Datasets."""
 
 
 class Page(Protocol):
@@ -42,8 +40,8 @@ class Page(Protocol):
 class Progress:
     """Marks of one main thread. `last` and `limit` may be read from any thread.
 
-    `last`: when it got on last, by `clock` (CLOCK_MONOTONIC, which all processes of a machine share). `limit`: seconds
-    that it may go without a mark now; infinite until `begin`. `doing`: what it is at, in words.
+    `last`: time of the newest mark, by `clock` (CLOCK_MONOTONIC, which all processes of a machine share). `limit`:
+    seconds that it may go without a mark now; infinite until `begin`. `doing`: its present work, in words.
     """
 
     def __init__(self, usual: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +49,7 @@ class Progress:
         self._page: Page | None = None
         self.limit, self.doing = math.inf, "starting"
         self.thread = threading.main_thread()
-        """Whose marks these are: the thread that begins."""
+        """The thread that makes the marks: the one that begins."""
         self.last = self._looked = self._seen = clock()
         self._idle = 0.0
 
@@ -71,7 +69,7 @@ class Progress:
 
     @contextmanager
     def within(self, limit: float, doing: str) -> Iterator[None]:
-        """Another limit, in seconds, for what is done inside."""
+        """Sets another limit, in seconds, for the block."""
         before = self.limit, self.doing
         self.beat()
         self.limit, self.doing = limit, doing
@@ -82,14 +80,13 @@ class Progress:
             self.limit, self.doing = before
 
     def fresh(self, since: float) -> bool:
-        """Whether the main thread got on after `since`, and a moment ago: something may be claimed for it."""
+        """True if there is a mark after `since` that is fresh: something may be claimed for the main thread."""
         return self.last > since and self._clock() - self.last <= max(FRESH_SECONDS, self.limit * FRESH_PART)
 
     # -- the lease's keeper -------------------------------------------------------------------------------------
 
     def share(self, page: Page) -> None:
-        """From now on the marks and the limit are in this page, too: the keeper renews no lease of a process that
-        hangs. `clock` must be CLOCK_MONOTONIC then."""
+        """Keeps the marks and the limit in this page, too: the keeper renews no lease of a process that hangs."""
         self._page = page
         page.beat, page.limit = self.last, self.limit
 
@@ -106,33 +103,29 @@ class Progress:
     # -- the daemon thread --------------------------------------------------------------------------------------
 
     def idle(self) -> float:
-        """Seconds without a mark, as far as this process ran meanwhile. To be called again and again, by one thread."""
+        """Returns the seconds without a mark, as far as this process ran meanwhile. To be called regularly."""
         now, last = self._clock(), self.last
         self._idle = self._idle + min(now - self._looked, LOOK_SECONDS) if last == self._seen else 0.0
         self._looked, self._seen = now, last
         return self._idle
 
     def hung(self) -> bool:
-        """Whether the main thread is over its limit."""
+        """True if the main thread is over its limit."""
         return self.idle() > self.limit
 
     def left(self) -> float:
-        """Seconds until it is, as of the last look."""
+        """Returns the seconds until it is, as of the last look."""
         return max(0.0, self.limit - self._idle)
 
 
 def rate(amount: float, seconds: float) -> float:
-    """Per second; 0 when no time has passed, by a coarse clock."""
+    """Returns the amount per second; 0 when no time has passed, by a coarse clock."""
     return amount / seconds if seconds > 0 else 0.0
 
 
-def where(thread: threading.Thread, depth: int | None = None) -> str:
-    """Where a thread is now: its innermost `depth` calls as text, the innermost one last; "" if it has ended."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame, depth)) if frame is not None else ""
-
-
 def stacks(main: threading.Thread, depth: int | None = None) -> str:
-    """Where a thread is, and the threads that read ahead and Datasets: the cause of its wait is often there."""
+    """Returns the innermost calls of a thread, and of those that read data, where the cause of its wait often is."""
     threads = [main, *(t for t in threading.enumerate() if t.name.startswith((READS_AHEAD, DATASETS)))]
-    return "\n".join(f"{t.name}:\n{where(t, depth)}" for t in threads)
+    frames = sys._current_frames()
+    calls = {t.name: traceback.format_stack(frames[t.ident], depth) for t in threads if t.ident in frames}
+    return "\n".join(f"{name}:\n{''.join(lines)}" for name, lines in calls.items())

@@ -1,8 +1,8 @@
-"""What a trainer is at: a few numbers in a file that outlive it, however it ends.
+"""The present work of a trainer: a few numbers in a file that outlive it, however it ends; and where its time went.
 
 A process that is killed (out of memory, a segmentation fault) says nothing. Its launcher reads here which batch it was
-reading or computing, and whether it left in order. The file is mapped, so that a note costs no system call, and what
-was noted is there after SIGKILL. A process that starts begins a new file: it looks into the one of the process before.
+reading or computing, and whether it left in order. The file is mapped, so that a note costs no system call and outlives
+SIGKILL. A process that starts begins a new file: it looks into the one of the process before.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
-from graphft.runtime.process.time_split import Activity, TimeSplit
 
 _FORMAT = struct.Struct("<4sxxxxqqBxxxxxxx4qBxxxxxxx3q")
 _MAGIC = b"gft1"
@@ -26,8 +26,13 @@ _PHASE, _PLACE, _AHEAD, _AHEAD_PLACE = 24, 32, 64, 72
 """Offsets in the file."""
 
 
+Activity = Literal["computing", "data", "shards", "idle"]
+"""computing: block step runs; data: it waits for a batch to be read; shards: it waits for parameters or answers of
+pservers, and so for other trainers; idle: it has nothing to compute, loads, or does its start check."""
+
+
 class Phase(IntEnum):
-    """What the main thread is at. In `IDLE` it runs none of the user's code: it waits, or has reported what failed."""
+    """Phase of the main thread. In `IDLE` it runs none of the user's code: it waits, or has reported a failure."""
 
     IDLE = 0
     LOADING = 1
@@ -36,7 +41,7 @@ class Phase(IntEnum):
     LEFT = 4
     """The process gave back what it held, because it was asked to go."""
     PROVING = 5
-    """It computes the batch that all trainers prove themselves with, and has claimed nothing."""
+    """The start check: it computes the batch that all trainers do first, and has claimed nothing."""
     REPORTED = 6
     """It runs none of the user's code: its batch failed, the queue counts that, and it ends with the error."""
 
@@ -56,7 +61,7 @@ class Place(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a process noted last. `claim`: the revision of its claim of the chunk, 0 if it has none. `ahead`: the batch
+    """A process's last note. `claim`: the revision of its claim of the chunk, 0 if it has none. `ahead`: the batch
     that its other thread was reading ahead, if it was."""
 
     phase: Phase
@@ -66,18 +71,39 @@ class Note(NamedTuple):
 
     @property
     def places(self) -> frozenset[Place]:
-        """The batches of which user code was running: none, one or two."""
+        """Returns the batches of which user code was running: none, one or two."""
         at = {self.place} if self.phase in (Phase.READING, Phase.COMPUTING, Phase.PROVING) else set()
         return frozenset(at | ({self.ahead} if self.ahead is not None else set()))
 
 
+class TimeSplit:
+    """Seconds of the main thread by activity, since the process began. Written by one thread, read by any."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds: dict[Activity, float] = {"computing": 0.0, "data": 0.0, "shards": 0.0, "idle": 0.0}
+        self._now: tuple[Activity, float] = ("idle", clock())
+
+    def at(self, activity: Activity) -> None:
+        (before, since), now = self._now, self._clock()
+        self._seconds[before] += now - since
+        self._now = (activity, now)
+
+    def read(self) -> dict[str, float]:
+        """Returns the seconds up to now. In the moment of a change the last piece may be missing: the next has it."""
+        seconds = self._seconds.copy()
+        activity, since = self._now
+        seconds[activity] += max(0.0, self._clock() - since)
+        return {name: round(value, 4) for name, value in seconds.items()}
+
+
 def record_path(job_dir: Path, index: int) -> Path:
-    """The file of this machine's trainer of this index; a job's folder may be shared by machines."""
+    """Returns the file of this machine's trainer of this index; a job's folder may be shared by machines."""
     return job_dir / "run" / f"trainer-{index}@{socket.gethostname()}"
 
 
 def read_note(path: Path, process: Identity | None = None) -> Note | None:
-    """What is noted there, by `process` if one is given; None if nothing is (any more)."""
+    """Returns the note there, by `process` if one is given; None if there is none (any more)."""
     try:
         magic, pid, started, number, *numbers = _FORMAT.unpack(path.read_bytes())
         phase = Phase(number)

@@ -50,7 +50,7 @@ class Seen:
     trainers, who know earlier; `generation_step`: where the generation began, None if that is not known. `members`: ids
     of the trainers and pservers that are registered; `whole`: whether every shard is.
 
-    `trainers`: by id, seconds since it began by what it was at (`process.time_split`); `checkpoints`: by shard, seconds
+    `trainers`: by id, seconds since it began by activity (`process.work_record`); `checkpoints`: by shard, seconds
     for which steps waited for checkpoints since it began.
     """
 

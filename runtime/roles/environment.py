@@ -32,9 +32,8 @@ from graphft.runtime.coordination.stale_run import make_way, start_etcd
 from graphft.runtime.coordination.storage_fence import take_storage
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
 from graphft.runtime.process.folder_lock import locked
-from graphft.runtime.process.interrupts import look_out
 from graphft.runtime.process.role_process import BEGINS, EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, ROLES
-from graphft.runtime.process.structs import prepare_structs
+from graphft.runtime.process.threads import prepare_structs
 from graphft.runtime.roles.logs import follow, log_as
 
 if TYPE_CHECKING:
@@ -156,7 +155,6 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
     log_as(_name_of(spec))
     log.info("%s%d", BEGINS, os.getpid())
     explain_on_signal()
-    look_out()
     prepare_structs()
     try:
         with contextlib.ExitStack() as stack:

@@ -13,7 +13,7 @@ from graphft.ops.context import Context
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import Session, Store
 from graphft.runtime.process.progress import Progress
-from graphft.runtime.process.structs import prepare_structs
+from graphft.runtime.process.threads import prepare_structs
 from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.daemon import DaemonBlock
 from graphft.runtime.roles.process_end import ProcessEnd

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from graphft.data import DataSpec, arrays, dataset
 from graphft.errors import GraphftError
 from graphft.runtime.data import BatchKey, Reader, open_reader
 from graphft.runtime.launcher.ending import Interrupted, interruptible
-from graphft.runtime.process import interrupts
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
 
@@ -184,23 +182,14 @@ def test_script_is_loaded_as_a_module(tmp_path: Path) -> None:
     assert sorted(one_pass(open_reader(spec, ".", 0), 2)["y"].tolist()) == list(range(7))
 
 
-class Interrupts:
-    """Record `at` raises what Ctrl-C does."""
+class Ended:
+    """While record `at` is read, the script is told to end."""
 
     def __init__(self, at: int) -> None:
         self.at = at
 
     def __len__(self) -> int:
         return 8
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor]:
-        if i == self.at:
-            raise KeyboardInterrupt("of the user's")
-        return (torch.zeros(2),)
-
-
-class Ended(Interrupts):
-    """While a record is read, the script is told to end."""
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor]:
         if i == self.at:
@@ -214,35 +203,6 @@ def test_a_signal_that_ends_a_launch_is_no_failed_read() -> None:
     spec.source["args"]["at"] = 3
     with pytest.raises(Interrupted), interruptible(lambda: ""):
         open_reader(spec, ".", 0).batch(0, 0, 0, 8)
-
-
-@pytest.mark.parametrize(
-    ("handler", "noticed", "asked", "raised"),
-    [
-        (signal.default_int_handler, True, False, GraphftError),
-        (signal.default_int_handler, True, True, KeyboardInterrupt),
-        (signal.default_int_handler, False, False, KeyboardInterrupt),
-        (signal.SIG_IGN, True, False, GraphftError),
-    ],
-    ids=["no", "yes", "unknown", "ignored"],
-)
-def test_a_keyboard_interrupt_without_a_signal_is_a_failed_read(
-    handler: Any, noticed: bool, asked: bool, raised: type[BaseException]
-) -> None:
-    """It ended the job, and nobody was told which record it was."""
-    spec = dataset(f"{__file__}:Interrupts", {"at": -1}, chunk_size=8, columns=("x",))
-    spec.source["args"]["at"] = 3
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        if noticed:
-            interrupts.look_out()
-        if asked:
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-        with pytest.raises(raised, match="of the user's"):
-            open_reader(spec, ".", 0).batch(0, 0, 0, 8)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 POOL = """

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import graphft
+from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.process.metric_table import read_rows
-from graphft.runtime.process.validations import read_validations
 from tests.driver import epochs
 from tests.support.files import put
 from tests.support.waiting import ended, until

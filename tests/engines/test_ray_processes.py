@@ -13,7 +13,7 @@ import pytest
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import EngineError, Order, Process, Run
 from graphft.runtime.engines.ray import Ray
-from graphft.runtime.process.role_environment import role_environment
+from graphft.runtime.process.role_process import role_environment
 from tests.engines.conformance import check
 from tests.engines.ray_nodes import Nodes, nodes_of_ray
 from tests.integration import training

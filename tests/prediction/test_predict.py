@@ -18,9 +18,9 @@ from torch import nn
 
 import graphft
 from graphft.errors import GraphftError
+from graphft.runtime.coordination.validations import note_validation
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.result import Result
-from graphft.runtime.process.validations import note_validation
 from graphft.runtime.validation.best_model import BestModels, Kept
 from graphft.transpiler import Job
 from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model

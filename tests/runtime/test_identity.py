@@ -26,16 +26,6 @@ def test_this_process_and_a_child() -> None:
     assert identify(child.pid) == UNKNOWN, "it is too late to see it"
 
 
-def test_a_child_that_nobody_has_waited_for_is_dead() -> None:
-    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    seen = identify(child.pid)
-    assert child.stdin is not None
-    child.stdin.close()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert seen.dead
-    child.wait()
-
-
 @linux
 @pytest.mark.parametrize(
     ("other", "dead"),

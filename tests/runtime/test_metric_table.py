@@ -19,7 +19,7 @@ from graphft.runtime.coordination.job_storage import (
     publish_result,
     put_metrics,
 )
-from graphft.runtime.process.metric_table import FILE, TableWriter, read_rows, rows_or_why
+from graphft.runtime.process.metric_table import FILE, TableWriter, read_rows
 from graphft.transpiler import Job, JobConfig
 from tests.support.metric_rows import write_rows
 
@@ -98,15 +98,6 @@ def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     left[0] = 1 << 20
     table.append(2, 4, (9.0,))
     assert losses(tmp_path) == [(0, 0.0), (1, 1.0), (2, 9.0)]
-
-
-def test_a_file_that_is_no_table_is_told(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"{}\n")
-    rows, why = rows_or_why(tmp_path)
-    assert (len(rows), FILE in why) == (0, True)
-    (tmp_path / FILE).unlink()
-    (tmp_path / FILE).mkdir()
-    assert "cannot be read" in rows_or_why(tmp_path)[1]
 
 
 def config(**options: object) -> JobConfig:

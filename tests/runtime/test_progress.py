@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 
-from graphft.runtime.process.progress import LOOK_SECONDS, Progress, rate, where
-from tests.support.waiting import until
+from graphft.runtime.process.progress import LOOK_SECONDS, Progress
 
 
 class Clock:
@@ -60,18 +58,3 @@ def test_the_time_in_which_the_whole_process_was_stopped_does_not_count() -> Non
     assert not progress.hung(), "the daemon thread did not run either"
     assert progress.idle() <= 5.0 + LOOK_SECONDS
     assert looked_at(progress, clock, 10.0)
-
-
-def test_where_a_thread_is() -> None:
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
-    until(lambda: "self._cond.wait" in where(thread))
-    stop.set()
-    thread.join()
-    assert where(thread) == ""
-
-
-def test_a_rate_by_a_coarse_clock() -> None:
-    assert rate(3, 1.5) == 2.0
-    assert rate(3, 0.0) == 0.0

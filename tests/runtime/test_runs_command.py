@@ -15,12 +15,12 @@ import pytest
 from graphft.errors import GraphftError
 from graphft.runtime.cli import main
 from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.coordination.validations import note_validation
 from graphft.runtime.launcher.page_looks import FolderLooks
 from graphft.runtime.launcher.process_ends import note_end, note_launch
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.run_figures import Best, figures_of
 from graphft.runtime.page.job_page import JobPage
-from graphft.runtime.process.validations import note_validation
 from graphft.transpiler import Job
 from graphft.transpiler.criteria import Criterion, mode_of
 from graphft.transpiler.validation import ValidationConfig

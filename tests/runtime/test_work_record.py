@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
-from graphft.runtime.process import work_record as module
 from graphft.runtime.process.identity import UNKNOWN, identify
 from graphft.runtime.process.work_record import Note, Phase, Place, WorkRecord, read_note, record_path
 
@@ -45,39 +42,9 @@ os.read(0, 1)
     assert not WorkRecord(path).unfinished
 
 
-def test_places(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "trainer-0"
-    record = WorkRecord(path)
-
-    def places() -> set[Place]:
-        note = read_note(path)
-        assert note is not None
-        return set(note.places)
-
-    assert places() == set()
-    record.begin(Phase.READING, A)
-    assert places() == {A}
-    record.ahead(B)
-    assert places() == {A, B}
-    assert record.mark(Phase.IDLE) == Phase.READING
-    assert places() == {B}
-    record.ahead(None)
-    assert places() == set()
-    record.mark(Phase.LEFT)
-    assert (places(), WorkRecord(path).unfinished) == (set(), False)
-
-
 def test_a_process_does_not_write_into_its_successors_file(tmp_path: Path) -> None:
     path = tmp_path / "trainer-0"
     first, second = WorkRecord(path), WorkRecord(path)
     first.begin(Phase.COMPUTING, A)
     second.begin(Phase.READING, B, 5)
     assert read_note(path) == Note(Phase.READING, B, 5, None)
-
-
-def test_without_such_files_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file with a hole instead of zeros is made on a full disk, too; the first note in it is a SIGBUS then."""
-    monkeypatch.setattr(module.os, "write", lambda *_: os.stat("/nowhere"))
-    record = WorkRecord(tmp_path / "trainer-0")
-    record.begin(Phase.COMPUTING, A)
-    assert (read_note(tmp_path / "trainer-0"), read_note(tmp_path / "none")) == (None, None)

@@ -34,7 +34,7 @@ from graphft.runtime.execute.determinism import settings
 from graphft.runtime.execute.lowering import lower
 from graphft.runtime.process.identity import UNKNOWN, identify
 from graphft.runtime.process.progress import Progress
-from graphft.runtime.process.structs import prepare_structs
+from graphft.runtime.process.threads import prepare_structs
 from graphft.runtime.protocol import task_groups, task_pass, task_queue
 from graphft.runtime.roles.task_coordinator import task_store
 from graphft.runtime.transport import ZmqClient, ZmqServer

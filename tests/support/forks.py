@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from graphft.runtime.engines import fork_server
-from graphft.runtime.process.role_environment import role_environment
+from graphft.runtime.process.role_process import role_environment
 from tests.support.nursery import Nursery
 
 

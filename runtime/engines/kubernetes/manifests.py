@@ -12,7 +12,7 @@ from pathlib import Path
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.template import fill
-from graphft.runtime.process.role_environment import role_environment
+from graphft.runtime.process.role_process import role_environment
 
 JOB, POD = (Path(__file__).with_name(name) for name in ("job.yaml", "pod.yaml"))
 MAX_NAME = 40
