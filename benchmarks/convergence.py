@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import graphft
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.transpiler import Job
-from graphft.transpiler.assemble import assemble
+from graphft.transpiler.layout import assemble
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BEGIN, END = "<!-- begin of what benchmarks/convergence.py --write has written -->", "<!-- end of it -->"

@@ -25,7 +25,7 @@ Made from the code by `make docs`; do not edit. Times are seconds.
 What a job is. These options are saved with the job; a script with other ones makes another job.
 
 An option that has no effect in a job (`max_staleness` with `sync=True`) is an error there; one that only lacks
-`ft=True` (`max_failures`) is a warning. Defaults may be given. `transpiler/effects.py` lists what each option needs.
+`ft=True` (`max_failures`) is a warning. Defaults may be given. `transpiler/config.py` lists what each option needs.
 
 """
 _BEGIN = (

@@ -9,27 +9,29 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import fsspec
 import torch
 from torch import Tensor
 
+import graphft  # what runs programs and reads data is the runtime's, which this package does not know
 from graphft.capture.loss_results import check_metrics
 from graphft.capture.model_warnings import tell_changed_optimizer, tell_changed_weights, tell_nonfinite
 from graphft.capture.weights import SAVED, load_weights
 from graphft.data import DataSpec
 from graphft.devices import find_device
 from graphft.errors import GraphftError, ProgramError, UsageError
-from graphft.ir import Kind, Program
-from graphft.ir.literals import evaluate, names_in
+from graphft.ir import Program
 from graphft.ir.verify import verify
 from graphft.option_names import is_whole, unknown_option
 from graphft.reducers import columns_of
-from graphft.transpiler.config import JobConfig
-from graphft.transpiler.effects import check_effects
+from graphft.transpiler.config import JobConfig, check_effects
 from graphft.transpiler.evaluation import check_criteria, check_fits, evaluation_of
+from graphft.transpiler.inputs import check_batch_sizes, check_columns, warn_of_unused
 from graphft.transpiler.job import Job
+from graphft.transpiler.optimization import warn_of_zero_rate
 from graphft.transpiler.passes.slicing import most_shards
-from graphft.transpiler.rates import tell_zero_rate
-from graphft.transpiler.validation import Validation, ValidationConfig
+from graphft.transpiler.prediction import prediction_of
+from graphft.transpiler.validation import Validation
 
 log = logging.getLogger("graphft")
 T = TypeVar("T")
@@ -39,6 +41,7 @@ OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _
 """What may be given to `transpile`, beside what it names itself."""
 NAMED = ("data", "epochs", "init_from", "init_partial", "predict", "check")
 """What it names itself, and what is no field of JobConfig."""
+_VALIDATE = "validate=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256))"
 _DATA = "data=graphft.arrays(x=x, y=y, chunk_size=256)"
 _ELSEWHERE = {
     "num_workers": "trainers= says how many work at a time, pservers= how many hold the parameters",
@@ -95,16 +98,15 @@ def transpile(
     unknown = [n for n in options if n not in OPTIONS]
     if unknown:
         raise unknown_option("transpile", unknown[0], (*OPTIONS, *NAMED), _ELSEWHERE)
-    _check_is_program(program)
+    _check_program(program)
     if (data := _one_of("data", data, "chunks", chunks)) is None:
         raise UsageError("transpile needs data= to train on", rule="option", help=_DATA)
-    if epochs is not None:
-        if not is_whole(epochs, 1):  # JobConfig knows it by its other name
-            what = f"epochs is {epochs!r}, expected a number, 1 or more"
-            raise UsageError(what, rule="option", help="correct epochs")
-        epochs = int(epochs)  # it may be NumPy's
+    if not isinstance(validate, (Validation, type(None))):
+        raise UsageError(f"validate is a {type(validate).__name__}", rule="option", help=_VALIDATE)
+    if epochs is not None and not is_whole(epochs, 1):  # JobConfig knows it by its other name
+        raise UsageError(f"epochs is {epochs!r}, expected 1 or more", rule="option", help="correct epochs")
     if (passes := _one_of("epochs", epochs, "passes", options.get("passes"))) is not None:
-        options["passes"] = passes
+        options["passes"] = int(passes) if is_whole(passes, 1) else passes  # it may be NumPy's
     if isinstance(etcd_endpoints, str):
         etcd_endpoints = etcd_endpoints.split(",")
     defaults: dict[str, Any] = {n: program.attrs[n] for n in ("seed", "device") if n in program.attrs}
@@ -120,25 +122,23 @@ def transpile(
         torch_version=torch.__version__,
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         onednn_isa=os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
-        validate=_validates(validate),
+        validate=validate.config() if validate is not None else None,
         **{**defaults, **options},
     )
     check_effects(config, [*options, "validate"])
     _check_scheme(config.storage)
     find_device(config.device)
-    _check_program(program)
     verify(program, require_values=True)
     evaluation = evaluation_of(program, validate) if validate is not None else None
-    prediction, origin = _predicts(program, predict), program.origin
+    prediction, origin = _prediction(program, predict) if predict is not None else None, program.origin
     if init_from is None:
         tell_changed_weights(program)
     tell_changed_optimizer(program)
     program = _begin_with(program, init_from, init_partial)
     check_metrics(program)
-    _check_columns(program, config)
-    _check_batch_sizes(program, config)
-    _tell_unread_columns(program, config)
-    _tell_idle_slots(config)
+    check_columns(program, config)
+    check_batch_sizes(program, config)
+    warn_of_unused(program, config)
     tell_nonfinite(program, "before the first step")
     if evaluation is not None:
         _check_evaluation(program, evaluation, config)
@@ -147,7 +147,7 @@ def transpile(
     job = Job.make(program, _without_idle_pservers(program, config), evaluation, prediction, origin)
     job.verify()
     if not config.passes_on_demand:  # nobody knows how many there will be
-        tell_zero_rate(program, config.total_steps)
+        warn_of_zero_rate(program, config.total_steps)
     return job
 
 
@@ -155,8 +155,6 @@ def _check_captured(
     program: Program, evaluation: Program | None, prediction: Program | None, config: JobConfig
 ) -> None:
     """Compares each program with the module that it was captured from."""
-    import graphft  # what runs programs and reads data is the runtime's: this package does not know it
-
     graphft.check_on_data(program, config.data, config.batch_size, config.seed)
     if prediction is not None:
         graphft.check_on_data(prediction, config.data, config.batch_size, config.seed, told=True)
@@ -167,42 +165,12 @@ def _check_captured(
 
 
 def _one_of(name: str, value: T | None, also: str, other: T | None) -> T | None:
-    """Of an option that has two names."""
     if value is not None and other is not None:
         raise UsageError(f"{name} and {also} are both given: they are two names of one thing", rule="option", help=name)
     return value if value is not None else other
 
 
-def _check_is_program(program: object) -> None:
-    if not isinstance(program, Program):
-        raise UsageError(
-            f"transpile needs a program, got a {type(program).__name__}",
-            rule="option",
-            help="program = graphft.build(model, loss_fn, inputs); graphft.minimize(program, optimizer)",
-        )
-
-
-def _validates(validate: object) -> ValidationConfig | None:
-    if not isinstance(validate, (Validation, type(None))):
-        raise UsageError(
-            f"validate is a {type(validate).__name__}, expected a graphft.Validation",
-            rule="option",
-            help="validate=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256))",
-        )
-    return validate.config() if validate is not None else None
-
-
-def _predicts(program: Program, predict: object) -> Program | None:
-    if predict is None:
-        return None
-    from graphft.transpiler.prediction import prediction_of
-
-    if not callable(predict):
-        raise UsageError(
-            f"predict is a {type(predict).__name__}, expected a function of the model and its inputs",
-            rule="predict",
-            help="predict=lambda model, x: model(x)",
-        )
+def _prediction(program: Program, predict: Callable[..., Any]) -> Program:
     prediction = prediction_of(program.origin, predict)
     for v in prediction.of_kind(*SAVED):  # a large model is not kept twice; constants of one name are not the same
         if v.name in program.values:
@@ -211,7 +179,7 @@ def _predicts(program: Program, predict: object) -> Program | None:
 
 
 def _check_evaluation(program: Program, evaluation: Program, config: JobConfig) -> None:
-    """The evaluation is of the program that is trained, and the held-out data has its inputs."""
+    """Raises GraphftError unless the evaluation is of the program that is trained, and the data has its inputs."""
     assert config.validate is not None
     data = config.validate.data
     if data.source.get("random"):
@@ -227,8 +195,8 @@ def _check_evaluation(program: Program, evaluation: Program, config: JobConfig) 
         del captured.variables[v]  # what its reducers read is no column
     held_out = config.replace(data=data, batch_size=config.validate.size, drop_last=False, validate=None)
     try:
-        _check_columns(captured, held_out)
-        _check_batch_sizes(captured, held_out)
+        check_columns(captured, held_out)
+        check_batch_sizes(captured, held_out)
     except GraphftError as error:
         raise GraphftError(f"validate: {error.message}", rule=error.rule, help=error.help) from None
 
@@ -252,30 +220,12 @@ def _begin_with(
         )
     if isinstance(source, Mapping):
         return load_weights(program, source, partial)
-    import graphft  # what reads them is the runtime's: this package does not know it
-
     log.info("the weights to begin with are those of %s", os.fspath(source))
     return load_weights(program, graphft.read_weights(source), partial)
 
 
-def _tell_idle_slots(config: JobConfig) -> None:
-    """A warning if there are fewer chunks than slots: a chunk is one slot's, so the others have no batches."""
-    chunks, slots = len(config.data.chunks), config.trainers
-    if chunks < slots:
-        size = -(-config.data.records // slots)
-        what = f"a step applies the batches of {chunks} slots" if config.sync else f"{chunks} of them work at a time"
-        log.warning(
-            "trainers is %d, but the data has only %d chunk%s: %s (chunk_size=%d makes a chunk for each)",
-            slots,
-            chunks,
-            "s" * (chunks > 1),
-            what,
-            size,
-        )
-
-
 def _without_idle_pservers(program: Program, config: JobConfig) -> JobConfig:
-    """`config` with as many pservers as there are slices for, and a warning if these are fewer."""
+    """Returns `config` with as many pservers as there are slices for, and warns if these are fewer."""
     most = most_shards(program, config)
     if most == config.pservers:
         return config
@@ -291,133 +241,27 @@ def _without_idle_pservers(program: Program, config: JobConfig) -> JobConfig:
     return config.replace(pservers=most)
 
 
-def _check_program(program: Program) -> None:
-    if "role" in program.attrs:
-        raise ProgramError(
-            f"program '{program.name}' is a {program.attrs['role']}'s already",
-            rule="transpiled",
-            help="transpile the program that build() and minimize() made",
+def _check_program(program: object) -> None:
+    if not isinstance(program, Program):
+        raise UsageError(
+            f"transpile needs a program, got a {type(program).__name__}",
+            rule="option",
+            help="program = graphft.build(model, loss_fn, inputs); graphft.minimize(program, optimizer)",
         )
-    if "step" not in program.blocks:
+    if "role" in program.attrs or list(program.blocks) != ["step"]:
         raise ProgramError(
-            f"program '{program.name}' has no block step",
-            rule="no-step",
-            help="build() captures one; by hand, append ops to program.block('step')",
-        )
-    others = [n for n in program.blocks if n != "step"]
-    if others:
-        raise ProgramError(
-            f"program '{program.name}' has a block {others[0]}",
-            block=program.blocks[others[0]],
+            f"program '{program.name}' has blocks {', '.join(program.blocks) or 'none'}, expected one, step",
             rule="blocks",
-            help="only block step is distributed",
+            help="transpile the program that build() and minimize() made; by hand, append ops to program.block('step')",
         )
-
-
-def _check_columns(program: Program, config: JobConfig) -> None:
-    """The data has the program's inputs, with their dtypes and shapes."""
-    types, inputs = config.data.types, program.of_kind(Kind.INPUT)
-    if not inputs:
-        raise ProgramError(f"program '{program.name}' has no input", rule="columns", help="declare what a batch holds")
-    for v in inputs:
-        if v.name not in types:
-            raise GraphftError(
-                f"input %{v.name} is not in the data, whose columns are {', '.join(types)}",
-                rule="columns",
-                help="name the data's columns like the program's inputs",
-            )
-        given, wanted = types[v.name], v.type
-        if given.dtype != wanted.dtype:
-            raise GraphftError(
-                f"input %{v.name} is {wanted}, but the data's column is {given}",
-                rule="columns",
-                help=f"convert the column to {wanted.dtype}{_by_file(config, v.name, wanted.dtype)}, or declare the "
-                f"input as {given.dtype}",
-            )
-        if not wanted.shape or not isinstance(wanted.shape[0], str) or not names_in(wanted.shape[0]):
-            _check_fixed_batch(v.name, wanted.shape, config)
-        fixed = [
-            (a, b)
-            for a, b in zip(wanted.shape or (), given.shape or (), strict=False)
-            if isinstance(a, int) and isinstance(b, int) and a != b
-        ]
-        if len(wanted.shape or ()) != len(given.shape or ()) or fixed:
-            raise GraphftError(
-                f"input %{v.name} is {wanted}, but the data's column is {given}",
-                rule="columns",
-                help="reshape the column, or declare the input with the data's shape",
-            )
 
 
 def _check_scheme(storage: str) -> None:
-    """That of the URL is known. Whether its package is there is for the machines of the job's processes to say."""
-    if not storage:
-        return
-    import fsspec
-
+    """Checks that of the URL; whether its package is there is for the machines of the job's processes to say."""
     scheme = storage.partition("://")[0].rpartition("::")[2]
-    if scheme not in fsspec.available_protocols():
+    if storage and scheme not in fsspec.available_protocols():
         raise UsageError(
             f"storage is {storage!r}: no file system has URLs that begin with {scheme}://",
             rule="storage-url",
             help="a URL that fsspec knows: s3://bucket/job, gs://bucket/job, hdfs://host/job, file:///shared/job",
-        )
-
-
-def _by_file(config: JobConfig, column: str, dtype: str) -> str:
-    return f" (files(..., dtypes={{{column!r}: {dtype!r}}}))" if config.data.kind == "files" else ""
-
-
-def _tell_unread_columns(program: Program, config: JobConfig) -> None:
-    unread = sorted(config.data.types.keys() - {v.name for v in program.of_kind(Kind.INPUT)})
-    if unread:
-        log.warning(
-            "the data's column%s %s %s read by no input of the program: name %s among the inputs of build(), or leave "
-            "%s out",
-            *("s" * (len(unread) > 1), ", ".join(unread), "is" if len(unread) == 1 else "are"),
-            *(("it", "it") if len(unread) == 1 else ("them", "them")),
-        )
-
-
-def _check_batch_sizes(program: Program, config: JobConfig) -> None:
-    """The program was captured for every number of samples that a batch of the data has."""
-    batch = {v.shape[0] for v in program.of_kind(Kind.INPUT) if v.shape and isinstance(v.shape[0], str)}
-    if len(batch) != 1:
-        return
-    (name,) = batch
-    sizes: dict[int, int] = {}
-    for chunk, info in enumerate(config.data.chunks):
-        whole, rest = divmod(info.records, config.batch_size)
-        for size in ([config.batch_size] if whole else []) + ([rest] if rest and not config.drop_last else []):
-            sizes.setdefault(size, chunk)
-    for condition, line in program.attrs.get("assume", ()):
-        wrong = [n for n in sorted(sizes) if names_in(condition) == {name} and not evaluate(condition, {name: n})]
-        if wrong:
-            raise GraphftError(
-                f"chunk {sizes[wrong[0]]} of the data has a batch of {wrong[0]} samples, but program '{program.name}' "
-                f"was captured for {condition} only ({line} decides on it)",
-                rule="batch-size",
-                help="drop_last=True leaves short last batches out; or choose another batch_size, or another "
-                "chunk_size of the data",
-            )
-
-
-def _check_fixed_batch(name: str, shape: Sequence[int | str] | None, config: JobConfig) -> None:
-    if not shape:
-        raise GraphftError(
-            f"input %{name} has no batch dimension",
-            rule="columns",
-            help="give every input the samples along its first dimension",
-        )
-    if shape[0] != config.batch_size:
-        raise GraphftError(
-            f"input %{name} takes batches of {shape[0]}, batch_size is {config.batch_size}",
-            rule="columns",
-            help="declare the dimension as None, or use this batch_size",
-        )
-    if not config.drop_last and any(c.records % config.batch_size for c in config.data.chunks):
-        raise GraphftError(
-            f"input %{name} takes batches of {shape[0]} only, but a chunk's last batch is shorter",
-            rule="columns",
-            help="declare the dimension as None, or use drop_last=True",
         )

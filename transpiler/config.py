@@ -4,53 +4,52 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import math
-import re
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from typing import Any, Literal
+from functools import cache, cached_property
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from graphft.data import DataSpec
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.plan import Plan
 from graphft.transpiler.validation import ValidationConfig
 
+log = logging.getLogger("graphft")
 MAX_ASYNC_PSERVERS = 112
 """Up to 16 chunks are completed by one etcd transaction, which compares every shard's generation: etcd takes 128
 compares."""
-_LOCAL = ("half_async", "geo_sgd")
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CHOICES = {
-    "mode": ("async", "dc_asgd", "half_async", "geo_sgd"),
-    "dispatch": ("etcd", "coordinator"),
-    "on_trainer_loss": ("takeover", "wait"),
-    "on_barrier_timeout": ("rollback", "proceed"),
-    "on_nonfinite": ("stop", "skip", "warn"),
-    "on_bad_data": ("discard", "fail"),
+_ONE, _ZERO, _POSITIVE, _ANY_OR = Meta(ge=1), Meta(ge=0), Meta(gt=0), Meta(ge=-1)
+_LIMITS: dict[str, Meta] = {
+    "name": Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z"),
+    "storage": Meta(pattern=r"^\Z|^(?!memory:).+://"),
+    "slice_unit": Meta(ge=64, multiple_of=64),  # vector kernels then give the same bits
+    "bucket_bytes": Meta(ge=1024),
+    "dc_decay": Meta(ge=0, lt=1),
+    "max_discarded": Meta(ge=0, le=1),
+    **dict.fromkeys(("trainers", "pservers", "batch_size", "passes", "local_steps", "threads", "min_block"), _ONE),
+    **dict.fromkeys(("keep_checkpoints", "max_failures", "lease_ttl"), _ONE),
+    **dict.fromkeys(("checkpoint_every", "checkpoint_seconds"), _ZERO),
+    **dict.fromkeys(("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout", "dc_lambda"), _POSITIVE),
+    **dict.fromkeys(("max_staleness", "max_skipped"), _ANY_OR),
 }
-_AT_LEAST = {
-    "trainers": 1,
-    "pservers": 1,
-    "batch_size": 1,
-    "passes": 1,
-    "checkpoint_every": 0,
-    "checkpoint_seconds": 0,
-    "keep_checkpoints": 1,
-    "max_failures": 1,
-    "lease_ttl": 1,
-    "slice_unit": 64,
-    "min_block": 1,
-    "bucket_bytes": 1024,
-    "threads": 1,
-    "max_staleness": -1,
-    "max_skipped": -1,
-    "local_steps": 1,
-}
-_TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
-_POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
-_YOUNG = ("dispatch", "passes_on_demand", "validate")
+"""What the values of options are limited to, beyond their types."""
+NEEDS = (
+    ("ft", True, ("storage", "dispatch", "passes_on_demand", "validate")),
+    ("sync", True, ("passes_on_demand", "validate", "on_trainer_loss", "on_barrier_timeout", "recovery_timeout")),
+    ("sync", False, ("push_timeout", "max_skipped", "max_staleness", "dc_lambda", "dc_decay")),
+    ("mode", "dc_asgd", ("dc_lambda", "dc_decay")),
+    ("on_bad_data", "discard", ("max_discarded",)),
+)
+"""(option, value, options that have an effect only with it): given without it they are refused, not ignored."""
+NEEDS_FT: tuple[str, ...] = ("checkpoint_every", "checkpoint_seconds", "keep_checkpoints", "max_failures", "lease_ttl")
+NEEDS_FT += ("on_trainer_loss", "on_barrier_timeout", "recovery_timeout", "chunk_timeout", "on_bad_data")
+NEEDS_FT += ("max_discarded",)
+"""Options that lack their effect without `ft`: a warning, as a script may be run with it and without it."""
 _NOT_HASHED = ("name", "etcd_endpoints", "storage", "exact", "torch_version", "cpu_capability", "onednn_isa")
 
 
@@ -166,29 +165,18 @@ class JobConfig:
         With local accumulation what counts as a batch, here and in every record, is a unit of `local_steps` of them.
         """
         lengths = [c.records for c in self.data.chunks]
+        terms: dict[str, Any] = {"seed": self.seed, "passes": self.passes}
         if not self.local:
-            return Plan(
-                lengths,
-                slots=self.trainers if self.sync else 1,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                passes=self.passes,
-                drop_last=self.drop_last,
-            )
+            slots = self.trainers if self.sync else 1
+            return Plan(lengths, slots=slots, batch_size=self.batch_size, drop_last=self.drop_last, **terms)
         size = self.batch_size if self.drop_last else 1  # short batches are left out, not short units
-        return Plan(
-            [n - n % size for n in lengths],
-            slots=1,
-            batch_size=self.local_steps * self.batch_size,
-            seed=self.seed,
-            passes=self.passes,
-            lengths=lengths,
-        )
+        whole = [n - n % size for n in lengths]
+        return Plan(whole, slots=1, batch_size=self.local_steps * self.batch_size, lengths=lengths, **terms)
 
     @property
     def local(self) -> bool:
-        """Whether trainers accumulate locally: push after units of `local_steps` batches."""
-        return self.mode in _LOCAL
+        """True if trainers accumulate locally: they push after units of `local_steps` batches."""
+        return self.mode in ("half_async", "geo_sgd")
 
     @property
     def may_discard(self) -> int:
@@ -198,8 +186,7 @@ class JobConfig:
 
     @property
     def of_steps(self) -> str:
-        """What is said after the step that a job has reached: " of 128"; "" where nobody knows, since its passes are
-        asked for one by one."""
+        """Follows the step that a job has reached in messages: " of 128"; "" where its passes are asked for."""
         return "" if self.passes_on_demand else f" of {self.total_steps}"
 
     @property
@@ -212,53 +199,48 @@ class JobConfig:
         """After how many steps the model is validated."""
         return self.validate.steps(self.plan) if self.validate is not None else frozenset()
 
-    @cached_property
-    def _validated_in_order(self) -> tuple[int, ...]:
-        return tuple(sorted(self.validated))
-
     def next_validated(self, step: int, number: int = 1) -> int:
-        """Of the steps after this one that are validated the first one, or another `number`; the last one of the job if
-        there are fewer."""
+        """Returns of the steps after this one that are validated the first, or another `number`; the last step of the
+        job if there are fewer."""
         at = bisect.bisect_right(self._validated_in_order, step) + number - 1
         return (*self._validated_in_order[at : at + 1], self.total_steps)[0]
 
+    @cached_property
+    def _validated_in_order(self) -> list[int]:
+        return sorted(self.validated)
+
     @property
     def waits_for_validations(self) -> bool:
-        """Whether a step behind one that is validated waits for what that comes to."""
+        """True if a step behind one that is validated waits for what that comes to."""
         return self.validate is not None and self.validate.waits
 
     def replace(self, **changes: Any) -> JobConfig:
-        """A copy with other options."""
+        """Returns a copy with other options."""
         return dataclasses.replace(self, **changes)
 
     def hashed(self) -> dict[str, Any]:
-        """What makes two jobs different, as JSON: not the name, where etcd is, what machine transpiled it, or what the
-        data held then. Nor are options that are younger than jobs that were saved, where they have their defaults."""
-        young = {k for k in _YOUNG if getattr(self, k) == getattr(JobConfig, k)}
-        options = {k: v for k, v in self._values().items() if k not in _NOT_HASHED and k not in young}
-        validate = {"validate": self.validate.options()} if self.validate is not None else {}
-        return options | {"data": self.data.options()} | validate
+        """Returns what makes two jobs different, as JSON: not the name, where etcd is, what machine transpiled it, or
+        what the data held then."""
+        options = {name: value for name, value in self.to_json().items() if name not in _NOT_HASHED}
+        validate = self.validate.options() if self.validate is not None else None
+        return options | {"data": self.data.options(), "validate": validate}
 
     def to_json(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         validate = self.validate.to_json() if self.validate is not None else None
-        return self._values() | {"data": self.data.to_json(), "validate": validate}
-
-    def _values(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return values | {"data": self.data.to_json(), "validate": validate}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> JobConfig:
-        """The inverse of `to_json`. Raises GraphftError when `data` is no configuration."""
+        """Returns the inverse of `to_json`. Raises GraphftError when `data` is no configuration."""
         try:
             endpoints = data["etcd_endpoints"]
-            return JobConfig(
-                **{
-                    **data,
-                    "data": DataSpec.from_json(data["data"]),
-                    "etcd_endpoints": None if endpoints is None else tuple(endpoints),
-                    "validate": ValidationConfig.from_json(data.get("validate")),
-                }
-            )
+            more = {
+                "data": DataSpec.from_json(data["data"]),
+                "etcd_endpoints": None if endpoints is None else tuple(endpoints),
+                "validate": ValidationConfig.from_json(data["validate"]),
+            }
+            return JobConfig(**{**data, **more})
         except (KeyError, TypeError) as error:
             raise GraphftError(
                 f"this is no job configuration: {error}",
@@ -267,82 +249,63 @@ class JobConfig:
             ) from error
 
 
+def check_effects(config: JobConfig, given: Iterable[str]) -> None:
+    """Raises UsageError[option] if one of the options that are `given` has no effect in this job; warns where only `ft`
+    is missing. A default may be given, and saved jobs are not looked at: they go on as they were begun."""
+    for name in given:
+        if getattr(config, name) == getattr(JobConfig, name, None):
+            continue
+        for option, value, names in NEEDS:
+            if name in names and getattr(config, option) != value:
+                what = f"{name} has no effect where {option} is {getattr(config, option)!r}"
+                help = f"leave {name} out, or transpile with {option}={value!r}"
+                raise UsageError(what, rule="option", help=help)
+        if name in NEEDS_FT and not config.ft:
+            log.warning("%s has no effect without fault tolerance: ft is False", name)
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return {
+        name: Annotated[hint, _LIMITS[name]] if name in _LIMITS else hint
+        for name, hint in get_type_hints(JobConfig).items()
+        if name not in ("data", "validate")
+    }
+
+
 def _check(config: JobConfig) -> None:
-    """Raises GraphftError[option] for the first option that makes no sense, and says which."""
-    if not isinstance(config.name, str) or not _NAME.fullmatch(config.name):
-        raise _bad("name", config.name, "1 to 64 letters, digits, '_' and '-'")
+    """Raises UsageError[option] for the first option that makes no sense, and says which."""
     if not isinstance(config.data, DataSpec):
-        raise GraphftError(
+        raise UsageError(
             f"data is a {type(config.data).__name__}, expected what graphft.arrays, dataset or files return",
             rule="option",
             help="of tensors: graphft.arrays(x=x, y=y, chunk_size=256); of a Dataset class in a file: "
             'graphft.dataset("my_data:MyDataset", {...}, chunk_size=256)',
         )
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        wanted = _TYPES.get(str(f.type))
-        if wanted is not None and (not isinstance(value, wanted) or (isinstance(value, bool) and f.type != "bool")):
-            raise _bad(f.name, value, f"a value of type {f.type}")
-    for name, least in _AT_LEAST.items():
-        if getattr(config, name) < least:
-            raise _bad(name, getattr(config, name), f"at least {least}")
-    for name in _POSITIVE:
-        if not getattr(config, name) > 0:
-            raise _bad(name, getattr(config, name), "a positive number of seconds")
-    if not 0 < config.dc_lambda < math.inf:
-        raise _bad("dc_lambda", config.dc_lambda, "a positive number; mode='async' does not compensate at all")
-    if not 0 <= config.dc_decay < 1:
-        raise _bad("dc_decay", config.dc_decay, "at least 0 and below 1; 0: dc_lambda is constant")
-    for name, choices in _CHOICES.items():
-        if getattr(config, name) not in choices:
-            raise _bad(name, getattr(config, name), " or ".join(map(repr, choices)))
-    if not 0 <= config.max_discarded <= 1:
-        raise _bad("max_discarded", config.max_discarded, "a share of the records, 0 to 1")
-    if config.slice_unit % 64:
-        raise _bad("slice_unit", config.slice_unit, "a multiple of 64, so that vector kernels give the same bits")
-    if config.storage and ("://" not in config.storage or config.storage.startswith("memory://")):
-        raise _bad("storage", config.storage, "a URL that every process reaches: s3://bucket/job, file:///shared/job")
-    if config.etcd_endpoints is not None and (
-        not config.etcd_endpoints or not all(isinstance(e, str) and e for e in config.etcd_endpoints)
-    ):
-        raise _bad("etcd_endpoints", config.etcd_endpoints, "None, or a sequence of 'host:port'")
-    if not config.sync and config.on_trainer_loss == "wait":
-        raise _bad("on_trainer_loss", "wait", "'takeover': in async mode no trainer is waited for")
+    for name, hint in _types().items():
+        value = getattr(config, name)
+        try:
+            msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            raise _bad(name, value, f"{hint}: {error}".replace("typing.", "")) from None
+    if config.etcd_endpoints == ():
+        raise _bad("etcd_endpoints", (), "None, or one 'host:port' at least")
     if not config.sync and config.pservers > MAX_ASYNC_PSERVERS:
         raise _bad("pservers", config.pservers, f"at most {MAX_ASYNC_PSERVERS} in async mode")
-    if config.sync and config.mode != "async":
-        raise GraphftError(
-            f"mode is {config.mode!r}, but sync is True: a sync step has no stale gradients",
+    if config.sync and (config.mode != "async" or config.local_steps > 1):
+        raise UsageError(
+            f"mode is {config.mode!r} and local_steps {config.local_steps}, but sync is True: a sync step has no stale "
+            "gradients",
             rule="option",
-            help=f"transpile with sync=False, mode={config.mode!r}",
+            help="transpile with sync=False",
         )
-    _check_local(config, max(config.data.batches(config.batch_size, config.drop_last)))
+    longest = max(config.data.batches(config.batch_size, config.drop_last))
+    if config.local_steps > (longest if config.local else 1):
+        wanted = f"at most the batches of the longest chunk, {longest}, and mode='half_async' or 'geo_sgd'"
+        raise _bad("local_steps", config.local_steps, wanted)
+    if config.mode == "half_async" and config.local_steps == 1:
+        raise _bad("local_steps", 1, "2 or more with mode='half_async': nothing is accumulated")
 
 
-def _check_local(config: JobConfig, longest: int) -> None:
-    """`longest`: batches of the longest chunk."""
-    steps, mode = config.local_steps, config.mode
-    if not config.local and steps > 1:
-        raise GraphftError(
-            f"local_steps is {steps}, but "
-            f"{'sync is True' if config.sync else f'mode {mode!r} pushes after every batch'}",
-            rule="option",
-            help="transpile with sync=False and mode='half_async' (gradients are added "
-            "up) or mode='geo_sgd' (trainers optimize locally), or leave local_steps out",
-        )
-    if mode == "half_async" and steps == 1:
-        raise GraphftError(
-            "mode is 'half_async', but local_steps is 1: nothing is accumulated",
-            rule="option",
-            help="give local_steps=4, or so; or use mode='async', which is the same with one batch",
-        )
-    if steps > longest:
-        raise GraphftError(
-            f"local_steps is {steps}, but the longest chunk has {longest} batches",
-            rule="option",
-            help="give a larger chunk_size, or fewer local_steps: a unit lies within one chunk",
-        )
-
-
-def _bad(name: str, value: object, wanted: str) -> GraphftError:
-    return GraphftError(f"{name} is {value!r}, expected {wanted}", rule="option", help=f"correct {name}")
+def _bad(name: str, value: object, wanted: str) -> UsageError:
+    return UsageError(f"{name} is {value!r}, expected {wanted}", rule="option", help=f"correct {name}")

@@ -15,6 +15,7 @@ import difflib
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -32,17 +33,20 @@ from graphft.ir.verify import verify_job
 from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.differences import differences
-from graphft.transpiler.fingerprint import (
+from graphft.transpiler.passes import pipeline
+from graphft.transpiler.programs import Programs, Stage, run_passes
+from graphft.transpiler.record import (
+    FORMAT,
+    MARKER,
+    NO_PREDICTION,
+    RECORD,
+    VALIDATION,
     Fingerprint,
     drawn_without_seed,
     fingerprint_values,
-    held_out,
-    new_run,
+    read_record,
     without_lines,
 )
-from graphft.transpiler.passes import pipeline
-from graphft.transpiler.programs import Programs, Stage, run_passes
-from graphft.transpiler.record import FORMAT, MARKER, NO_PREDICTION, RECORD, VALIDATION, read_record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +61,7 @@ class Job:
     source: Program
     config: JobConfig
     programs: Programs
-    run_id: str = field(default_factory=new_run)
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     """Of the run that begins when this job is saved, or that it was loaded from."""
     evaluation: Program | None = None
     """What it is validated with, as it was captured."""
@@ -129,7 +133,7 @@ class Job:
         """What the job is made of: a script that is run again finds its job by it, one that was changed does not."""
         data = self.config.data.fingerprint()
         if self.config.validate is not None:
-            data |= {held_out(name): of for name, of in self.config.validate.data.fingerprint().items()}
+            data |= {f"validation: {name}": of for name, of in self.config.validate.data.fingerprint().items()}
         drawn = drawn_without_seed() and not self.source.loaded_whole
         return Fingerprint(self.hash, data, fingerprint_values(self.programs.by_name()), drawn)
 

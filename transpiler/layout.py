@@ -12,11 +12,15 @@ count from 0 on each shard. A slice is called `<variable>@slice<i>`, or `<variab
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from graphft.errors import ProgramError
+from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Kind, Program, Ref, Variable, grad_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Reduce = Literal["weighted_mean", "mean", "first"]
 
@@ -131,11 +135,6 @@ def pushed_as(variable: Variable) -> str:
     return gradient_of(variable) if variable.kind is Kind.PARAM else variable.name
 
 
-def shards_of(program: Program) -> int:
-    """The number of shards that the program is laid out on."""
-    return 1 + max(s.shard for s in all_slices(program))
-
-
 def _attribute(variable: Variable, name: str, width: int) -> tuple[tuple[int, ...], ...]:
     value: Any = variable.attrs.get(name)
     if not isinstance(value, tuple) or not all(isinstance(v, tuple) and len(v) == width for v in value):
@@ -145,3 +144,42 @@ def _attribute(variable: Variable, name: str, width: int) -> tuple[tuple[int, ..
             help="run the passes slice-parameters and make-buckets first",
         )
     return cast("tuple[tuple[int, ...], ...]", value)
+
+
+# -- between a whole model and its slices -------------------------------------------------------------------------
+
+
+def assemble(trainer: Program, shard_values: Sequence[Mapping[str, Tensor]], every: bool = False) -> dict[str, Tensor]:
+    """Returns the model's state_dict, from what each shard holds by slice name, and the frozen values of `trainer`.
+
+    Names and shapes are the model's; a tied parameter stands under each of its names (as the same tensor), a buffer
+    that is not persistent not at all, nor a constant: only with `every`.
+
+    Raises GraphftError when a slice is missing, or has another type.
+    """
+    state: dict[str, Tensor] = {}
+    for v in trainer.of_kind(Kind.PARAM, Kind.BUFFER, Kind.FROZEN, *([Kind.CONST] if every else [])):
+        if v.attrs.get("persistent") is False and not every:
+            continue
+        if v.kind in (Kind.FROZEN, Kind.CONST):
+            value = trainer.values[v.name]
+        else:
+            parts = [_slice(shard_values, s.shard, s.name, s.numel, v.dtype) for s in slices_of(v)]
+            import torch
+
+            value = torch.cat(parts).reshape([int(d) for d in v.shape])
+        for name in (v.name, *v.attrs.get("tied", ())):
+            state[name] = value
+    return state
+
+
+def _slice(shards: Sequence[Mapping[str, Tensor]], shard: int, name: str, numel: int, dtype: str) -> Tensor:
+    value = shards[shard].get(name) if shard < len(shards) else None
+    if value is None or value.numel() != numel or str(value.dtype) != f"torch.{dtype}":
+        found = "nothing" if value is None else f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        raise GraphftError(
+            f"shard {shard} gives {found} for %{name}, expected {dtype}[{numel}]",
+            rule="assemble",
+            help="give each shard's values, in the order of the shards, of this very job",
+        )
+    return value.detach().reshape(-1).cpu()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphft.runtime.etcd.model import Store
     from graphft.runtime.protocol.ledger import Ledger
     from graphft.transpiler.config import JobConfig
-    from graphft.transpiler.fingerprint import Fingerprint
+    from graphft.transpiler.record import Fingerprint
 
 MADE, QUEUE, PASSES = "made", "queue", "passes"
 """Keys in a manifest's metadata: `made`, `sync_queue` or `async_queue`, and async the passes that are wholly in it."""
@@ -43,7 +43,7 @@ def made(of: Fingerprint | None, **more: Any) -> dict[str, Any]:
     `of`: None where that is not known."""
     import torch
 
-    from graphft.transpiler.fingerprint import digest_of
+    from graphft.transpiler.record import digest_of
 
     by = {"host": socket.gethostname(), "graphft": graphft.__version__, "torch": str(torch.__version__)}
     digests = {} if of is None else {"program": of.program, "data": digest_of(of.data), "values": digest_of(of.values)}

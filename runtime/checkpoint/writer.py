@@ -33,7 +33,7 @@ from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
-    from graphft.transpiler.fingerprint import Fingerprint
+    from graphft.transpiler.record import Fingerprint
 
 NONFINITE = "nonfinite"
 """In the metadata of a model: what of it is not finite, in words."""
@@ -267,7 +267,7 @@ class Saver:
 
     def _finish(self, committed: Committed) -> None:
         from graphft.disk.tensor_file import write_tensors
-        from graphft.transpiler.assemble import assemble
+        from graphft.transpiler.layout import assemble
 
         commits = self.commits
         try:

@@ -12,7 +12,7 @@ from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.launcher.process_ends import discarded_in, past_epoch
 from graphft.runtime.launcher.tell import tell
 from graphft.transpiler import Job
-from graphft.transpiler.rates import rates_at
+from graphft.transpiler.optimization import rates_at
 
 TOLD_SECONDS, LOOK_SECONDS = 10.0, 0.01
 """For how long what the first shard records of a pass that is over is waited for; ..."""

@@ -26,7 +26,7 @@ from graphft.runtime.interchange.job_state import JobState
 from graphft.runtime.interchange.optimizer_state import optimizer_of
 from graphft.runtime.loop.api import read_check_point
 from graphft.transpiler import Job
-from graphft.transpiler.assemble import assemble
+from graphft.transpiler.layout import assemble
 
 
 class Part:

@@ -22,10 +22,8 @@ from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.coordination.job_storage import fetch, is_url, stored_run
 from graphft.transpiler import Job
-from graphft.transpiler.assemble import assemble
-from graphft.transpiler.layout import slices_of
-from graphft.transpiler.optimization import find_optimization
-from graphft.transpiler.rates import rates_at
+from graphft.transpiler.layout import assemble, slices_of
+from graphft.transpiler.optimization import find_optimization, rates_at
 from graphft.transpiler.record import RECORD
 
 log = logging.getLogger("graphft")

@@ -31,7 +31,7 @@ from graphft.runtime.loop.snapshot import STATUS, Found, Snapshot, found_in, loa
 from graphft.runtime.loop.targets import Stateful, targets_of
 from graphft.runtime.loop.train_status import TrainStatus
 from graphft.runtime.loop.version_store import Keep, LoopStore, as_keep, superseded
-from graphft.transpiler.fingerprint import digest_of
+from graphft.transpiler.record import digest_of
 
 log = logging.getLogger("graphft")
 

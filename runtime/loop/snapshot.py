@@ -18,7 +18,7 @@ from graphft.runtime.loop.ranks import OBJECTS, RANDOM, RankStates, of_rank, tak
 from graphft.runtime.loop.state_codec import Encoder, decode
 from graphft.runtime.loop.targets import Stateful, fitting, load_all, parameter_names
 from graphft.runtime.loop.train_status import TrainStatus, check_status
-from graphft.transpiler.fingerprint import digest_of, program_digest
+from graphft.transpiler.record import digest_of, program_digest
 
 STATUS, STATE, RANKS, OPTIMIZERS, PARAMETERS = "status", "state", "ranks", "optimizers", "parameters"
 """Keys in a manifest's metadata, beside RANDOM, the generators of trainer 0: the TrainStatus, the user's objects, what

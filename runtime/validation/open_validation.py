@@ -22,7 +22,7 @@ from graphft.runtime.validation.best_model import BestModels, Kept
 from graphft.runtime.validation.entries import Entries, LostEntries
 from graphft.runtime.validation.ranges import Ranges
 from graphft.runtime.validation.results import RangeResults, named
-from graphft.transpiler.assemble import assemble
+from graphft.transpiler.layout import assemble
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job

@@ -9,7 +9,7 @@ import torch
 
 import graphft
 from graphft.ir import Program
-from graphft.transpiler.rates import rates_at
+from graphft.transpiler.optimization import rates_at
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, play
 

@@ -21,7 +21,7 @@ from graphft.runtime.cli import main
 from graphft.runtime.interchange.inspection import entries
 from graphft.runtime.interchange.job_state import read_job
 from graphft.runtime.interchange.optimizer_state import load_optimizer
-from graphft.transpiler.fingerprint import digest_of
+from graphft.transpiler.record import digest_of
 from tests.support.commands import refused, shown
 
 

@@ -20,8 +20,7 @@ from graphft.plan import Located, batch_seed
 from graphft.runtime.execute.lowering import Lowered, lower
 from graphft.runtime.queue.async_queue import batches_of
 from graphft.transpiler import Job
-from graphft.transpiler.assemble import assemble
-from graphft.transpiler.layout import ALL_NORMS
+from graphft.transpiler.layout import ALL_NORMS, assemble
 
 Batches = Callable[[Located], Mapping[str, Tensor]]
 

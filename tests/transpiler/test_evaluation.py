@@ -356,7 +356,7 @@ def test_options_that_make_no_sense() -> None:
         graphft.Validation(data=data(), reduce={"auc": 3})  # type: ignore[dict-item]
     with pytest.raises(GraphftError, match="validate is a DataSpec"):
         transpile(program, data())
-    with pytest.raises(GraphftError, match=r"validate is Validation\(30 records, every='epoch'\), which has no effect"):
+    with pytest.raises(GraphftError, match="validate has no effect"):
         transpile(program, graphft.Validation(data=data()), ft=False)
     with pytest.raises(GraphftError, match="no pass ends for all at once"):
         transpile(program, graphft.Validation(data=data()), sync=False)

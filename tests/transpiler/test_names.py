@@ -10,8 +10,7 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.transpiler import Job
-from graphft.transpiler.assemble import assemble
-from graphft.transpiler.layout import all_slices
+from graphft.transpiler.layout import all_slices, assemble
 
 FEATURES = 256
 
