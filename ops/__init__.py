@@ -1,35 +1,5 @@
 """The operators, one file per family. Importing this package registers them all."""
 
-from graphft.ops import (
-    aten,
-    clip,
-    comm,
-    compensate,
-    data,
-    eager,
-    etcd,
-    local,
-    optimize,
-    prim,
-    random_state,
-    serve,
-    tasks,
-    validate,
-)
+from graphft.ops import aten, comm, data, eager, etcd, gradients, optimize, prim, serve, validate
 
-__all__ = [
-    "aten",
-    "clip",
-    "comm",
-    "compensate",
-    "data",
-    "eager",
-    "etcd",
-    "local",
-    "optimize",
-    "prim",
-    "random_state",
-    "serve",
-    "tasks",
-    "validate",
-]
+__all__ = ["aten", "comm", "data", "eager", "etcd", "gradients", "optimize", "prim", "serve", "validate"]

@@ -2,7 +2,7 @@
 
 One definition serves them all, made from torch's operator schema: operands and attributes are the schema's
 positional and keyword-only arguments, the kernel is torch's, and result types come from running it on tensors
-without data. `aten.NAME` is the overload `default`, `aten.NAME.OVERLOAD` any other.
+without data, where torch checks the arguments. `aten.NAME` is the overload `default`, `aten.NAME.OVERLOAD` any other.
 """
 
 from __future__ import annotations
@@ -14,69 +14,51 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from graphft.errors import ProgramError
-from graphft.ir import Arg, Block, Operator, Ref, Sym, Type, registry
+from graphft.ir import Arg, Block, Operator, Ref, Type, registry
 from graphft.ir.literals import literal, resolve
 from graphft.ir.registry import Attr, OpDef, Slot
 from graphft.ops.prim import dim_of
 
-HIDDEN_WRITES = {
-    "aten::native_batch_norm": ("running_mean", "running_var"),
-    "aten::batch_norm": ("running_mean", "running_var"),
-    "aten::instance_norm": ("running_mean", "running_var"),
-    "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
-    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
-    "aten::miopen_batch_norm": ("running_mean", "running_var"),
-}
+_BATCH_NORMS = ("native_batch_norm", "batch_norm", "_batch_norm_impl_index", "cudnn_batch_norm", "miopen_batch_norm")
+_HIDDEN_WRITES = {f"aten::{name}": ("running_mean", "running_var") for name in (*_BATCH_NORMS, "instance_norm")}
 """Arguments that a kernel changes in place though its schema does not say so (in training mode)."""
-
-
-def overload_of(name: str) -> OpOverload | None:
-    """Torch's operator of this name, or None."""
-    namespace, _, rest = name.partition(".")
-    packet_name, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, namespace), packet_name, None)
-    found = getattr(packet, overload or "default", None) if isinstance(packet, OpOverloadPacket) else None
-    return found if isinstance(found, OpOverload) else None
 
 
 def define(name: str) -> OpDef | None:
     """The definition of torch operator `name`, or None."""
-    overload = overload_of(name)
-    if overload is None or (name.endswith(".default") and name.count(".") == 2):
+    namespace, _, rest = name.partition(".")
+    packet_name, _, overload_name = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), packet_name, None)
+    overload = getattr(packet, overload_name or "default", None) if isinstance(packet, OpOverloadPacket) else None
+    if not isinstance(overload, OpOverload) or overload_name == "default":
         return None
     schema = overload._schema
-    slots = tuple(Slot(a.name) for a in schema.arguments if not a.kwarg_only)
-    attrs = tuple(
-        Attr(a.name, Any, literal(a.default_value) if a.has_default_value() else inspect.Parameter.empty)
-        for a in schema.arguments
-        if a.kwarg_only
-    )
     writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    lists = tuple(str(r.type).startswith("List[") for r in schema.returns)
     return OpDef(
         name,
         overload,
-        slots,
-        attrs,
+        tuple(Slot(a.name) for a in schema.arguments if not a.kwarg_only),
+        tuple(
+            Attr(a.name, Any, literal(a.default_value) if a.has_default_value() else inspect.Parameter.empty)
+            for a in schema.arguments
+            if a.kwarg_only
+        ),
         functools.partial(_infer, overload),
-        writes=writes + HIDDEN_WRITES.get(schema.name, ()),
+        writes=writes + _HIDDEN_WRITES.get(schema.name, ()),
         effect=torch.Tag.nondeterministic_seeded in overload.tags or (not schema.returns and not writes),
         doc=f"Torch's `{schema}`.",
-        family=name.partition(".")[0],
-        extra={"own_arguments": True, "context_free": True, **_result_lists(overload)},
+        family=namespace,
+        # of split, unbind ...: which results are lists of tensors, of which a program holds the elements
+        extra={"own_arguments": True, "context_free": True} | ({"result_lists": lists} if any(lists) else {}),
     )
 
 
-def _result_lists(overload: OpOverload) -> dict[str, Any]:
-    """Which results are lists of tensors (of split, unbind ...), where some are: a program holds their elements."""
-    lists = tuple(str(r.type).startswith("List[") for r in overload._schema.returns)
-    return {"result_lists": lists} if any(lists) else {}
-
-
-# -- inference ------------------------------------------------------------------------------------------------
+# -- inference ----------------------------------------------------------------------------------------------------
 
 
 class _TorchError(Exception):
@@ -88,6 +70,9 @@ class _Dim:
     """An integer operand whose value is this expression over named dimensions."""
 
     expression: int | str
+
+    def __str__(self) -> str:
+        return str(self.expression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,41 +86,32 @@ class _Call:
 
 
 def _infer(overload: OpOverload, op: Operator, block: Block) -> Sequence[Type]:
-    def operand(ref: Ref) -> Any:
-        type = block.program.variables[ref.name].type
-        return _Dim(dim_of(ref.name, block)) if type.dtype == "int" and not type.is_tensor else type
+    def operand(arg: Arg) -> Any:
+        if isinstance(arg, tuple):
+            return tuple(map(operand, arg))
+        if not isinstance(arg, Ref):
+            return arg
+        type = block.program.variables[arg.name].type
+        return _Dim(dim_of(arg.name, block)) if type.dtype == "int" and not type.is_tensor else type
 
-    args = _map(op.args, operand)
-    kwargs = {k: _map(v, operand) for k, v in op.attrs.items()}
-    _check_arguments(overload, op, block, args, kwargs)
+    args, kwargs = operand(op.args), {k: operand(v) for k, v in op.attrs.items()}
     try:
         return _result_types(_Call(overload, args, kwargs, f"{op.type} {args!r} {sorted(kwargs.items())!r}"))
     except _TorchError as error:
         first = str(error).strip().split("\n", 1)[0]
         given = ", ".join(_show(a) for a in (*args, *kwargs.values()))
+        others = [o for o in overload.overloadpacket.overloads() if o not in ("default", overload._overloadname)]
         raise ProgramError(
             f"{op.type} does not take ({given}): {first}",
             block=block,
-            index=_index(op, block),
+            index=next((i for i, o in enumerate(block.ops) if o is op), None),
             rule="shape",
-            help=f"its schema is {overload._schema}",
+            help=f"its schema is {overload._schema}" + f"; other overloads are {', '.join(others)}" * bool(others),
         ) from error
 
 
-def _index(op: Operator, block: Block) -> int | None:
-    return next((i for i, o in enumerate(block.ops) if o is op), None)
-
-
-def _map(arg: Arg, fn: Any) -> Any:
-    if isinstance(arg, tuple):
-        return tuple(_map(a, fn) for a in arg)
-    return fn(arg) if isinstance(arg, Ref) else arg
-
-
 def _show(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_show, value))})"
-    return str(value.expression) if isinstance(value, _Dim) else str(value)
+    return f"({', '.join(map(_show, value))})" if isinstance(value, tuple) else str(value)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -183,87 +159,42 @@ def flat_results(results: Any) -> list[Any]:
     return [r for item in results for r in (item if isinstance(item, (tuple, list)) else (item,))]
 
 
-# -- arguments ------------------------------------------------------------------------------------------------
-
-_SCALARS: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "number": (bool, int, float),
-    "str": (str,),
-    "ScalarType": (Sym,),
-    "Layout": (Sym,),
-    "MemoryFormat": (Sym,),
-    "Device": (Sym,),
-    "Tensor": (bool, int, float),
-}
-_OPERANDS = {
-    "Tensor": ("int", "float", "bool"),
-    "int": ("int",),
-    "number": ("int", "float", "bool"),
-    "float": ("float", "int"),
-    "bool": ("bool",),
-}
-
-
-def _check_arguments(
-    overload: OpOverload, op: Operator, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Count, names and Python types of `op`'s arguments against the schema. Shapes are torch's to check."""
-    schema = overload._schema
-
-    def fail(rule: str, message: str) -> ProgramError:
-        others = [
-            f"{op.type.rsplit('.', 1)[0] if overload._overloadname != 'default' else op.type}.{o}"
-            for o in overload.overloadpacket.overloads()
-            if o not in ("default", overload._overloadname)
-        ]
-        return ProgramError(
-            f"{op.type} {message}",
-            block=block,
-            index=_index(op, block),
-            rule=rule,
-            help=f"its schema is {schema}" + (f"; other overloads are {', '.join(others)}" if others else ""),
-        )
-
-    positional = [a for a in schema.arguments if not a.kwarg_only]
-    if len(args) > len(positional):
-        raise fail("operands", f"takes at most {len(positional)} operands, got {len(args)}")
-    given = {a.name: value for a, value in zip(positional, args, strict=False)}
-    known = {a.name: a for a in schema.arguments}
-    for name, value in kwargs.items():
-        if name not in known:
-            raise fail("attribute", f"has no attribute {name}")
-        if name in given:
-            raise fail("attribute", f"is given {name} twice: as an operand and as an attribute")
-        given[name] = value
-    missing = [a.name for a in schema.arguments if a.name not in given and not a.has_default_value()]
-    if missing:
-        raise fail("operands", f"needs {', '.join(missing)}")
-    for name, value in given.items():
-        expected = str(known[name].real_type)
-        if not _conforms(value, expected):
-            kind = "attribute-type" if name in kwargs else "operand-type"
-            raise fail(kind, f"needs {name} of type {expected}, got {_show(value)}")
-
-
-def _conforms(value: Any, expected: str) -> bool:
-    if expected.startswith("Optional["):
-        return value is None or _conforms(value, expected[9:-1])
-    if expected.startswith("List["):
-        inner = expected[5:-1]
-        return (
-            all(_conforms(v, inner) for v in value)
-            if isinstance(value, tuple)
-            else inner != "Tensor" and _conforms(value, inner)
-        )
-    if isinstance(value, _Dim):
-        return expected in ("int", "number", "float", "Tensor")
-    if isinstance(value, Type):
-        return expected == "Tensor" if value.is_tensor else value.dtype in _OPERANDS.get(expected, ())
-    if expected not in _SCALARS:
-        return value is None or isinstance(value, Tensor)
-    return isinstance(value, _SCALARS[expected]) and not (isinstance(value, bool) and expected in ("int", "float"))
-
-
 registry.family("*", define)
+
+
+# -- the state of the CPU's default generator ---------------------------------------------------------------------
+#
+# A trace records torch.get_rng_state, set_rng_state and manual_seed, which checkpointing and fork_rng call, as these.
+
+_LIBRARY = torch.library.Library("graphft", "DEF")
+_STATE_BYTES = torch.default_generator.get_state().numel()
+
+
+def _set_rng_state(state: Tensor) -> None:
+    torch.default_generator.set_state(state)
+
+
+def _manual_seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+for _schema, _kernel in (
+    ("get_rng_state() -> Tensor", torch.default_generator.get_state),
+    ("set_rng_state(Tensor state) -> ()", _set_rng_state),
+    ("manual_seed(int seed) -> ()", _manual_seed),
+):
+    _name = _schema.partition("(")[0]
+    _LIBRARY.define(_schema, tags=torch.Tag.nondeterministic_seeded)
+    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    fx.node.has_side_effect(getattr(torch.ops.graphft, _name).default)
+
+
+@torch.library.register_fake("graphft::get_rng_state", lib=_LIBRARY)
+def _(*_: object) -> Tensor:
+    return torch.empty(_STATE_BYTES, dtype=torch.uint8)
+
+
+@torch.library.register_fake("graphft::set_rng_state", lib=_LIBRARY)
+@torch.library.register_fake("graphft::manual_seed", lib=_LIBRARY)
+def _(*_: object) -> None:
+    return None

@@ -17,22 +17,17 @@ from graphft.ops.context import Context, OnNonfinite
 
 def _check_slices(operator: Operator, block: Block) -> None:
     slices = operator.attrs["slices"]
-    if len(slices) != len(operator.args):
+    sizes = [block.program.variables[ref.name].type.numel for ref in operator.args]
+    if len(slices) != len(sizes) or any(
+        not 0 <= start < end or (numel is not None and end > max(numel, 1))
+        for numel, (start, end) in zip(sizes, slices, strict=True)
+    ):
         raise ProgramError(
-            f"{operator.type} has {len(operator.args)} operands but {len(slices)} slices",
+            f"{operator.type} has slices {slices} of operands of {sizes} elements",
             block=block,
             rule="slices",
-            help="give one (start, end) range of flat elements per operand",
+            help="give one (start, end) range of flat elements per operand, inside of it",
         )
-    for ref, (start, end) in zip(operator.args, slices, strict=True):
-        numel = block.program.variables[ref.name].type.numel
-        if not 0 <= start < end or (numel is not None and end > max(numel, 1)):
-            raise ProgramError(
-                f"slice ({start}, {end}) of {ref} lies outside its {numel} elements",
-                block=block,
-                rule="slices",
-                help="slices count the flattened tensor's elements",
-            )
 
 
 @op("send", check=_check_slices, effect=True)
@@ -46,14 +41,12 @@ def send(
 
     `check`: the contribution is not finite if a value of the bucket is not. See send_barrier.
     """
-    assert ctx.comm is not None
     ctx.comm.push(shard, bucket, tensors, slices, check)
 
 
 @op("check_finite", effect=True)
 def check_finite(ctx: Context, loss: Tensor) -> None:
     """The contribution of this (step, slot) is not finite if its loss is not (of a unit: the loss of any batch)."""
-    assert ctx.comm is not None
     ctx.comm.check_loss(loss)
 
 
@@ -61,7 +54,6 @@ def check_finite(ctx: Context, loss: Tensor) -> None:
 def report_metrics(ctx: Context, *values: Tensor) -> None:
     """Gives the loss and the metrics of a batch, one float each, to its contribution, for shard 0 (attribute `metrics`
     of listen_and_serv). Stands before send_barrier, or in block local: a unit's are the means over its samples."""
-    assert ctx.comm is not None
     ctx.comm.report(values)
 
 
@@ -77,12 +69,11 @@ def send_barrier(
     `push_timeout` seconds is skipped for this batch, which is made good later, before the chunk is completed; a shard
     that has been skipped for `max_skipped` batches of the chunks at hand is waited for instead (-1: never).
 
-    `on_nonfinite`: what a contribution comes to of which check_finite or a `send` with `check` has found that it is not
-    finite. The last bucket for each shard waits for this barrier, so no shard can have applied it. "stop": it is not
-    sent, and the job fails. "skip": the last bucket says so, and every shard runs its skip block instead of its
-    optimize blocks, for the whole step. "warn": nothing waits, and nothing is looked at but the loss.
+    `on_nonfinite` is for a contribution that check_finite or a `send` with `check` found not finite. The last bucket
+    for each shard waits for this barrier, so no shard can have applied it. "stop": it is not sent, and the job fails.
+    "skip": the last bucket says so, and every shard runs its skip block instead of its optimize blocks, for the whole
+    step. "warn": nothing waits, and only the loss is looked at.
     """
-    assert ctx.comm is not None
     ctx.comm.end_push(shards, push_timeout, max_skipped, on_nonfinite)
 
 
@@ -95,12 +86,10 @@ def recv(
     A bucket that is there already is not copied again, unless `refresh` (buffers, which the step changes in place).
     Raises WorkChanged when the work changed while waiting.
     """
-    assert ctx.comm is not None
     ctx.comm.pull(shard, bucket, tensors, slices, refresh)
 
 
 @op("fetch_barrier", effect=True)
 def fetch_barrier(ctx: Context, *, shards: int) -> None:
     """Ends the receives of one step: waits until `shards` shards have reached it (async: have answered)."""
-    assert ctx.comm is not None
     ctx.comm.end_pull(shards)

@@ -2,7 +2,7 @@
 
 A kernel of ours gets everything that is not an operand from `ctx`: the step it works for, and one *port* per
 outside world (etcd, ZeroMQ, files, data). Roles give ports that are real; the simulation gives simulated ones.
-No kernel reads a clock, the environment or a global.
+No kernel reads a clock, the environment or a global. A port's method does what the op that calls it says.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
 Slices = Sequence[tuple[int, int]]
 """Per operand, the [start, end) range of its flattened elements that travels."""
-
-
 OnNonfinite = Literal["stop", "skip", "warn"]
 """What becomes of a contribution whose loss, or a gradient of which, is not finite."""
 
@@ -35,10 +33,9 @@ class NoData(Interrupt):
 
 
 class NotYet(Interrupt):
-    """`etcd_await_pass`, `etcd_await_validation`: this step is not wanted so far."""
+    """`etcd_await_pass`, `etcd_await_validation`: this step is not wanted so far. `what` is waited for, in words."""
 
     def __init__(self, what: str, validation: bool = False) -> None:
-        """`what` is waited for, in words; whether it is a `validation`."""
         super().__init__(what)
         self.what, self.validation = what, validation
 
@@ -67,23 +64,25 @@ class ChunkWork:
     """Positions in the chunk of records that are discarded; `samples` does not count them."""
 
 
+class ClaimTerms(NamedTuple):
+    """The terms of claims: see op `etcd_get_chunk`."""
+
+    timeout: float = math.inf
+    max_failures: int = 0
+    max_discarded: int = 0
+
+
+NO_TERMS = ClaimTerms()
+
+
 class SessionPort(Protocol):
     """This process's lease."""
 
-    def register(self, *, role: str, index: int, lease: bool) -> None:
-        """Claims this process's key (`/<job>/ps/<index>`, `/<job>/trainers/<id>`) with its address as the value."""
-
-    def keep_alive(self, progress_timeout: float) -> None:
-        """Renews the lease while the main thread makes progress. Raises LeaseLost when it cannot be relied on."""
-
-    def wait_pservers(self, count: int, timeout: float) -> None:
-        """Waits until `count` pservers are registered, and connects to them."""
-
-    def find_coordinator(self, timeout: float) -> None:
-        """Waits until a coordinator serves."""
-
-    def report_status(self) -> None:
-        """Writes what this process has reached where displays read it."""
+    def register(self, *, role: str, index: int, lease: bool) -> None: ...
+    def keep_alive(self, progress_timeout: float) -> None: ...
+    def wait_pservers(self, count: int, timeout: float) -> None: ...
+    def find_coordinator(self, timeout: float) -> None: ...
+    def report_status(self) -> None: ...
 
 
 class ViewPort(Protocol):
@@ -96,40 +95,20 @@ class ViewPort(Protocol):
 class SlotsPort(Protocol):
     """The slots (logical trainers) of sync training."""
 
-    def await_pass(self) -> None:
-        """Raises NotYet when the pass of the current step is not wanted so far."""
-
-    def await_validation(self, every: int, passes: bool) -> None:
-        """Raises NotYet when what the current step depends on is not decided so far."""
-
-    def claim_slots(self, slots: int, policy: str) -> None:
-        """Claims free slots up to this trainer's share."""
-
-    def release_slots(self) -> None:
-        """Hands surplus slots over. Called at step boundaries only."""
-
-
-class ClaimTerms(NamedTuple):
-    """The terms of claims: see op `etcd_get_chunk`."""
-
-    timeout: float = math.inf
-    max_failures: int = 0
-    max_discarded: int = 0
-
-
-NO_TERMS = ClaimTerms()
+    def await_pass(self) -> None: ...
+    def await_validation(self, every: int, passes: bool) -> None: ...
+    def claim_slots(self, slots: int, policy: str) -> None: ...
+    def release_slots(self) -> None: ...
 
 
 class ClaimsPort(Protocol):
     """Claims of chunks: the own ones, and those that others have left."""
 
-    def renew(self, timeout: float) -> None:
-        """Some times in `timeout` seconds: says that the own ones are worked on. Takes away what others do not renew
-        (a coordinator does that itself)."""
+    def renew(self, timeout: float) -> None: ...
 
 
 class QueuePort(ClaimsPort, Protocol):
-    """The chunk queue, whoever keeps its records."""
+    """The chunk queue, whether its records are in etcd or with a coordinator."""
 
     def begin_pass(self) -> None:
         """Makes the current pass's records, unless they are there; exactly once, also after a crash half-way."""
@@ -137,9 +116,7 @@ class QueuePort(ClaimsPort, Protocol):
     def get(self, terms: ClaimTerms = NO_TERMS) -> ChunkWork:
         """Returns the batch to compute now, its chunk claimed. Raises EndOfPass, NoData or WorkChanged."""
 
-    def complete(self) -> None:
-        """Completes the chunks whose last batch every shard has applied."""
-
+    def complete(self) -> None: ...
     def fail(self) -> None:
         """Reports the batch that has just failed."""
 
@@ -149,9 +126,7 @@ class CommPort(Protocol):
 
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None: ...
     def check_loss(self, loss: Tensor) -> None: ...
-    def report(self, values: Sequence[Tensor]) -> None:
-        """What the contribution at hand tells beside its gradients."""
-
+    def report(self, values: Sequence[Tensor]) -> None: ...
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None: ...
     def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None: ...
     def end_pull(self, shards: int) -> None: ...
@@ -166,24 +141,16 @@ class DataPort(Protocol):
 class LocalPort(Protocol):
     """Several batches between two pushes."""
 
-    def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
-        """Runs the block for each of the unit's batches."""
-
-    def local_batch(self, unit: ChunkWork) -> ChunkWork:
-        """The batch that it runs for now."""
+    def run_unit(self, unit: ChunkWork, block: str, count: int) -> None: ...
+    def local_batch(self, unit: ChunkWork) -> ChunkWork: ...
 
 
 class ValidationPort(Protocol):
     """Validations, and what this process does for them."""
 
-    def get_range(self, timeout: float, max_failures: int) -> ChunkWork:
-        """The batch to compute now. Raises NoData."""
-
-    def weights(self, names: Sequence[str]) -> Sequence[Tensor]:
-        """Of the model that is validated."""
-
-    def complete_range(self, work: ChunkWork, results: Sequence[Tensor]) -> None:
-        """Takes in the results of a batch."""
+    def get_range(self, timeout: float, max_failures: int) -> ChunkWork: ...
+    def weights(self, names: Sequence[str]) -> Sequence[Tensor]: ...
+    def complete_range(self, work: ChunkWork, results: Sequence[Tensor]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,21 +163,21 @@ class ServeOptions:
     slots: int
     total_steps: int
     optimize_blocks: tuple[str, ...]
-    schedule_block: str
-    reduce_block: str
-    skip_block: str
-    checkpoint_block: str
-    checkpoint_every: int
-    checkpoint_passes: bool
-    recovery: bool
-    recovery_timeout: float
-    on_barrier_timeout: Literal["rollback", "proceed"]
-    max_staleness: int
-    idle_timeout: float
-    metrics: tuple[str, ...]
-    validate_every: int
-    validate_passes: bool
-    scaled_rates: bool
+    schedule_block: str = ""
+    reduce_block: str = ""
+    skip_block: str = ""
+    checkpoint_block: str = ""
+    checkpoint_every: int = 0
+    checkpoint_passes: bool = False
+    recovery: bool = False
+    recovery_timeout: float = 10.0
+    on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
+    max_staleness: int = -1
+    idle_timeout: float = 0.0
+    metrics: tuple[str, ...] = ()
+    validate_every: int = 0
+    validate_passes: bool = False
+    scaled_rates: bool = False
 
     @property
     def update_blocks(self) -> tuple[str, ...]:
@@ -221,9 +188,7 @@ class ServeOptions:
 class ServerPort(Protocol):
     """A pserver's own services."""
 
-    def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
-        """Lays the named variables out in one flat buffer; the scope then holds views of it."""
-
+    def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None: ...
     def load_check_point(self) -> None: ...
     def save_check_point(self, names: Sequence[str], keep: int) -> None: ...
     def notify_checkpoint(self, seconds: float) -> None: ...
@@ -238,7 +203,7 @@ class CoordinatorPort(Protocol):
 
 
 class TaskServerPort(Protocol):
-    """What a coordinator does that gives out tasks."""
+    """A coordinator that gives out tasks."""
 
     def acquire_lock(self) -> None: ...
     def load_tasks(self) -> None: ...
@@ -246,26 +211,29 @@ class TaskServerPort(Protocol):
     def serve(self, timeout: float, max_failures: int, max_discarded: int) -> None: ...
 
 
+_ABSENT: Any = None
+"""A port that the role does not have: its program holds no op that asks for it."""
+
+
 @dataclass(slots=True)
 class Context:
-    """A kernel's world. Ports that a role does not have are None; its program then holds no op that asks for them."""
+    """A kernel's world. `step` is, in sync mode, the version of the parameters that it reads."""
 
     scope: MutableMapping[str, Tensor] = field(default_factory=dict)
     step: int = 0
-    """The step (sync: equal to the version of the parameters that it reads)."""
     slot: int = 0
     device: str = "cpu"
-    session: SessionPort | None = None
-    view: ViewPort | None = None
-    slots: SlotsPort | None = None
-    queue: QueuePort | None = None
-    claims: ClaimsPort | None = None
-    comm: CommPort | None = None
-    data: DataPort | None = None
-    local: LocalPort | None = None
-    server: ServerPort | None = None
-    coordinator: CoordinatorPort | None = None
-    task_server: TaskServerPort | None = None
-    validation: ValidationPort | None = None
-    modules: dict[int, object] = field(default_factory=dict)
+    session: SessionPort = _ABSENT
+    view: ViewPort = _ABSENT
+    slots: SlotsPort = _ABSENT
+    queue: QueuePort = _ABSENT
+    claims: ClaimsPort = _ABSENT
+    comm: CommPort = _ABSENT
+    data: DataPort = _ABSENT
+    local: LocalPort = _ABSENT
+    server: ServerPort = _ABSENT
+    coordinator: CoordinatorPort = _ABSENT
+    task_server: TaskServerPort = _ABSENT
+    validation: ValidationPort = _ABSENT
+    modules: dict[int, Any] = field(default_factory=dict)
     """Modules that op `eager_step` has unpickled, by the identity of the constant that holds them."""

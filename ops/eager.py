@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -30,9 +30,7 @@ def eager_step(
     Results are the loss, the tensors that `loss_fn` returns beside it, and a gradient for each parameter (zeros where
     the loss does not depend on it). Random numbers come from torch's default generator. `source`: a digest of the code.
     """
-    packed = _loaded(ctx, code, source)
-    values = dict(zip(packed.tensors, (*parameters, *fixed, *buffers), strict=True))
-    results, changed = _step(packed).run(values, dict(zip(packed.inputs, inputs, strict=True)))
+    packed, results, changed = _run(ctx, code, source, inputs, (*parameters, *fixed, *buffers))
     for name, buffer in zip(packed.written, buffers, strict=True):
         if name in changed:
             buffer.copy_(changed.pop(name))
@@ -42,48 +40,38 @@ def eager_step(
             rule="example",
             help="give build(..., capture=False, example={...}) a batch on which it changes all that it ever changes",
         )
-    return _in_order(packed, results)
+    return results
 
 
 @op("eager_forward", infer=_declared)
 def eager_forward(ctx: Context, code: Tensor, inputs: Any, tensors: Any, *, source: str) -> Any:
     """Runs the pickled module and loss in eval mode, without gradients: for validation and prediction."""
-    packed = _loaded(ctx, code, source)
-    results, changed = _step(packed).run(
-        dict(zip(packed.tensors, tensors, strict=True)), dict(zip(packed.inputs, inputs, strict=True))
-    )
+    _, results, changed = _run(ctx, code, source, inputs, tensors)
     if changed:
         raise UsageError(
             f"the model changes {', '.join(changed)} in eval mode",
             rule="option",
             help="let the model change its buffers in train mode only (if self.training)",
         )
-    found = _in_order(packed, results)
-    return found if len(found) > 1 else found[0]
+    return results if len(results) > 1 else results[0]
 
 
-def _in_order(packed: Packed, results: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Sorts the results as the program names them, whatever order the code returns them in."""
-    if results.keys() != set(packed.results):
-        differing = ", ".join(sorted(results.keys() ^ set(packed.results)))
+def _run(
+    ctx: Context, code: Tensor, source: str, inputs: Sequence[Tensor], tensors: Sequence[Tensor]
+) -> tuple[Packed, tuple[Tensor, ...], dict[str, Tensor]]:
+    """Returns the module, which each context unpickles once; the results, as the program names them; the buffers that
+    the step has changed."""
+    packed = ctx.modules.get(id(code))
+    if packed is None:
+        packed = ctx.modules[id(code)] = unpack(code, source)
+        packed.model.to(ctx.device)
+    step = ModuleStep(packed.model, packed.call, packed.training, packed.draws)
+    feeds = dict(zip(packed.inputs, inputs, strict=True))
+    results, changed = step.run(dict(zip(packed.tensors, tensors, strict=True)), feeds)
+    if differing := results.keys() ^ set(packed.results):
         raise UsageError(
-            f"the step gives other results than when the program was built: {differing}",
+            f"the step gives other results than when the program was built: {', '.join(sorted(differing))}",
             rule="example",
             help="return the same names at each step, and freeze parameters before build()",
         )
-    return tuple(results[name] for name in packed.results)
-
-
-def _step(packed: Packed) -> ModuleStep:
-    return ModuleStep(packed.model, packed.call, packed.training, packed.draws)
-
-
-def _loaded(ctx: Context, code: Tensor, source: str) -> Packed:
-    """Returns the module, which each context unpickles once."""
-    if id(code) not in ctx.modules:
-        packed = unpack(code, source)
-        packed.model.to(ctx.device)
-        ctx.modules[id(code)] = packed
-    found = ctx.modules[id(code)]
-    assert isinstance(found, Packed)
-    return found
+    return packed, tuple(results[name] for name in packed.results), changed

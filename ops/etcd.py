@@ -1,4 +1,4 @@
-"""The operators of the Fluid design that talk to etcd: registration, liveness, slots and the chunk queue."""
+"""The operators that talk to etcd or to a coordinator: registration, liveness, slots, and the queue of chunks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from graphft.ops.context import ChunkWork, ClaimTerms, Context
 def etcd_register(ctx: Context, *, role: str, index: int = -1, lease: bool = True) -> None:
     """Registers this process: a pserver claims `/<job>/ps/<index>`, a trainer `/<job>/trainers/<id>`.
 
-    The key hangs on the process's lease (`lease = true`), so that it goes when the process does. An index that
-    is claimed by a live process is waited for.
+    The key hangs on the process's lease (`lease = true`). An index that is claimed by a live process is waited for.
     """
-    assert ctx.session is not None
     ctx.session.register(role=role, index=index, lease=lease)
 
 
 @op("wait_pservers", effect=True)
 def wait_pservers(ctx: Context, *, count: int, timeout: float = 600.0) -> None:
     """Waits until all `count` pservers have registered, and connects to each. Seconds; raises after `timeout`."""
-    assert ctx.session is not None
     ctx.session.wait_pservers(count, timeout)
 
 
@@ -32,22 +29,15 @@ def etcd_keep_alive(ctx: Context, *, progress_timeout: float = 54.0) -> None:
     """Renews the process's lease, as long as its main thread makes progress: a mark every `progress_timeout` seconds,
     which is nine tenths of the job's `chunk_timeout`.
 
-    A process whose main thread hangs ends itself. A lease that cannot be relied on any more ends it, too ("lease
-    lost").
+    A process whose main thread hangs, or whose lease cannot be relied on any more ("lease lost"), ends itself.
     """
-    assert ctx.session is not None
     ctx.session.keep_alive(progress_timeout)
 
 
 @op("etcd_state_watch", effect=True)
 def etcd_state_watch(ctx: Context) -> None:
-    """Writes this process's state (`/<job>.status/...`), and takes in what the keys of its peers say.
-
-    They say who lives, who holds which slot, the generation, the newest checkpoint, the job's state. What the main
-    thread waits for is woken.
-    """
-    assert ctx.view is not None
-    assert ctx.session is not None
+    """Writes this process's state (`/<job>.status/...`), and reads the keys of its peers: who lives, who holds which
+    slot, the generation, the newest checkpoint, the job's state. It wakes the main thread if that waits for them."""
     ctx.view.watch()
     ctx.session.report_status()
 
@@ -55,44 +45,39 @@ def etcd_state_watch(ctx: Context) -> None:
 @op("etcd_claim_slots", effect=True)
 def etcd_claim_slots(ctx: Context, *, slots: int, on_trainer_loss: Literal["takeover", "wait"] = "takeover") -> None:
     """Claims free logical trainers up to a fair share (ceil(slots / live); at most one with "wait")."""
-    assert ctx.slots is not None
     ctx.slots.claim_slots(slots, on_trainer_loss)
 
 
 @op("etcd_release_slots", effect=True)
 def etcd_release_slots(ctx: Context) -> None:
     """Hands slots above the fair share over to trainers that lack some. Stands at the end of a step: its boundary."""
-    assert ctx.slots is not None
     ctx.slots.release_slots()
 
 
 @op("etcd_await_pass", effect=True)
 def etcd_await_pass(ctx: Context) -> None:
-    """Raises NotYet as long as `/<job>/wanted_passes` does not count the pass of this step: who trains epoch by epoch
-    raises it. Nothing is lost meanwhile: this trainer keeps its slots, and looks again."""
-    assert ctx.slots is not None
+    """Raises NotYet while `/<job>/wanted_passes`, which a driver that trains epoch by epoch raises, does not count the
+    pass of this step. This trainer keeps its slots."""
     ctx.slots.await_pass()
 
 
 @op("etcd_await_validation", effect=True)
 def etcd_await_validation(ctx: Context, *, every: int = 0, passes: bool = False) -> None:
     """Raises NotYet at a step behind one that is validated (each `every` steps, or with `passes` at the end of every
-    pass): in a job that decides by its validations, until it is known what follows from that (a lower learning rate, or
-    that this step is never wanted); in any, while too many are not over, each of which keeps a checkpoint."""
-    assert ctx.slots is not None
+    pass): in a job that decides by its validations, until the decision is known (a lower learning rate, or that this
+    step is never wanted); in any, while too many validations are open, each of which keeps a checkpoint."""
     ctx.slots.await_validation(every, passes)
 
 
 @op("etcd_enqueue_todo", effect=True)
 def etcd_enqueue_todo(ctx: Context) -> None:
     """Makes the records of the pass that begins, one key per chunk; one trainer does it, whole or not at all."""
-    assert ctx.queue is not None
     ctx.queue.begin_pass()
 
 
 @op("etcd_get_chunk", infer=[Type("chunk")], effect=True)
 def etcd_get_chunk(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3, max_discarded: int = 0) -> ChunkWork:
-    """The batch to compute now, claiming its chunk (todo -> pending) when it is the chunk's first.
+    """Returns the batch to compute now, claiming its chunk (todo -> pending) when it is the chunk's first.
 
     Sync: the batch that the pass plan gives (step, slot). Async: of a chunk claimed from todo. A claim must be renewed
     by progress within `timeout` seconds. A batch that failed `max_failures` times in a row is discarded, its records in
@@ -100,7 +85,6 @@ def etcd_get_chunk(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3
     Raises NoData when the slot has no batch at this step, and EndOfPass when todo and pending are empty and every step
     is applied.
     """
-    assert ctx.queue is not None
     return ctx.queue.get(ClaimTerms(timeout, max_failures, max_discarded))
 
 
@@ -108,43 +92,100 @@ def etcd_get_chunk(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3
 def etcd_complete_chunk(ctx: Context) -> None:
     """Completes (pending -> done) this trainer's chunks whose last batch every shard has applied.
 
-    Sync: it stands behind the receives, which wait for the step before: what is completed are chunks of steps before
-    this one.
+    Sync: it stands behind the receives, which wait for the step before: chunks of steps before this one are completed.
     """
-    assert ctx.queue is not None
     ctx.queue.complete()
 
 
 @op("etcd_enqueue_timeout", effect=True)
 def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0) -> None:
-    """Puts chunks back to todo whose claims were not renewed for `timeout` seconds, and renews this process's own.
-
-    `timeout` is the job's `chunk_timeout`, as in `etcd_get_chunk`. What a dead process had claimed is free as soon as
-    its lease ends: etcd deletes the claim with it.
-    """
-    assert ctx.claims is not None
+    """Puts chunks back to todo whose claims were not renewed for `timeout` seconds, the job's `chunk_timeout`, and
+    renews this process's own. A dead process's claims end with its lease: etcd deletes them."""
     ctx.claims.renew(timeout)
 
 
 @op("get_chunk", infer=[Type("chunk")], effect=True)
 def get_chunk(ctx: Context) -> ChunkWork:
-    """Without fault tolerance: the batch that the pass plan gives (step, slot); async: this trainer's next one.
-
-    Nothing is recorded.
-    """
-    assert ctx.queue is not None
+    """Returns, without fault tolerance, the batch that the pass plan gives (step, slot); async: this trainer's next
+    one. Nothing is recorded."""
     return ctx.queue.get()
 
 
 @op("etcd_put_job", effect=True)
 def etcd_put_job(ctx: Context, *, pservers: int) -> None:
     """Writes the job's record, unless it is there, and `/<job>/ps_desired`: they hang on no lease."""
-    assert ctx.coordinator is not None
     ctx.coordinator.put_job(pservers)
 
 
 @op("await_job", effect=True)
 def await_job(ctx: Context) -> None:
     """Waits until the job is complete. Raises when it failed."""
-    assert ctx.coordinator is not None
     ctx.coordinator.await_job()
+
+
+# -- dispatch="coordinator": a coordinator gives out tasks (chunks) -----------------------------------------------
+
+
+@op("find_coordinator", effect=True)
+def find_coordinator(ctx: Context, *, timeout: float = 600.0) -> None:
+    """Waits for the address of a coordinator at `/<job>/coordinator/addr`. Raises after `timeout` seconds."""
+    ctx.session.find_coordinator(timeout)
+
+
+@op("get_task", infer=[Type("chunk")], effect=True)
+def get_task(ctx: Context) -> ChunkWork:
+    """Returns the batch to compute now, of a task (a chunk) that the coordinator has given this trainer (todo ->
+    pending).
+
+    Sync: the batch that the pass plan gives (step, slot). Async: of a task from todo. Trainers hold tasks ahead. The
+    coordinator's `serve_tasks` has the terms. Raises NoData when there is no batch now, EndOfPass when todo and pending
+    are empty.
+    """
+    return ctx.queue.get()
+
+
+@op("finish_task", effect=True)
+def finish_task(ctx: Context) -> None:
+    """Tells the coordinator (pending -> done) which of this trainer's tasks every shard has applied wholly."""
+    ctx.queue.complete()
+
+
+@op("fail_task", effect=True)
+def fail_task(ctx: Context) -> None:
+    """Tells the coordinator that the batch at hand cannot be computed, and why: its task goes back to todo, with its
+    failures counted. A batch that failed too often is discarded."""
+    ctx.queue.fail()
+
+
+@op("renew_tasks", effect=True)
+def renew_tasks(ctx: Context, *, timeout: float = 60.0) -> None:
+    """Tells the coordinator, some times in `timeout` seconds, that this trainer is at work, and what it holds."""
+    ctx.claims.renew(timeout)
+
+
+@op("acquire_coordinator_lock", effect=True)
+def acquire_coordinator_lock(ctx: Context) -> None:
+    """Waits for the lock `/<job>/coordinator/lock`, which one process holds at a time: until then it stands by."""
+    ctx.task_server.acquire_lock()
+
+
+@op("load_tasks", effect=True)
+def load_tasks(ctx: Context) -> None:
+    """Recovers the task queues from etcd, or creates them."""
+    ctx.task_server.load_tasks()
+
+
+@op("publish_coordinator", effect=True)
+def publish_coordinator(ctx: Context) -> None:
+    """Writes this process's address to `/<job>/coordinator/addr`, for trainers to find."""
+    ctx.task_server.publish()
+
+
+@op("serve_tasks", effect=True)
+def serve_tasks(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3, max_discarded: int = 0) -> None:
+    """Answers trainers until the job is over; what it answers is in etcd before, under the lock.
+
+    A task that is not renewed by its trainer within `timeout` seconds, or whose trainer is gone, goes back to todo. A
+    batch that failed `max_failures` times in a row is discarded, as `etcd_get_chunk` says.
+    """
+    ctx.task_server.serve(timeout, max_failures, max_discarded)

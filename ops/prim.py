@@ -14,39 +14,19 @@ from graphft.errors import ProgramError
 from graphft.ir import Arg, Block, Dim, Operator, Ref, Type, registry
 from graphft.ir.registry import OpDef, Slot
 
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_")
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "neg", "abs")
+_SYMBOLIC = ("sym_max", "sym_min", "sym_not", "sym_float", "sym_int", "sym_sum")
 KERNELS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "truediv": operator.truediv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "neg": operator.neg,
-    "abs": operator.abs,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "and_": operator.and_,
-    "or_": operator.or_,
-    "sym_max": torch.sym_max,
-    "sym_min": torch.sym_min,
-    "sym_not": torch.sym_not,
-    "sym_float": torch.sym_float,
-    "sym_int": torch.sym_int,
-    "sym_sum": torch.sym_sum,
+    **{name: getattr(operator, name) for name in (*_ARITHMETIC, *_COMPARISONS)},
+    **{name: getattr(torch, name) for name in _SYMBOLIC},
     "sym_sqrt": torch._sym_sqrt,  # type: ignore[attr-defined]
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "trunc": math.trunc,
+    **{name: getattr(math, name) for name in ("floor", "ceil", "trunc")},
     "round": round,
 }
 _INTS = frozenset({"floor", "ceil", "trunc", "sym_int", "sym_sum"})
 _FLOATS = frozenset({"truediv", "sym_float", "sym_sqrt"})
-_BOOLS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "sym_not"})
+_BOOLS = frozenset({*_COMPARISONS, "sym_not"})
 _TEXT = {
     "add": "({}) + ({})",
     "sub": "({}) - ({})",
@@ -84,38 +64,21 @@ def define(name: str) -> OpDef | None:
 
 
 def _infer(short: str, op: Operator, block: Block) -> Sequence[Type]:
-    types = [_scalar(a, op, block) for a in _flat(op.args)]
-    if op.attrs or not types:
+    types = [_type(x, block) for a in op.args for x in (a if isinstance(a, tuple) else (a,))]
+    if op.attrs or not types or not {"int", "float", "bool"}.issuperset(types):
         raise ProgramError(
-            f"{op.type} takes operands only", block=block, rule="operands", help=f"write {op.type}(a, b)"
+            f"{op.type} takes scalars and no attributes, got ({', '.join(types)})",
+            block=block,
+            rule="operands",
+            help="tensors are for aten ops, such as aten.mul.Tensor",
         )
     if short in _BOOLS:
         return (Type("bool"),)
-    if short in _FLOATS or (short not in _INTS and "float" in types):
-        return (Type("float"),)
-    return (Type("int"),)
+    return (Type("float" if short in _FLOATS or (short not in _INTS and "float" in types) else "int"),)
 
 
-def _flat(args: tuple[Arg, ...]) -> list[Arg]:
-    return [x for a in args for x in (a if isinstance(a, tuple) else (a,))]
-
-
-def _scalar(arg: Arg, op: Operator, block: Block) -> str:
-    type = block.program.variables[arg.name].type if isinstance(arg, Ref) else None
-    found = type.dtype if type is not None and not type.is_tensor else builtin_name(arg) if type is None else ""
-    if found not in ("int", "float", "bool"):
-        raise ProgramError(
-            f"{op.type} takes scalars, got {type or arg}",
-            block=block,
-            rule="operand-type",
-            help="tensors are for aten ops, such as aten.mul.Tensor",
-        )
-    return found
-
-
-def builtin_name(value: Any) -> str:
-    """`int`, `float` or `bool`, or another name."""
-    return type(value).__name__
+def _type(arg: Arg, block: Block) -> str:
+    return str(block.program.variables[arg.name].type) if isinstance(arg, Ref) else type(arg).__name__
 
 
 def dim_of(name: str, block: Block) -> Dim:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Ref
-from graphft.ir.registry import op
+from graphft.ir.registry import attributes_of, op
 from graphft.ops.context import Context, ServeOptions
 
 
@@ -32,7 +32,6 @@ def bucket(
     `reduce` says how listen_and_serv folds the slots' contributions of a step: gradients by `weighted_mean`
     (weights are samples), float buffers by `mean` over the slots with data, integer buffers take the `first`.
     """
-    assert ctx.server is not None
     ctx.server.make_bucket(index, [v.name for v in variables], reduce)
 
 
@@ -42,32 +41,8 @@ def assign(ctx: Context, target: Tensor, value: Tensor) -> None:
     target.copy_(value)
 
 
-@op("listen_and_serv", effect=True)
-def listen_and_serv(
-    ctx: Context,
-    *,
-    shard: int,
-    shards: int,
-    sync: bool,
-    slots: int,
-    total_steps: int,
-    optimize_blocks: tuple[str, ...],
-    schedule_block: str = "",
-    reduce_block: str = "",
-    skip_block: str = "",
-    checkpoint_block: str = "",
-    checkpoint_every: int = 0,
-    checkpoint_passes: bool = False,
-    recovery: bool = False,
-    recovery_timeout: float = 10.0,
-    on_barrier_timeout: Literal["rollback", "proceed"] = "rollback",
-    max_staleness: int = -1,
-    idle_timeout: float = 0.0,
-    metrics: tuple[str, ...] = (),
-    validate_every: int = 0,
-    validate_passes: bool = False,
-    scaled_rates: bool = False,
-) -> None:
+@op("listen_and_serv", effect=True, attrs=attributes_of(ServeOptions))
+def listen_and_serv(ctx: Context, **options: Any) -> None:
     """Serves one shard until the job is complete.
 
     Sync: step k closes when all `slots` contributions of k are in; then, in slot order, they are reduced bucket by
@@ -83,7 +58,7 @@ def listen_and_serv(
     row of the job's table for each step, and at the end of each pass `/<job>.metrics/<pass>`.
 
     After each `validate_every` steps and at the end (0: never), or with `validate_passes` at the end of every pass,
-    `checkpoint_block` runs, too, and whoever commits that checkpoint opens its validation at
+    `checkpoint_block` runs, too, and the shard that commits that checkpoint opens its validation at
     `/<job>/validating/<step>`. The job is complete when none is open. With `scaled_rates`, the first step behind such
     a one takes %rate_scale from what it has decided, `/<job>/decided`.
 
@@ -91,49 +66,22 @@ def listen_and_serv(
     `recovery_timeout` seconds; when they pass, "rollback" raises the job's generation so that everyone meets again
     at the committed step, "proceed" closes the round with what is there. The mode ends after one round.
     """
-    assert ctx.server is not None
-    ctx.server.serve(
-        ServeOptions(
-            shard,
-            shards,
-            sync,
-            slots,
-            total_steps,
-            optimize_blocks,
-            schedule_block,
-            reduce_block,
-            skip_block,
-            checkpoint_block,
-            checkpoint_every,
-            checkpoint_passes,
-            recovery,
-            recovery_timeout,
-            on_barrier_timeout,
-            max_staleness,
-            idle_timeout,
-            metrics,
-            validate_every,
-            validate_passes,
-            scaled_rates,
-        )
-    )
+    ctx.server.serve(ServeOptions(**options))
 
 
 @op("load_check_point", effect=True)
 def load_check_point(ctx: Context) -> None:
     """Fills the shard's variables from the newest committed checkpoint; leaves the initial values if there is none."""
-    assert ctx.server is not None
     ctx.server.load_check_point()
 
 
 @op("checkpoint_notify", effect=True)
 def checkpoint_notify(ctx: Context, *, seconds: float = 30.0) -> None:
-    """Has a checkpoint taken when the newest committed one is older than `seconds`, whatever died since. In `daemon`.
+    """Has a checkpoint taken when the newest committed one is older than `seconds`, also after a fault. In `daemon`.
 
     Sync: the first shard to find it so writes to etcd at which step, a little ahead of all; every shard reads that and
     takes its part when it gets there. Async: each shard takes its own.
     """
-    assert ctx.server is not None
     ctx.server.notify_checkpoint(seconds)
 
 
@@ -144,5 +92,4 @@ def save_check_point(ctx: Context, *variables: Ref, keep: int = 3) -> None:
     Copies them in memory and returns; a thread writes the file. The checkpoint exists when all shards have written
     and the manifest is committed; the newest `keep` stay.
     """
-    assert ctx.server is not None
     ctx.server.save_check_point([v.name for v in variables], keep)

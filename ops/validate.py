@@ -14,43 +14,40 @@ from graphft.ops.context import ChunkWork, Context
 
 @op("etcd_get_range", infer=[Type("chunk")], effect=True)
 def etcd_get_range(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3) -> ChunkWork:
-    """The batch to compute now, of a range of the held-out data that this process holds; claims a free one.
+    """Returns the batch to compute now, of a range of the held-out data that this process holds; claims a free one.
 
     Ranges are those of the oldest open validation (`/<job>/validating/<step>`). A claim hangs on its process's lease,
     and must be renewed by progress within `timeout` seconds. A range that cannot be computed `max_failures` times ends
     the job. Raises NoData when there is nothing to claim.
     """
-    assert ctx.validation is not None
     return ctx.validation.get_range(timeout, max_failures)
 
 
 def _weights(operator: Operator, block: Block) -> list[Type]:
-    missing = [name for name in operator.attrs["names"] if name not in block.program.variables]
-    if missing:
+    names, variables = operator.attrs["names"], block.program.variables
+    if missing := [name for name in names if name not in variables]:
         raise ProgramError(
             f"read_check_point gives %{missing[0]}, but the program has no variable of that name",
             block=block,
             rule="columns",
             help="name the results like the model's parameters and buffers",
         )
-    return [block.program.variables[name].type for name in operator.attrs["names"]]
+    return [variables[name].type for name in names]
 
 
 @op("read_check_point", infer=_weights, effect=True)
 def read_check_point(ctx: Context, chunk: ChunkWork, *, names: tuple[str, ...]) -> Sequence[Tensor] | Tensor:
-    """The model as it is in the checkpoint that is validated, whole tensors in the order of `names`. Read once for each
+    """Returns the model of the checkpoint that is validated, whole tensors in the order of `names`. Read once for each
     validation."""
-    assert ctx.validation is not None
     weights = ctx.validation.weights(names)
     return weights[0] if len(names) == 1 else weights
 
 
 @op("etcd_complete_range", effect=True)
 def etcd_complete_range(ctx: Context, chunk: ChunkWork, *results: Tensor) -> None:
-    """Adds the results of a batch to its range: means, and what has an entry for each record.
+    """Adds the results of a batch to its range: means, and those that have an entry for each record.
 
-    With its last batch the range is complete, once, by whomever; with the last range, the validation is: block `reduce`
-    runs, and what it all comes to is written to `/<job>.validated/<step>`.
+    With its last batch the range is complete, once; with the last range, the validation is: block `reduce` runs, and
+    the result is written to `/<job>.validated/<step>`.
     """
-    assert ctx.validation is not None
     ctx.validation.complete_range(chunk, results)

@@ -135,9 +135,7 @@ def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Arg
     show.add_argument("--role", help="trainer, pserver0, pserver1, ..., coordinator (default: all)")
     show.add_argument("--passes", action="store_true", help="the programs after each pass of the transpiler")
     show.add_argument("--diff", action="store_true", help="what ft=True changes, as a diff")
-    formats = show.add_mutually_exclusive_group()
-    formats.add_argument("--dot", action="store_true", help="GraphViz")
-    formats.add_argument("--mermaid", action="store_true", help="Mermaid")
+    show.add_argument("--dot", action="store_true", help="GraphViz")
     show.set_defaults(command=_show)
 
     add_replay(commands)
@@ -371,9 +369,9 @@ def _show_program(path: Path, options: argparse.Namespace) -> int:
 
 
 def _print_program(program: Program, options: argparse.Namespace) -> None:
-    from graphft.ir.views import to_dot, to_mermaid
+    from graphft.ir.dependence import to_dot
 
-    print(to_dot(program) if options.dot else to_mermaid(program) if options.mermaid else program)
+    print(to_dot(program) if options.dot else program)
 
 
 def _load_job(path: str | Path) -> Job:

@@ -108,7 +108,7 @@ def test_errors_are_raised_to_whoever_called() -> None:
     assert {place.rsplit(":", 1)[0] for place in ending} == ENDS.keys()
 
 
-REGISTRIES = {"graphft/ir/registry.py": {"_OPS", "_FAMILIES"}, "graphft/ir/diagnostics.py": {"RULES", "JOB_RULES"}}
+REGISTRIES = {"graphft/ir/registry.py": {"_OPS", "_FAMILIES"}, "graphft/ir/verify.py": {"RULES", "JOB_RULES"}}
 """What is declared when modules are imported, and does not change afterwards."""
 OF_THE_PROCESS = {"runtime/process/interrupts.py": {"_held"}, "runtime/process/folder_lock.py": {"_held"}}
 """What a process has one of: its main thread, in which all signals are handled; its table of descriptors; its end."""

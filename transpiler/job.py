@@ -26,10 +26,9 @@ from graphft.capture.weights import saved_variables
 from graphft.disk.fileio import scratch_folder
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
-from graphft.ir.diagnostics import VerificationError
 from graphft.ir.printer import format_block
 from graphft.ir.storage import load_program, save_program
-from graphft.ir.verify import verify_job
+from graphft.ir.verify import VerificationError, verify_job
 from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.differences import differences

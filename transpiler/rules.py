@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, backup_name, grad_name, refs
-from graphft.ir.diagnostics import Diagnostic, job_rule
 from graphft.ir.registry import attr, given_attrs, writes_of
+from graphft.ir.verify import Diagnostic, job_rule
 from graphft.transpiler.layout import evolving, gradient_of, pushed_as, slices_of
 from graphft.transpiler.programs import Programs
 

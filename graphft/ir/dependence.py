@@ -9,7 +9,7 @@ The nodes are the indices of the ops. An edge (a, b) says that op b must run aft
     effect    both have an effect beyond their results (drawing random numbers is one): these keep their order
 
 Views share memory: a change in place of one name touches every name that may be a view of the same tensor. So every
-topological order of the graph computes the same values.
+topological order of the graph computes the same values. `to_dot` draws the graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from graphft.ir import Block, Kind, Operator, refs, registry
+from graphft.errors import ProgramError
+from graphft.ir import Block, Kind, Operator, Program, refs, registry
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -124,3 +125,57 @@ def _edge(graph: nx.DiGraph, a: int | None, b: int, kind: str, *names: str) -> N
     else:
         known["kind"] = "flow" if "flow" in (kind, known["kind"]) else known["kind"]
         known["names"] = (*known["names"], *(n for n in names if n not in known["names"]))
+
+
+def topological_order(block: Block) -> list[int]:
+    """Op indices in an order that satisfies every dependence, as close to the written one as can be.
+
+    Raises ProgramError[cycle] if there is none.
+    """
+    import networkx as nx
+
+    graph = def_use(block)
+    try:
+        return list(nx.lexicographical_topological_sort(graph))
+    except nx.NetworkXUnfeasible:
+        cycle = sorted(a for a, _ in nx.find_cycle(graph))
+        message = f"ops {', '.join(map(str, cycle))} of block {block.name} wait for each other"
+        raise ProgramError(message, block=block, index=cycle[0], rule="cycle") from None
+
+
+def to_dot(what: Program | Block) -> str:
+    """GraphViz source: one cluster per block. `dot -Tsvg` draws it.
+
+    Boxes are ops, rounded ones the variables that outlive a block; a dashed arrow carries no value, only order.
+    """
+    blocks = [what] if isinstance(what, Block) else list(what.blocks.values())
+    lines = ["digraph {", "  node [shape=box, fontname=monospace]"]
+    for n, block in enumerate(blocks):
+        lines += [f"  subgraph cluster_{n} {{", f"    label={_quoted(f'block {block.name}')}"]
+        lines += [f"    {line}" for line in _drawing(block, f"b{n}")] + ["  }"]
+    return "\n".join([*lines, "}", ""])
+
+
+def _drawing(block: Block, prefix: str) -> Iterator[str]:
+    variables = block.program.variables
+    for i, op in enumerate(block.ops):
+        results = [str(variables.get(n, f"%{n}")) for n in op.writes]
+        yield f"{prefix}_{i} [label={_quoted(f'{i}: {op.type}', *results)}]"
+    for a, b, data in sorted(def_use(block).edges(data=True), key=lambda e: e[:2]):
+        style = "" if data["kind"] == "flow" else "style=dashed"
+        label = f"label={_quoted(', '.join(f'%{n}' for n in data['names']))}" if data["names"] else ""
+        yield f"{prefix}_{a} -> {prefix}_{b} [{', '.join(filter(None, (label, style)))}]"
+    lasting: dict[str, str] = {}
+    for i, op in enumerate(block.ops):
+        writes = registry.writes_of(op)
+        for name in dict.fromkeys((*op.reads, *writes)):
+            if name not in variables or variables[name].kind is Kind.TEMP:
+                continue
+            if name not in lasting:
+                lasting[name] = f"{prefix}_v{len(lasting)}"
+                yield f"{lasting[name]} [label={_quoted(str(variables[name]))}, style=rounded]"
+            yield f"{prefix}_{i} -> {lasting[name]}" if name in writes else f"{lasting[name]} -> {prefix}_{i}"
+
+
+def _quoted(*lines: str) -> str:
+    return '"' + "\\n".join(s.replace("\\", "\\\\").replace('"', '\\"') for s in lines) + '"'

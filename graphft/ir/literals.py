@@ -7,6 +7,7 @@ import, and only who builds or rewrites a program needs it.
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,23 +20,9 @@ from graphft.ir import Arg, Dim, Sym, Type
 DEVICE = Sym("@device")
 """The literal that stands for the role's device."""
 
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-}
-_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+_ARITHMETIC = {"Add": "add", "Sub": "sub", "Mult": "mul", "FloorDiv": "floordiv", "Mod": "mod", "Div": "truediv"}
+_COMPARISONS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
+_OPERATORS = _ARITHMETIC | _COMPARISONS | {"Pow": "pow"}
 _CALLS: dict[str, Callable[..., Any]] = {
     "Mod": operator.mod,
     "PythonMod": operator.mod,
@@ -70,15 +57,11 @@ def _evaluate(node: ast.expr, dims: dict[str, Any]) -> Any:
             return dims[name]
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             return -_evaluate(inner, dims)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_evaluate(left, dims), _evaluate(right, dims))
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
-            return _COMPARE[type(op)](_evaluate(left, dims), _evaluate(right, dims))
+        case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op).__name__ in _OPERATORS:
+            apply = getattr(operator, _OPERATORS[type(op).__name__])
+            return apply(_evaluate(left, dims), _evaluate(right, dims))
         case ast.Call(func=ast.Name(id=name), args=args) if name in _CALLS:
-            first, *rest = (_evaluate(a, dims) for a in args)
-            for value in rest:
-                first = _CALLS[name](first, value)
-            return first
+            return functools.reduce(_CALLS[name], (_evaluate(a, dims) for a in args))
     raise TypeError(f"{ast.unparse(node)} is not supported")
 
 

@@ -6,6 +6,7 @@ says where it is.
 
 from __future__ import annotations
 
+import json
 import re
 
 from graphft.errors import GraphftError
@@ -20,31 +21,30 @@ _NUMBER = re.compile(r"-?(?:inf|nan|[0-9]+(\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?![A-
 _OP_START = re.compile(r"[%_]|[A-Za-z_][A-Za-z0-9_.]*[ \t]*\(")
 _RESULT_START = re.compile(r"%|_(?![A-Za-z0-9_.]*[ \t]*\()")
 _BLOCK_START = re.compile(r"block[ \t]+[^ \t(]")
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 _SPACE = re.compile(r"[ \t]*(?:#.*)?")
-_PLAIN = {'"': '"', "\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
+_FOUND = re.compile(r"%?[A-Za-z0-9_.@/-]+|.")
 _WORDS = {"true": True, "false": False, "none": None}
 _KINDS = {k.value: k for k in Kind}
+_STRINGS = json.JSONDecoder(strict=False)
 
 
 class ParseError(GraphftError):
     """Text that is no program. `line` and `column` count from 1."""
 
-    def __init__(self, message: str, *, source: str, line: int, column: int, text: str, help: str = "") -> None:
+    def __init__(self, message: str, *, source: str, line: int, column: int, text: str) -> None:
         self.source, self.line, self.column, self.text = source, line, column, text
-        super().__init__(message, rule="syntax", help=help)
+        super().__init__(message, rule="syntax", help="docs/language.md shows the form of a program")
 
     def render(self) -> str:
         gutter = " " * len(f" {self.line:3d}")
         pointer = re.sub(r"[^\t]", " ", self.text[: self.column - 1]) + "^"
-        lines = [
-            f"error[{self.rule}]: {self.message}",
-            f"  --> {self.source}:{self.line}:{self.column}",
-            f" {self.line:3d} | {self.text}",
-            f"{gutter} | {pointer}",
-        ]
-        return "\n".join(lines + [f"help: {self.help}"] * bool(self.help))
+        return (
+            f"error[{self.rule}]: {self.message}\n"
+            f"  --> {self.source}:{self.line}:{self.column}\n"
+            f" {self.line:3d} | {self.text}\n"
+            f"{gutter} | {pointer}\n"
+            f"help: {self.help}"
+        )
 
 
 def parse(text: str, source: str = "<text>") -> Program:
@@ -61,14 +61,14 @@ def parse(text: str, source: str = "<text>") -> Program:
             continue
         if program is None:
             program = line.header()
-        elif line.starts_block():
+        elif line.starts(_BLOCK_START):
             block = line.block_head(program)
-        elif line.starts_op():
+        elif line.starts(_OP_START):
             if block is None:
-                raise line.error("an op stands outside of any block", help="put `block step:` on a line before it")
+                raise line.error("an op stands outside of any block: put `block step:` on a line before it")
             block.ops.append(line.operator(program))
         elif block is not None:
-            raise line.error("expected an op or a block", help="declarations stand before the first block")
+            raise line.error("expected an op or a block: declarations stand before the first block")
         else:
             line.declaration(program)
         line.end()
@@ -83,25 +83,22 @@ class _Line:
     def __init__(self, text: str, number: int, source: str) -> None:
         self.text, self.number, self.source, self.at = text, number, source, 0
 
-    # -- the grammar's rules ----------------------------------------------------------------------------------
+    # -- the grammar's rules --------------------------------------------------------------------------------------
 
     def header(self) -> Program:
         if not self.word("program"):
-            raise self.error(f"expected `program NAME`, got {self.found()}", help="a text begins with its program")
+            raise self.error(f"expected `program NAME`, got {self.found()}")
         return Program(self.label("the program's name"), self.attrs())
 
-    def starts_block(self) -> bool:
-        return _BLOCK_START.match(self.text, self.at) is not None
-
-    def starts_op(self) -> bool:
-        return _OP_START.match(self.text, self.at) is not None
+    def starts(self, pattern: re.Pattern[str]) -> bool:
+        return pattern.match(self.text, self.at) is not None
 
     def block_head(self, program: Program) -> Block:
         self.word("block")
         start = self.skip()
         name = self.label("the block's name")
         if name in program.blocks:
-            raise self.error(f"block {name} stands here a second time", at=start, help="merge the two, or rename one")
+            raise self.error(f"block {name} stands here a second time", at=start)
         block = program.block(name)
         block.attrs = self.attrs()
         self.need(":", "':' after the block's head")
@@ -117,20 +114,19 @@ class _Line:
         name = self.variable()
         self.need(":", "':' and the variable's type")
         if name in program.variables:
-            raise self.error(f"variable %{name} is declared twice", at=start, help="remove one of the declarations")
+            raise self.error(f"variable %{name} is declared twice", at=start)
         program.variables[name] = Variable(name, self.type(), _KINDS[kind], self.attrs(), program)
 
     def operator(self, program: Program) -> Operator:
         outputs: list[str | None] = []
-        if _RESULT_START.match(self.text, self.at):
+        if self.starts(_RESULT_START):
             outputs.append(self.result(program))
             while self.take(","):
                 outputs.append(self.result(program))
             self.need("=", "'=' or ',' after a result")
-        start = self.skip()
         op = self.match(NAME)
         if not op:
-            raise self.error(f"expected the name of an op, got {self.found()}", at=start)
+            raise self.error(f"expected the name of an op, got {self.found()}")
         self.need("(", f"'(' after {op}")
         args = self.values(")", 0)[0]
         return Operator(op, args, self.attrs(), tuple(outputs))
@@ -144,19 +140,14 @@ class _Line:
             var = Variable(name, self.type(), Kind.TEMP, {}, program)
             known = program.variables.setdefault(name, var)
             if known.type != var.type:
-                raise self.error(
-                    f"%{name} is {var.type} here, but {known.type} where it was declared",
-                    at=start,
-                    help="give both the same type, or rename one",
-                )
+                raise self.error(f"%{name} is {var.type} here, but {known.type} where it was declared", at=start)
         return name
 
     def variable(self) -> str:
-        if not self.take("%"):
-            raise self.error(f"expected a variable (%name), got {self.found()}")
+        self.need("%", "a variable (%name)")
         name = LABEL.match(self.text, self.at)
         if name is None:
-            raise self.error("expected a name after %", help="names are made of letters, digits and _ . @ / -")
+            raise self.error("expected a name after %, of letters, digits and _ . @ / -")
         self.at = name.end()
         return name[0]
 
@@ -164,17 +155,14 @@ class _Line:
         dtype = self.match(NAME)
         if not dtype:
             raise self.error(f"expected a type such as float32[batch, 8], got {self.found()}")
-        return Type(dtype, self.shape() if self.take("[") else None)
-
-    def shape(self) -> tuple[Dim, ...]:
+        if not self.take("["):
+            return Type(dtype)
         dims: list[Dim] = []
-        if self.take("]"):
-            return ()
-        while True:
+        while not self.take("]"):
+            if dims:
+                self.need(",", "',' or ']' after a dimension")
             dims.append(self.dim())
-            if self.take("]"):
-                return tuple(dims)
-            self.need(",", "',' or ']' after a dimension")
+        return Type(dtype, tuple(dims))
 
     def dim(self) -> Dim:
         start = end = self.skip()
@@ -190,18 +178,18 @@ class _Line:
 
     def attrs(self) -> dict[str, Arg]:
         found: dict[str, Arg] = {}
-        if not self.take("{") or self.take("}"):
+        if not self.take("{"):
             return found
-        while True:
+        while not self.take("}"):
+            if found:
+                self.need(",", "',' or '}' after an attribute")
             start = self.skip()
             name = self.label("an attribute's name")
             if name in found:
-                raise self.error(f"attribute {name} is given twice", at=start, help="remove one")
+                raise self.error(f"attribute {name} is given twice", at=start)
             self.need("=", f"'=' after {name}")
             found[name] = self.value(0)
-            if self.take("}"):
-                return found
-            self.need(",", "',' or '}' after an attribute")
+        return found
 
     def values(self, end: str, depth: int) -> tuple[tuple[Arg, ...], bool]:
         """Values up to `end`, and whether a comma stands behind the last one."""
@@ -221,26 +209,19 @@ class _Line:
         if self.text[start : start + 1] == '"':
             return self.string()
         if self.take("("):
-            return self.tuple(start, depth + 1)
-        number = _NUMBER.match(self.text, start)
+            if depth == MAX_DEPTH:
+                raise self.error(f"tuples are nested more than {MAX_DEPTH} deep", at=start)
+            values, comma = self.values(")", depth + 1)
+            if len(values) == 1 and not comma:
+                raise self.error("a value in parentheses is no tuple: write (value,) with a comma", at=start)
+            return values
+        number = self.match(_NUMBER)
         if number:
-            self.at = number.end()
-            return self.integer(number[0], start) if _INTEGER.fullmatch(number[0]) else float(number[0])
+            return self.integer(number, start) if _INTEGER.fullmatch(number) else float(number)
         symbol = self.match(SYMBOL)
         if not symbol:
-            raise self.error(
-                f"expected a value, got {self.found()}",
-                help='a value is a %variable, number, "string", true, false, none, symbol or (tuple)',
-            )
+            raise self.error(f"expected a value, got {self.found()}")
         return _WORDS[symbol] if symbol in _WORDS else Sym(symbol)
-
-    def tuple(self, start: int, depth: int) -> tuple[Arg, ...]:
-        if depth > MAX_DEPTH:
-            raise self.error(f"tuples are nested more than {MAX_DEPTH} deep", at=start)
-        values, comma = self.values(")", depth)
-        if len(values) == 1 and not comma:
-            raise self.error("a value in parentheses is no tuple", at=start, help="write (value,) with a comma")
-        return values
 
     def integer(self, text: str, start: int) -> int:
         try:
@@ -249,24 +230,11 @@ class _Line:
             raise self.error(f"a number of {len(text)} digits is too long", at=start) from None
 
     def string(self) -> str:
-        found = _STRING.match(self.text, self.at)
-        if found is None:
-            raise self.error("this string does not end on its line", help='close it with ", and write a newline as \\n')
-        body = self.at + 1
-        self.at = found.end()
-        return _ESCAPE.sub(lambda m: self.escaped(m, body), found[1])
-
-    def escaped(self, m: re.Match[str], body: int) -> str:
-        code = m[1]
-        if len(code) > 1 and int(code[1:], 16) <= 0x10FFFF:
-            return chr(int(code[1:], 16))
-        if code not in _PLAIN:
-            raise self.error(
-                f"unknown escape \\{code} in a string",
-                at=body + m.start(),
-                help='known are \\" \\\\ \\n \\r \\t \\uXXXX \\UXXXXXXXX',
-            )
-        return _PLAIN[code]
+        try:
+            text, self.at = _STRINGS.raw_decode(self.text, self.at)
+        except json.JSONDecodeError as error:
+            raise self.error(f"this is no string of JSON: {error.msg}", at=error.pos) from None
+        return str(text)
 
     def label(self, what: str) -> str:
         if self.text[self.skip() :][:1] == '"':
@@ -276,7 +244,7 @@ class _Line:
             raise self.error(f"expected {what}, got {self.found()}")
         return found
 
-    # -- characters -------------------------------------------------------------------------------------------
+    # -- characters -----------------------------------------------------------------------------------------------
 
     def skip(self) -> int:
         """Skips blanks and a comment; returns the position."""
@@ -303,11 +271,11 @@ class _Line:
 
     def word(self, word: str) -> bool:
         """Reads `word` if it stands here whole."""
-        found = LABEL.match(self.text, self.skip())
-        if found is None or found[0] != word:
-            return False
-        self.at = found.end()
-        return True
+        start = self.skip()
+        if self.match(LABEL) == word:
+            return True
+        self.at = start
+        return False
 
     def need(self, char: str, what: str) -> None:
         if not self.take(char):
@@ -318,10 +286,9 @@ class _Line:
             raise self.error(f"expected the end of the line, got {self.found()}")
 
     def found(self) -> str:
-        rest = self.text[self.skip() :]
-        token = re.match(r"%?[A-Za-z0-9_.@/-]+|.", rest)
+        token = _FOUND.match(self.text, self.skip())
         return repr(token[0]) if token else "the end of the line"
 
-    def error(self, message: str, at: int | None = None, help: str = "") -> ParseError:
+    def error(self, message: str, at: int | None = None) -> ParseError:
         column = (self.skip() if at is None else at) + 1
-        return ParseError(message, source=self.source, line=self.number, column=column, text=self.text, help=help)
+        return ParseError(message, source=self.source, line=self.number, column=column, text=self.text)

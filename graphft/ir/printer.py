@@ -14,8 +14,8 @@
     LABEL       ::= [A-Za-z0-9_.@/-]+                          NAME ::= [A-Za-z_][A-Za-z0-9_.]*
 
 One declaration, block head or op stands on a line; blank lines and what follows a `#` are skipped. `_` is a result
-that is not wanted. Floats are written like Python's (`inf`, `-inf` and `nan` too); strings are double-quoted with the
-escapes \\" \\\\ \\n \\r \\t \\uXXXX \\UXXXXXXXX; a symbol (`torch.float32`, `@device`) is a literal of no Python type.
+that is not wanted. Floats are written like Python's (`inf`, `-inf` and `nan` too), strings like JSON's; a symbol
+(`torch.float32`, `@device`) is a literal of no Python type.
 
 A temporary has its type where an op produces it; everything else is declared at the top. Attributes are sorted, and
 those that equal the default of the op's definition are left out. No address, time or id is ever printed.
@@ -23,6 +23,7 @@ those that equal the default of the op's definition are left out. No address, ti
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -95,18 +96,8 @@ def format_value(value: Arg) -> str:
 
 def quote(text: str) -> str:
     """A string literal; what is not printable is escaped, so that a literal never breaks its line."""
-    return f'"{"".join(map(_escape, text))}"'
-
-
-def _escape(char: str) -> str:
-    if char in _ESCAPES:
-        return _ESCAPES[char]
-    if char.isprintable():
-        return char
-    return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"
-
-
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    plain = (char if char.isprintable() and char not in '"\\' else json.dumps(char)[1:-1] for char in text)
+    return f'"{"".join(plain)}"'
 
 
 def _result(name: str | None, program: Program) -> str:

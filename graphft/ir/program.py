@@ -139,12 +139,11 @@ class Block:
                 help="name each result, or None for one not wanted",
             )
         op.outputs = tuple(names)
-        created = []
         for name, t in zip(names, types, strict=True):
             if name is not None and name not in self.program.variables:
                 self.program.variables[name] = Variable(name, t, Kind.TEMP, {}, self.program)
-            created.append(self.program.variables[name] if name is not None else None)
         self.ops.append(op)
+        created = [self.program.variables.get(name) for name in names]
         return None if not created else created[0] if len(created) == 1 else tuple(created)
 
     def __eq__(self, other: object) -> bool:
@@ -169,12 +168,9 @@ class Block:
         index = min(index, len(self.ops) - 1)
         lines = [f"{where}, op {index}{behind}"]
         for i in range(max(0, index - around), min(len(self.ops), index + around + 1)):
-            mark = ">" if i == index else " "
-            lines.append(f" {mark} {i:3d} | {printer.format_operator(self.ops[i], self.program)}")
+            lines.append(f" {'>' if i == index else ' '} {i:3d} | {printer.format_operator(self.ops[i], self.program)}")
         loc = self.ops[index].loc
-        if loc:
-            lines.append(f"  written by {loc}")
-        return lines
+        return [*lines, f"  written by {loc}"] if loc else lines
 
     def __repr__(self) -> str:
         return f"<Block {self.name}: {len(self.ops)} ops>"
@@ -207,9 +203,7 @@ class Program:
         self.loaded_whole = False
         """True if these are all of its weights: none is left that a script may have drawn."""
         self.taken_over: Any = None
-        """The torch.optim instance that `minimize` was given (`model_warnings.TakenOver`), if it was one."""
-
-    # -- building ---------------------------------------------------------------------------------------------
+        """The torch.optim instance that `minimize` was given, if it was one, and its options then."""
 
     def block(self, name: str = "step", **attrs: Arg) -> Block:
         """The block of this name, made if it is not there yet; `attrs` are added to it."""
@@ -248,8 +242,6 @@ class Program:
     def find_op(self, type: str) -> Operator | None:
         """The first op of this type, in whatever block; None if there is none."""
         return next((op for block in self.blocks.values() for op in block.ops if op.type == type), None)
-
-    # -- copies and comparison --------------------------------------------------------------------------------
 
     def clone(self, name: str | None = None) -> Program:
         """A deep copy, but for the values, which are shared (they are never changed in place)."""

@@ -6,15 +6,18 @@
 
 The function *is* the kernel. Its positional parameters after `ctx` are the op's operand slots (`*name` a
 variadic one), its keyword-only parameters are the attributes with their types and defaults, its docstring is
-the op reference. Families of ops that share one definition (`aten.*`) register a resolver for their prefix.
+the op reference. A kernel with `**options` has the attributes of a dataclass: `op(..., attrs=attributes_of(SGD))`.
+Families of ops that share one definition (`aten.*`) register a resolver for their prefix.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import importlib
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -94,39 +97,43 @@ def op(
     check: Check | None = None,
     writes: Sequence[str] = (),
     effect: bool = False,
+    attrs: Sequence[Attr] = (),
 ) -> Callable[[Kernel], Kernel]:
-    """Registers the decorated kernel as op `name` (see the module's docstring).
-
-    `infer` gives the result types: a function of (operator, block), or the types themselves when they are fixed.
-    """
+    """Registers the decorated kernel as op `name`. `infer` gives the result types, or is a function of (operator,
+    block) that does."""
 
     def register(kernel: Kernel) -> Kernel:
-        slots, attrs = _signature(kernel)
-        fn = infer if callable(infer) else (lambda op, block, types=tuple(infer): types)
-        define(
-            OpDef(
-                name,
-                kernel,
-                slots,
-                attrs,
-                fn,
-                check,
-                tuple(writes),
-                effect,
-                inspect.getdoc(kernel) or "",
-                kernel.__module__.rsplit(".", 1)[-1],
-                results=None if callable(infer) else tuple(infer),
-            )
+        slots, own = _signature(kernel)
+        fixed = () if callable(infer) else tuple(infer)
+        types: Infer = infer if callable(infer) else lambda op, block: fixed
+        if name in _OPS:
+            raise ValueError(f"op {name} is defined twice")
+        _OPS[name] = OpDef(
+            name,
+            kernel,
+            slots,
+            (*own, *attrs),
+            types,
+            check,
+            tuple(writes),
+            effect,
+            inspect.getdoc(kernel) or "",
+            kernel.__module__.rsplit(".", 1)[-1],
+            results=None if callable(infer) else fixed,
         )
         return kernel
 
     return register
 
 
-def define(definition: OpDef) -> None:
-    if definition.name in _OPS:
-        raise ValueError(f"op {definition.name} is defined twice")
-    _OPS[definition.name] = definition
+def attributes_of(options: type, without: Container[str] = ()) -> tuple[Attr, ...]:
+    """The fields of a dataclass as attributes."""
+    hints = typing.get_type_hints(options)
+    return tuple(
+        Attr(f.name, hints[f.name], inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default)
+        for f in dataclasses.fields(options)
+        if f.name not in without
+    )
 
 
 def family(prefix: str, resolver: Callable[[str], OpDef | None]) -> None:
@@ -153,8 +160,6 @@ def require(op: Operator, block: Block | None = None, index: int | None = None) 
     """The definition of `op`, or ProgramError[unknown-op] with near matches."""
     found = get(op.type)
     if found is None:
-        import difflib
-
         near = difflib.get_close_matches(op.type, list(_OPS), 3)
         raise ProgramError(
             f"no op is named {op.type}",
@@ -211,114 +216,56 @@ def attr(op: Operator, name: str) -> Any:
     return next(a.default for a in require(op).attrs if a.name == name)
 
 
-def check_operands(op: Operator, block: Block, definition: OpDef, index: int | None = None) -> None:
+def check_operands(op: Operator, block: Block, definition: OpDef) -> None:
     """Operand count, existence of variables, attribute names and types. Families check theirs in `infer`."""
+
+    def fail(rule: str, message: str, help: str) -> ProgramError:
+        return ProgramError(f"{op.type} {message}", block=block, rule=rule, help=help)
+
     for r in refs((*op.args, *op.attrs.values())):
         if r.name not in block.program.variables:
-            raise ProgramError(
-                f"{op.type} reads {r}, which is not declared",
-                block=block,
-                index=index,
-                rule="undeclared",
-                help="declare it with program.variable(), or produce it by an op",
-            )
+            raise fail("undeclared", f"reads {r}, which is not declared", "declare it, or produce it by an op")
     if definition.extra.get("own_arguments"):
         return
-    fixed = [s for s in definition.slots if not s.variadic]
-    if len(op.args) < len(fixed) or (len(op.args) > len(fixed) and not any(s.variadic for s in definition.slots)):
+    fixed, variadic = len([s for s in definition.slots if not s.variadic]), any(s.variadic for s in definition.slots)
+    if len(op.args) < fixed or (len(op.args) > fixed and not variadic):
         names = ", ".join(("*" if s.variadic else "") + s.name for s in definition.slots)
-        raise ProgramError(
-            f"{op.type} takes operands ({names}), got {len(op.args)}",
-            block=block,
-            index=index,
-            rule="operands",
-            help=f"give {len(fixed)} operands",
-        )
+        raise fail("operands", f"takes operands ({names}), got {len(op.args)}", f"give {fixed} operands")
     known = {a.name: a for a in definition.attrs}
     for name, value in op.attrs.items():
         if name not in known:
-            raise ProgramError(
-                f"{op.type} has no attribute {name}",
-                block=block,
-                index=index,
-                rule="attribute",
-                help=f"its attributes are {', '.join(known) or 'none'}",
-            )
+            help = f"its attributes are {', '.join(known) or 'none'}"
+            raise fail("attribute", f"has no attribute {name}", help)
         if not conforms(value, known[name].type):
-            raise ProgramError(
-                f"{op.type}: attribute {name} must be {_show(known[name].type)}, got {value!r}",
-                block=block,
-                index=index,
-                rule="attribute-type",
-                help="correct the attribute",
-            )
-    missing = [a.name for a in definition.attrs if a.required and a.name not in op.attrs]
-    if missing:
-        raise ProgramError(
-            f"{op.type} needs attribute {', '.join(missing)}",
-            block=block,
-            index=index,
-            rule="attribute",
-            help=f"add {missing[0]}=...",
-        )
+            wanted = getattr(known[name].type, "__name__", str(known[name].type))
+            raise fail("attribute-type", f"takes {name} of type {wanted}, got {value!r}", "correct the attribute")
+    if missing := [a.name for a in definition.attrs if a.required and a.name not in op.attrs]:
+        raise fail("attribute", f"needs attribute {', '.join(missing)}", f"add {missing[0]}=...")
 
 
 def conforms(value: Any, annotation: Any) -> bool:
-    """Whether an attribute value is of the annotated type (int counts as float, bool not as int)."""
-    if annotation is Any or annotation is inspect.Parameter.empty:
-        return True
+    """True if an attribute value is of the annotated type (int counts as float, bool not as int)."""
     origin, params = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return True
     if origin is typing.Literal:
         return value in params
     if origin is tuple:
-        return isinstance(value, tuple) and (
-            all(conforms(v, params[0]) for v in value)
-            if len(params) == 2 and params[1] is Ellipsis
-            else len(value) == len(params) and all(map(conforms, value, params))
-        )
+        if params[-1] is Ellipsis:
+            params = (params[0],) * len(value) if isinstance(value, tuple) else ()
+        return isinstance(value, tuple) and len(value) == len(params) and all(map(conforms, value, params))
     if origin is not None:  # a union
         return any(conforms(value, p) for p in params)
-    if annotation is None or annotation is type(None):
-        return value is None
-    if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, annotation)
-
-
-def _show(annotation: Any) -> str:
-    return getattr(annotation, "__name__", None) or str(annotation).replace("typing.", "")
+    types = (int, float) if annotation is float else annotation
+    return isinstance(value, types) and (annotation is bool or not isinstance(value, bool))
 
 
 def _signature(kernel: Kernel) -> tuple[tuple[Slot, ...], tuple[Attr, ...]]:
     hints = typing.get_type_hints(kernel)
-    parameters = list(inspect.signature(kernel).parameters.values())[1:]
     slots, attrs = [], []
-    for p in parameters:
+    for p in list(inspect.signature(kernel).parameters.values())[1:]:
         if p.kind is p.KEYWORD_ONLY:
             attrs.append(Attr(p.name, hints.get(p.name, Any), p.default))
-        else:
+        elif p.kind is not p.VAR_KEYWORD:
             slots.append(Slot(p.name, p.kind is p.VAR_POSITIONAL, hints.get(p.name) is Ref))
     return tuple(slots), tuple(attrs)
-
-
-__all__ = [
-    "Attr",
-    "OpDef",
-    "Ref",
-    "Slot",
-    "attr",
-    "check_operands",
-    "conforms",
-    "define",
-    "family",
-    "get",
-    "given_attrs",
-    "in_slot",
-    "infer",
-    "op",
-    "own_ops",
-    "require",
-    "writes_of",
-]

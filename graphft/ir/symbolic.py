@@ -1,7 +1,7 @@
 """Between a program's types and torch: named dimensions as symbolic integers, variables as fake tensors.
 
 A `Symbols` is one world of named dimensions. It turns `float32[batch, 8]` into a tensor without data whose first
-size is the symbol `batch`, and prints the sizes of whatever torch infers from it as expressions over the names.
+size is the symbol `batch`, and prints the sizes of what torch infers from it as expressions over the names.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import sympy
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch._subclasses.fake_impls import _is_op_registered_to_fake_rule, register_op_impl
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _constrain_range_for_size
 
 from graphft.capture.locations import TRACED, line_of, user_line
-from graphft.capture.meta_kernels import register_missing
 from graphft.errors import GraphftError
 from graphft.ir import Dim, Type
 from graphft.ir.literals import dtype_of, evaluate, names_in
@@ -94,7 +94,7 @@ class Symbols:
 
     def __init__(self, static: Iterable[int] = ()) -> None:
         """`static` are sizes that occur in the program: no dimension's example size is one of them."""
-        register_missing()
+        _register_missing()
         self.env = _Env(specialize_zero_one=False, duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.dims: dict[str, SymInt] = {}
@@ -104,20 +104,16 @@ class Symbols:
 
     def dim(self, expression: Dim) -> int | SymInt:
         """The size that an expression stands for. New names are new symbols."""
-        for name in sorted(names_in(expression)):
-            if name not in self.dims:
-                self.dims[name] = self._new(name)
+        for name in sorted(names_in(expression) - self.dims.keys()):
+            n = len(self.dims)
+            hint = self._hints[n] if n < len(self._hints) else self._hints[-1] + 2 * n
+            source, dynamic = ConstantSource(name), DimDynamic.DYNAMIC
+            symbol = self.env.create_symbol(hint, source, dynamic_dim=dynamic, do_not_specialize_zero_one=True)
+            self._names[symbol] = sympy.Symbol(name, integer=True, positive=True)
+            size = self.env.create_symintnode(symbol, hint=hint, source=source)
+            assert isinstance(size, SymInt)
+            self.dims[name] = size
         return evaluate(expression, self.dims)
-
-    def _new(self, name: str) -> SymInt:
-        n = len(self.dims)
-        hint = self._hints[n] if n < len(self._hints) else self._hints[-1] + 2 * n
-        source = ConstantSource(name)
-        symbol = self.env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True)
-        self._names[symbol] = sympy.Symbol(name, integer=True, positive=True)
-        size = self.env.create_symintnode(symbol, hint=hint, source=source)
-        assert isinstance(size, SymInt)
-        return size
 
     def tensor(self, type: Type) -> Tensor:
         """A contiguous tensor of this type without data."""
@@ -127,12 +123,9 @@ class Symbols:
 
     def expression(self, value: int | SymInt | SymBool) -> Dim:
         """A size as it prints: a number, or an expression over the names."""
-        if isinstance(value, int):
-            return value
-        return self.named(value.node.expr)
+        return value if isinstance(value, int) else self._named(value.node.expr)
 
-    def named(self, expr: Any) -> Dim:
-        """A sympy expression over this world's symbols as it prints."""
+    def _named(self, expr: Any) -> Dim:
         expr = sympy.sympify(self.env.simplify(expr)).xreplace(self._names)
         expr = expr.xreplace({s: UNKNOWN for s in expr.free_symbols if s not in self._names.values()})
         return int(expr) if expr.is_Integer else str(expr)
@@ -144,7 +137,7 @@ class Symbols:
     def fixed(self) -> Iterator[tuple[str, Dim, str]]:
         """Named dimensions that torch has found to be equal to a number, or to another dimension; and where."""
         for symbol, name in self._names.items():
-            value = self.named(symbol)
+            value = self._named(symbol)
             if value != str(name):
                 yield str(name), value, self.env.fixed_at.get(symbol, "")
 
@@ -165,3 +158,53 @@ class Symbols:
                 help="operators give tensors, ints, floats and truth values",
             )
         return Type(SCALARS[type(value)])
+
+
+# -- shapes of results that this torch cannot tell of tensors without data ------------------------------------------
+
+
+def _ctc_loss(
+    mode: FakeTensorMode, func: Any, log_probs: Tensor, targets: Tensor, *lengths_and_options: Any, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """(loss of each sample, what the backward pass needs): the latter is as long as the longest target makes it."""
+    if mode.shape_env is None:
+        raise DynamicOutputShapeException(func)
+    states = mode.shape_env.create_unbacked_symint()
+    _constrain_range_for_size(states)
+    time, batch, _ = log_probs.shape
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, time, states))
+
+
+def _like_input(mode: FakeTensorMode, func: Any, grad: Tensor, input: Tensor, *others: Any, **options: Any) -> Tensor:
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+def _grouped_mm(
+    mode: FakeTensorMode, func: Any, a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """Rows of `a` in groups that end at `offs`, each times a matrix of `b`.
+
+    Torch's own kernel for tensors without data takes bfloat16 alone, as CUDA does; the CPU takes float32, too. And it
+    looks at strides, which a program's types do not have: inference takes a transposed operand for a contiguous one.
+    """
+    if a.device.type != "cpu":
+        return NotImplemented
+    if a.dim() == 2:
+        size = [a.size(0), b.size(-1)] if b.dim() == 3 or offs is None else [offs.size(0), a.size(0), b.size(1)]
+    else:
+        size = [a.size(1), b.size(1)] if b.dim() == 2 else [a.size(0), a.size(1), b.size(-1)]
+    return a.new_empty(size, dtype=out_dtype or a.dtype)
+
+
+def _register_missing() -> None:
+    """Registers the kernels above with torch, each once, but for those that torch has itself."""
+    for name, overload, kernel in (
+        ("_ctc_loss", "Tensor", _ctc_loss),
+        ("_ctc_loss_backward", "Tensor", _like_input),
+        ("_grouped_mm", "default", _grouped_mm),
+        ("multi_margin_loss_backward", "default", _like_input),
+        ("multilabel_margin_loss_backward", "default", _like_input),
+    ):
+        found = getattr(getattr(torch.ops.aten, name, None), overload, None)
+        if found is not None and not _is_op_registered_to_fake_rule(found):
+            register_op_impl(found)(kernel)

@@ -1,66 +1,358 @@
-"""The verifier: a list of named rules, shared ones, ones per role, and ones across the programs of a job.
+"""The verifier: a list of named rules for every program, and one across the programs of a job.
 
-A rule is a generator of `Diagnostic`s; a test breaks each. The shared rules stand in `graphft.ir.rules`. The
-package that makes a role's program adds that role's rules:
-
-    @rule("barrier-count", "a trainer's barriers wait for every shard", role="trainer")
-    def _barriers(program: Program, options: Options) -> Iterator[Diagnostic]:
-        ...
-        yield Diagnostic("barrier-count", "send_barrier counts 1 shard, the job has 2", "...", block, i)
+A rule is a generator of `Diagnostic`s; a test breaks each. The package that makes a job's programs adds its rules:
 
     @job_rule("slice-cover", "the slices of a parameter cover it exactly once")
-    def _cover(programs: Mapping[str, Program]) -> Iterator[Diagnostic]: ...
+    def _cover(programs: Mapping[str, Program]) -> Iterator[Diagnostic]:
+        ...
+        yield Diagnostic("slice-cover", "%w has 8 elements, its slices end at 4", "transpile the program again")
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-import graphft.ir.rules  # noqa: F401  registers the shared ones
-from graphft.ir import Program
-from graphft.ir.diagnostics import JOB_RULES, RULES, Diagnostic, JobRule, Options, Rule, VerificationError
+from graphft.errors import GraphftError, ProgramError
+from graphft.ir import GRAD, Block, Kind, Operator, Program, Ref, Sym, Type, refs, registry
+from graphft.ir.dependence import def_use, flow
+from graphft.ir.printer import DIM, KEYWORDS, LABEL, NAME, SYMBOL
 
-
-def rules(role: object = None) -> list[Rule]:
-    """The shared rules, and those of `role`, in the order in which they report."""
-    return [r for r in RULES if r.role is None or r.role == role]
-
-
-def job_rules() -> list[JobRule]:
-    """The rules across the programs of a job."""
-    return list(JOB_RULES)
+Programs = Mapping[str, Program]
+Checked = TypeVar("Checked", Program, Programs)
+Check = Callable[[Checked], Iterator["Diagnostic"]]
 
 
-def check(
-    program: Program, *, strict: bool = False, require_values: bool = False, fetch: tuple[str, ...] = ()
-) -> list[Diagnostic]:
-    """Everything the rules find in `program`, warnings included. See `Options` for what can be asked."""
-    options = Options(strict, require_values, fetch)
-    return [d for r in rules(program.attrs.get("role")) for d in r.check(program, options)]
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding of a rule. `block` and `index` say where, if it concerns an op."""
+
+    rule: str
+    message: str
+    help: str = ""
+    block: Block | None = None
+    index: int | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.block.program.name}, block {self.block.name}" if self.block is not None else ""
+        where += f", op {self.index}" if self.index is not None else ""
+        return f"error[{self.rule}]: {self.message}" + f" ({where})" * bool(where)
 
 
-def verify(
-    program: Program,
-    *,
-    strict: bool = False,
-    require_values: bool = False,
-    fetch: tuple[str, ...] = (),
-    after: str = "",
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Checked]):
+    """A named rule, over a program or over all programs of a job, by name (`trainer`, `pserver0` ...)."""
+
+    id: str
+    description: str
+    check: Check[Checked]
+
+
+class VerificationError(ProgramError):
+    """A program (or job) that breaks rules. Shows the first finding in full, and lists the others."""
+
+    def __init__(self, found: list[Diagnostic], program: str, after: str = "") -> None:
+        self.diagnostics, self.program = found, program
+        first = found[0]
+        super().__init__(
+            first.message, block=first.block, index=first.index, rule=first.rule, help=first.help, after=after
+        )
+
+    def render(self) -> str:
+        lines = [super().render()]
+        if self.block is None:
+            head, *rest = lines[0].split("\n")
+            behind = f" (after pass {self.after})" if self.after else ""
+            lines = [head, f"  --> {self.program}{behind}", *rest]
+        others = self.diagnostics[1:]
+        if others:
+            lines += [f"and {len(others)} more:", *(f"  {d}" for d in others)]
+        return "\n".join(lines)
+
+
+RULES: list[Rule[Program]] = []
+JOB_RULES: list[Rule[Programs]] = []
+
+
+def rule(id: str, description: str) -> Callable[[Check[Program]], Check[Program]]:
+    """Adds the decorated check to the rules of every program."""
+
+    def add(check: Check[Program]) -> Check[Program]:
+        RULES.append(Rule(id, description, check))
+        return check
+
+    return add
+
+
+def job_rule(id: str, description: str) -> Callable[[Check[Programs]], Check[Programs]]:
+    """Adds the decorated check to the rules across the programs of a job."""
+
+    def add(check: Check[Programs]) -> Check[Programs]:
+        if any(r.id == id for r in JOB_RULES):
+            raise ValueError(f"rule {id} is defined twice")
+        JOB_RULES.append(Rule(id, description, check))
+        return check
+
+    return add
+
+
+def check(program: Program, *, require_values: bool = False) -> list[Diagnostic]:
+    """Everything the rules find in `program`; with `require_values`, persistent variables without a value, too."""
+    found = [d for r in RULES for d in r.check(program)]
+    return found + list(_missing_values(program)) * require_values
+
+
+def verify(program: Program, *, require_values: bool = False, after: str = "") -> None:
     """Raises VerificationError, which lists every error, unless `program` is well-formed.
 
     `after` names the pass that made the program, for the error.
     """
-    found = check(program, strict=strict, require_values=require_values, fetch=fetch)
-    errors = [d for d in found if d.severity == "error"]
-    if errors:
-        raise VerificationError(errors, f"program '{program.name}'", after)
+    if found := check(program, require_values=require_values):
+        raise VerificationError(found, f"program '{program.name}'", after)
 
 
-def verify_job(programs: Mapping[str, Program], *, require_values: bool = False, after: str = "") -> None:
+def verify_job(programs: Mapping[str, Program]) -> None:
     """Verifies each program of a job, then what must hold across them. Raises VerificationError."""
     for program in programs.values():
-        verify(program, require_values=require_values, after=after)
-    errors = [d for r in JOB_RULES for d in r.check(programs) if d.severity == "error"]
-    if errors:
-        raise VerificationError(errors, f"job of programs {', '.join(programs)}", after)
+        verify(program)
+    if found := [d for r in JOB_RULES for d in r.check(programs)]:
+        raise VerificationError(found, f"job of programs {', '.join(programs)}")
+
+
+# -- form ---------------------------------------------------------------------------------------------------------
+
+
+@rule("unprintable", "names, types and literals are such that the printed program reads back")
+def _unprintable(program: Program) -> Iterator[Diagnostic]:
+    def bad(what: str, block: Block | None = None, index: int | None = None) -> Diagnostic:
+        help = "names have letters, digits and _ . @ / -; values are None, bool, int, float, str, Sym, Ref or tuples"
+        return Diagnostic("unprintable", f"{what} cannot be printed", help, block, index)
+
+    for v in program.variables.values():
+        if not LABEL.fullmatch(v.name):
+            yield bad(f"variable name {v.name!r}")
+        if not _printable_type(v.type):
+            yield bad(f"%{v.name} has type {v.type}, which")
+        yield from (bad(f"{what} of %{v.name}") for what in _not_literals(v.attrs))
+    yield from (bad(f"{what} of program {program.name}") for what in _not_literals(program.attrs))
+    for block in program.blocks.values():
+        yield from (bad(f"{what} of block {block.name}", block) for what in _not_literals(block.attrs))
+        for i, op in enumerate(block.ops):
+            if not NAME.fullmatch(op.type):
+                yield bad(f"op name {op.type!r}", block, i)
+            yield from (bad(f"{what} of {op.type}", block, i) for what in _not_literals({"": op.args, **op.attrs}))
+
+
+def _not_literals(attrs: Mapping[str, Any]) -> Iterator[str]:
+    """Describes what the grammar cannot write among attributes; those of no name are an op's operands."""
+    for name, value in attrs.items():
+        stack = [value]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, tuple):
+                stack += item
+            elif not _is_literal(item):
+                yield f"{type(item).__name__} {item!r} in {name or 'the operands'}"
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, Sym):
+        return SYMBOL.fullmatch(value.name) is not None and value.name not in KEYWORDS
+    if isinstance(value, Ref):
+        return LABEL.fullmatch(value.name) is not None
+    return type(value) in (type(None), bool, int, float, str)
+
+
+def _printable_type(type: Type) -> bool:
+    dims = type.shape or ()
+    return NAME.fullmatch(type.dtype) is not None and all(isinstance(d, int) or DIM.fullmatch(d) for d in dims)
+
+
+@rule("redeclared", "a variable or block stands under its own name, once")
+def _redeclared(program: Program) -> Iterator[Diagnostic]:
+    for what, table in (("variable", program.variables), ("block", program.blocks)):
+        for key, item in table.items():
+            if item.name != key:
+                message = f"{what} {item.name} stands under the name {key}: it is declared twice"
+                yield Diagnostic("redeclared", message, "declare each once, by program.variable() or program.block()")
+
+
+# -- ops against their definitions --------------------------------------------------------------------------------
+
+
+def _ops(program: Program) -> Iterator[tuple[Block, int, Operator]]:
+    for block in program.blocks.values():
+        for i, op in enumerate(block.ops):
+            yield block, i, op
+
+
+@rule("unknown-op", "every op has a definition")
+def _unknown_op(program: Program) -> Iterator[Diagnostic]:
+    for block, i, op in _ops(program):
+        try:
+            registry.require(op, block, i)
+        except ProgramError as error:
+            yield Diagnostic(error.rule, error.message, error.help, block, i)
+
+
+@rule("undeclared", "every operand and result is declared")
+def _undeclared(program: Program) -> Iterator[Diagnostic]:
+    for block, i, op in _ops(program):
+        for verb, names in (("reads", op.reads), ("writes", op.writes)):
+            for name in names:
+                if name not in program.variables:
+                    message = f"{op.type} {verb} %{name}, which is not declared"
+                    help = "declare it at the top, or give its type where an op produces it"
+                    yield Diagnostic("undeclared", message, help, block, i)
+
+
+@rule("definition", "operands, attributes and results are those of the op's definition; each finding has its own rule")
+def _definition(program: Program) -> Iterator[Diagnostic]:
+    declared = program.variables.keys()
+    for block, i, op in _ops(program):
+        definition = registry.get(op.type)
+        if definition is not None and declared >= {*op.reads, *op.writes}:
+            try:
+                yield from _results(op, block, i, registry.infer(op, block))
+            except GraphftError as error:
+                yield Diagnostic(error.rule or "type-mismatch", error.message, error.help, block, i)
+
+
+def _results(op: Operator, block: Block, index: int, types: Any) -> Iterator[Diagnostic]:
+    if len(types) != len(op.outputs):
+        message = f"{op.type} has {len(types)} results, here it is given {len(op.outputs)} names"
+        yield Diagnostic("results", message, "name each result, or write _ for one not wanted", block, index)
+        return
+    for name, inferred in zip(op.outputs, types, strict=True):
+        declared = block.program.variables[name].type if name is not None else inferred
+        if not _same_type(declared, inferred):
+            message = f"%{name} is declared {declared}, but {op.type} gives {inferred}"
+            yield Diagnostic("type-mismatch", message, "correct the declaration, or the op's operands", block, index)
+
+
+def _same_type(declared: Type, inferred: Type) -> bool:
+    """Equal, where the expressions of symbolic dimensions are the same but for blanks."""
+    return str(declared).replace(" ", "") == str(inferred).replace(" ", "")
+
+
+# -- order --------------------------------------------------------------------------------------------------------
+
+ROUND: dict[str, tuple[str, ...]] = {"reduce": ("schedule",), "optimize": ("schedule", "reduce"), "local": ("step",)}
+"""Blocks that listen_and_serv runs one after the other in a round, or local_steps inside one: each also reads the
+temporaries of these."""
+
+
+@rule("read-before-write", "a temporary is written before it is read")
+def _read_before_write(program: Program) -> Iterator[Diagnostic]:
+    for block in program.blocks.values():
+        written = _given(block) | {name for op in block.ops for name in op.writes}
+        for i, op in enumerate(block.ops):
+            gradients = _gradient(op)
+            for name in op.reads:
+                if not _is_temp(name, program) or name in written:
+                    continue
+                if name in gradients:
+                    message = f"{op.type} reads %{name}, which nothing produces"
+                    help = "if the loss depends on the parameter: call append_backward() first; else freeze it"
+                    yield Diagnostic("missing-gradient", message, help, block, i)
+                    continue
+                elsewhere = [b.name for b in program.blocks.values() if any(name in o.writes for o in b.ops)]
+                message = f"%{name} is read by {op.type}, but nothing in block {block.name} writes it"
+                message += f": it is a temporary of block {elsewhere[0]}" if elsewhere else ""
+                help = "produce it by an op before this one, or declare it as an input"
+                yield Diagnostic("read-before-write", message, help, block, i)
+
+
+@rule("out-of-order", "an op stands behind the ops whose results it reads, and does not wait for its own (cycle)")
+def _out_of_order(program: Program) -> Iterator[Diagnostic]:
+    for block in program.blocks.values():
+        first = {name: i for i, op in reversed(list(enumerate(block.ops))) for name in op.writes}
+        known, late = _given(block), []
+        for i, op in enumerate(block.ops):
+            late += [(i, n, first[n]) for n in op.reads if _is_temp(n, program) and n not in known and n in first]
+            known.update(op.writes)
+        if late:
+            import networkx as nx  # here: programs that are in order do without
+
+            graph = flow(def_use(block))
+            for i, name, writer in late:
+                what = f"%{name} is read by {block.ops[i].type}, and written by op {writer}, which in turn waits for it"
+                if nx.has_path(graph, i, writer):
+                    help = "break the cycle: let one of them read another variable"
+                    yield Diagnostic("cycle", what, help, block, i)
+                else:
+                    what = f"%{name} is read by {block.ops[i].type}, but written only later, by op {writer}"
+                    help = "move the op behind it: dependence.topological_order gives an order"
+                    yield Diagnostic("out-of-order", what, help, block, i)
+
+
+def _given(block: Block) -> set[str]:
+    """Temporaries that blocks which run before this one, in the same round, leave for it."""
+    before = ROUND.get(block.name.split(".", 1)[0], ())
+    return {n for b in block.program.blocks.values() if b.name in before for op in b.ops for n in op.writes}
+
+
+def _is_temp(name: str, program: Program) -> bool:
+    return name in program.variables and program.variables[name].kind is Kind.TEMP
+
+
+def _gradient(op: Operator) -> tuple[str, ...]:
+    """Names in the `grad` slot of an optimizer op: one that writes its `param` slot."""
+    definition = registry.get(op.type)
+    if definition is None or "param" not in definition.writes:
+        return ()
+    return tuple(r.name for s, a in zip(definition.slots, op.args, strict=False) if s.name == "grad" for r in refs(a))
+
+
+@rule("redefined", "a temporary is the result of one op of its block")
+def _redefined(program: Program) -> Iterator[Diagnostic]:
+    for block in program.blocks.values():
+        by: dict[str, int] = {}
+        for i, op in enumerate(block.ops):
+            for name in op.writes:
+                if name in by and _is_temp(name, program):
+                    message = f"%{name} is the result of {op.type}, and of op {by[name]} before"
+                    yield Diagnostic("redefined", message, "give one of them another name", block, i)
+                by.setdefault(name, i)
+
+
+@rule("constant-write", "what never changes (frozen, const) is not written")
+def _constant_write(program: Program) -> Iterator[Diagnostic]:
+    for block, i, op in _ops(program):
+        for name in dict.fromkeys(registry.writes_of(op)):
+            v = program.variables.get(name)
+            if v is not None and v.kind in (Kind.FROZEN, Kind.CONST):
+                message = f"{op.type} writes %{name}, which is {v.kind.value}: the same in every process and step"
+                yield Diagnostic("constant-write", message, "declare it as a buffer, or write to a copy", block, i)
+
+
+# -- gradients and values -----------------------------------------------------------------------------------------
+
+
+@rule("grad-shape", "the gradient of x, x@GRAD, has the type of x")
+def _grad_shape(program: Program) -> Iterator[Diagnostic]:
+    for name, grad in program.variables.items():
+        of = program.variables.get(name.removesuffix(GRAD))
+        if name.endswith(GRAD) and of is not None and not _same_type(of.type, grad.type):
+            message = f"%{name} is {grad.type}, but %{of.name} is {of.type}"
+            yield Diagnostic("grad-shape", message, "a gradient has its variable's shape and dtype")
+
+
+@rule("value-type", "an initial value has the type of its variable")
+def value_types(program: Program) -> Iterator[Diagnostic]:
+    """Findings about `program.values`."""
+    for name, value in program.values.items():
+        v = program.variables.get(name)
+        given = Type(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        if v is None or v.type != given:
+            declared = "not declared" if v is None else f"declared {v.type}"
+            message = f"%{name} is {declared}, but its value is {given}"
+            yield Diagnostic("value-type", message, "correct the declaration, or the value")
+
+
+def _missing_values(program: Program) -> Iterator[Diagnostic]:
+    for v in program.variables.values():
+        if v.kind.persistent and v.name not in program.values:
+            message = f"{v.kind.value} %{v.name} has no initial value"
+            yield Diagnostic("missing-value", message, "set program.values[name], or load the program with its values")

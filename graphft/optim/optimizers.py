@@ -66,7 +66,7 @@ class Optimizer:
 
     def attributes(self) -> dict[str, Arg]:
         """The op's attributes."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in _NO_ATTRIBUTE}
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in NO_ATTRIBUTE}
 
     def state(self) -> dict[str, float]:
         """The op's state operands, in order, and what they are filled with at first."""
@@ -97,7 +97,7 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-_NO_ATTRIBUTE = ("lr", "initial_accumulator_value")
+NO_ATTRIBUTE = ("lr", "initial_accumulator_value")
 SCALAR_STATE = "step"
 """The state that is a 0-dim float32 tensor: this parameter's number of updates. Other state is like the parameter."""
 

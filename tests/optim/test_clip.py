@@ -13,8 +13,8 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Kind, Program, Type
-from graphft.ops.clip import UNIT, clip_by_global_norm, clip_by_value, squared_norms
 from graphft.ops.context import Context
+from graphft.ops.gradients import UNIT, clip_by_global_norm, clip_by_value, squared_norms
 from graphft.optim.optimizers import ClipByGlobalNorm, ClipByValue
 
 CTX = Context()

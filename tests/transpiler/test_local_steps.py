@@ -298,9 +298,9 @@ def test_what_the_block_shares_with_the_step_is_said() -> None:
         means = {op.args[0].name for op in local.ops if op.type == "accumulate"}
         assert set(run.reads) == {"chunk"} | evolving | means
         assert set(graphft.ir.registry.writes_of(run)) == evolving | means
-        order = graphft.ir.views.topological_order(step)
+        order = graphft.ir.dependence.topological_order(step)
         assert order == list(range(len(order)))
-        graph = graphft.ir.views.def_use(step)
+        graph = graphft.ir.dependence.def_use(step)
         at = step.ops.index(run)
         sends = [i for i, op in enumerate(step.ops) if op.type == "send"]
         sent = {name for i in sends for name in step.ops[i].reads}

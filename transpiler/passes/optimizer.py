@@ -10,7 +10,7 @@ import torch
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Operator, Program, Ref, Type, Variable, backup_name, grad_name, registry
 from graphft.ir.literals import dtype_of
-from graphft.ops.clip import UNIT
+from graphft.ops.gradients import UNIT
 from graphft.optim.training import GLOBAL_STEP
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.layout import ALL_NORMS, EVOLVING, Slice, all_slices, slices_of

@@ -1,10 +1,9 @@
-"""Gradient clipping, by value and by global norm.
+"""What is done to gradients before they are applied: clipping by value and by global norm, delay compensation.
 
-The global norm is not elementwise, so it is reduced in an order that does not depend on who holds which slice:
+The global norm is not elementwise, so it is reduced in an order that does not depend on the number of shards:
 each parameter's flat gradient is cut into units of `unit` elements, each unit's squares are summed in float64 by
 a fixed tree, and the units' sums, in canonical order (parameters as declared, units ascending), again by that
-tree. Shards whose slices end at multiples of `unit` compute their own units' sums, exchange these short vectors,
-put them in canonical order, and all get the same bits, whatever their number.
+tree. Shards whose slices end at multiples of `unit` compute their own units' sums, and exchange these short vectors.
 """
 
 from __future__ import annotations
@@ -29,12 +28,7 @@ _UNITS_AT_ONCE = 64
 def _partial_sums(operator: Operator, block: Block) -> list[Type]:
     unit, units = operator.attrs.get("unit", UNIT), 0
     if unit < 1:
-        raise ProgramError(
-            f"squared_norms: unit must be positive, got {unit}",
-            block=block,
-            rule="attribute",
-            help=f"leave it out: {UNIT} elements",
-        )
+        raise ProgramError(f"squared_norms: unit must be positive, got {unit}", block=block, rule="attribute")
     for ref in operator.args:
         numel = block.program.variables[ref.name].type.numel
         if numel is None:
@@ -94,3 +88,53 @@ def _tree_sum(rows: Tensor) -> Tensor:
         rows[:, : n - half] += rows[:, half:n]
         n = half
     return rows[:, 0].clone()  # not a view, which would keep all of `rows`
+
+
+def _check_delay(operator: Operator, block: Block) -> None:
+    """Everything has the gradient's type; the mean square is there if, and only if, it is used."""
+    gradient = operator.operand("grad")
+    types = {ref: block.program.variables[ref.name].type for ref in operator.args}
+    for ref, type in types.items():
+        if type != types[gradient]:
+            raise ProgramError(
+                f"dc_asgd: {ref} is {type}, but the gradient {gradient} is {types[gradient]}",
+                block=block,
+                rule="optimizer-operand",
+                help="give the parameter of this gradient, and its backup",
+            )
+    decay = operator.attrs.get("decay", 0.0)
+    if not 0 <= decay < 1 or len(operator.args) != (4 if decay else 3):
+        raise ProgramError(
+            f"dc_asgd with decay {decay} takes (grad, param, backup{', mean_square' * (decay != 0)}), "
+            f"got {operator.args}",
+            block=block,
+            rule="optimizer-operand",
+            help="decay is at least 0 and below 1; the mean square is given if it is not 0",
+        )
+
+
+@op("dc_asgd", check=_check_delay, writes=("grad", "mean_square"))
+def dc_asgd(
+    ctx: Context,
+    grad: Tensor,
+    param: Tensor,
+    backup: Tensor,
+    *mean_square: Tensor,
+    strength: float = 0.04,
+    decay: float = 0.0,
+) -> None:
+    """grad <- grad + lambda * grad * grad * (param - backup), in place, elementwise.
+
+    `backup` is the parameter that the gradient was computed from; lambda is `strength`. Other batches have moved the
+    parameter to `param` since: grad * grad * (param - backup) estimates how much that changes the gradient (Zheng et
+    al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017).
+
+    With `decay`, lambda is `strength` / sqrt(mean_square + 1e-7), element by element, and mean_square, which starts at
+    0, becomes decay * mean_square + (1 - decay) * grad * grad first (the paper's DC-ASGD-a).
+    """
+    # Each kernel rounds once (no addcmul, no add_(alpha=)), so that the bits do not depend on how a parameter is cut.
+    change = (param - backup).mul_(grad).mul_(grad).mul_(strength)
+    for mean in mean_square:
+        mean.mul_(decay).add_(grad.square().mul_(1 - decay))
+        change.div_(mean.add(1e-7).sqrt_())
+    grad.add_(change)
