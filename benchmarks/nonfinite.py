@@ -24,8 +24,7 @@ from ft_overhead import JOBS, Measured, Run
 
 from graphft.runtime.data import open_reader
 from graphft.runtime.execute.finite import is_finite
-from graphft.runtime.replay.batch import LocalTrainer
-from graphft.runtime.replay.shards import LocalShards
+from graphft.runtime.replay.recompute import LocalShards, LocalTrainer
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor
 
 ELEMENTS, ROUNDS, STEPS = 1 << 20, 200, 30

@@ -15,7 +15,7 @@ import psutil
 from graphft.plan import Plan
 from graphft.runtime.protocol.messages import FinishTasks, GetTasks, Tasks
 from graphft.runtime.protocol.task_events import Answer, Asked, Living, QueueOptions
-from graphft.runtime.protocol.task_groups import QueueState
+from graphft.runtime.protocol.task_pass import QueueState
 from graphft.runtime.protocol.task_queue import MAX_GIVEN, TaskQueue
 
 

@@ -7,7 +7,6 @@ No kernel reads a clock, the environment or a global. A port's method does what 
 
 from __future__ import annotations
 
-import math
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -67,7 +66,6 @@ class ChunkWork:
 class ClaimTerms(NamedTuple):
     """The terms of claims: see op `etcd_get_chunk`."""
 
-    timeout: float = math.inf
     max_failures: int = 0
     max_discarded: int = 0
 

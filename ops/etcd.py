@@ -76,16 +76,15 @@ def etcd_enqueue_todo(ctx: Context) -> None:
 
 
 @op("etcd_get_chunk", infer=[Type("chunk")], effect=True)
-def etcd_get_chunk(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3, max_discarded: int = 0) -> ChunkWork:
+def etcd_get_chunk(ctx: Context, *, max_failures: int = 3, max_discarded: int = 0) -> ChunkWork:
     """Returns the batch to compute now, claiming its chunk (todo -> pending) when it is the chunk's first.
 
-    Sync: the batch that the pass plan gives (step, slot). Async: of a chunk claimed from todo. A claim must be renewed
-    by progress within `timeout` seconds. A batch that failed `max_failures` times in a row is discarded, its records in
-    later passes, too, and reported; the job fails when these are more than `max_discarded` records (-1: at the first).
-    Raises NoData when the slot has no batch at this step, and EndOfPass when todo and pending are empty and every step
-    is applied.
+    Sync: the batch that the pass plan gives (step, slot). Async: of a chunk claimed from todo. A batch that failed
+    `max_failures` times in a row is discarded, its records in later passes, too, and reported; the job fails when these
+    are more than `max_discarded` records (-1: at the first). Raises NoData when the slot has no batch at this step, and
+    EndOfPass when todo and pending are empty and every step is applied.
     """
-    return ctx.queue.get(ClaimTerms(timeout, max_failures, max_discarded))
+    return ctx.queue.get(ClaimTerms(max_failures, max_discarded))
 
 
 @op("etcd_complete_chunk", effect=True)

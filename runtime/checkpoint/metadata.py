@@ -17,7 +17,7 @@ import graphft
 from graphft.runtime.coordination.discarded import describe_discarded, discarded_of
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import mod_is, put_op
-from graphft.runtime.protocol.discards import Discards
+from graphft.runtime.protocol.chunk_queue import Discards
 
 if TYPE_CHECKING:
     from graphft.plan import Plan

@@ -10,7 +10,7 @@ import msgspec
 
 from graphft.disk.fileio import read_regular, write_atomically
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.discards import Discards, positions_of
+from graphft.runtime.protocol.chunk_queue import Discards, positions_of
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig

@@ -422,7 +422,7 @@ def _unavailable(url: str, error: OSError) -> GraphftError:
 
 
 def delete_entries(job_dir: Path, folder: str = ENTRIES) -> None:
-    """Deletes the entries of one validation, or of all (see `validation.entries`), as far as they can be deleted: a
+    """Deletes the entries of one validation, or of all (see `validation.results`), as far as they can be deleted: a
     process that is killed when it has concluded one leaves them."""
     shutil.rmtree(job_dir / folder, ignore_errors=True)
     if url := storage_of(job_dir):

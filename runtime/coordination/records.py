@@ -1,5 +1,5 @@
 """What is stored in etcd, each record once; its fields are its JSON. The queue's are in `protocol.chunk_queue` and
-`protocol.task_groups`."""
+`protocol.task_pass`."""
 
 from __future__ import annotations
 

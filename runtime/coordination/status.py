@@ -20,9 +20,8 @@ from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.etcd.channel import FULL_HELP
 from graphft.runtime.etcd.model import KV, Store
 from graphft.runtime.process.identity import Identity
-from graphft.runtime.protocol.chunk_queue import chunk_of
-from graphft.runtime.protocol.discards import Discards
-from graphft.runtime.protocol.task_groups import TaskCounts
+from graphft.runtime.protocol.chunk_queue import Discards, chunk_of
+from graphft.runtime.protocol.task_pass import TaskCounts
 
 UNKNOWN_JOB = "unknown-job"
 """The rule of the error that etcd knows nothing of a job."""

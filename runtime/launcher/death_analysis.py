@@ -17,9 +17,8 @@ from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, describe_exit, manner, oom_kills
 from graphft.runtime.process.work_record import Note, Phase, read_note, record_path
 from graphft.runtime.protocol.chunk_queue import Change
-from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
-from graphft.runtime.queue.failed_batch import fail_batch
-from graphft.runtime.queue.transactions import tell_discarded
+from graphft.runtime.protocol.failure_detection import Deaths, Died, Verdict
+from graphft.runtime.queue.transactions import fail_batch, tell_discarded
 from graphft.runtime.transport.wire import Login
 
 log = logging.getLogger("graphft")

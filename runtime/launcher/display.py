@@ -17,7 +17,7 @@ from rich.text import Text
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import ETCD_FULL, JobStatus
 from graphft.runtime.launcher.process_rows import Processes
-from graphft.runtime.protocol.step_pace import in_words
+from graphft.runtime.protocol.time_ledger import in_words
 
 LINE_EVERY_SECONDS = 5.0
 EVENTS_SHOWN = 6

@@ -27,10 +27,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from graphft.runtime.protocol.checks import async_problem
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.protocol.messages import BatchAck, BatchPush, LedgerQuery, Message, Parameters, Pull, Query
+from graphft.runtime.protocol.messages import (
+    BatchAck,
+    BatchPush,
+    LedgerQuery,
+    Message,
+    Parameters,
+    Pull,
+    Query,
+    async_problem,
+)
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
 from graphft.runtime.protocol.shard import Shard
 

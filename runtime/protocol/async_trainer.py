@@ -27,19 +27,26 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.async_events import (
+from graphft.runtime.protocol.events import (
     AsyncTrainerEffect,
     AsyncTrainerEvent,
     AsyncTrainerOptions,
     BeginBatch,
     ChunkKey,
     CloseBatch,
+    Count,
     Dropped,
+    Fail,
+    FromShard,
     Loaded,
+    Pushed,
+    Send,
+    ShardDown,
+    ShardUp,
+    Tick,
     Took,
 )
-from graphft.runtime.protocol.checks import async_answer_problem
-from graphft.runtime.protocol.events import Count, Tick
+from graphft.runtime.protocol.machine import Story
 from graphft.runtime.protocol.messages import (
     BatchAck,
     BatchPush,
@@ -51,9 +58,8 @@ from graphft.runtime.protocol.messages import (
     Pull,
     Refused,
     Welcome,
+    async_answer_problem,
 )
-from graphft.runtime.protocol.story import Story
-from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
 from graphft.runtime.protocol.trainer_state import Silence
 
 NEVER = float("-inf")

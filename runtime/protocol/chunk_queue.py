@@ -1,26 +1,30 @@
-"""The chunk queue's records, and the one transaction that each transition is.
+"""The records of the chunk queue, and the one transaction that each of its transitions is.
 
-Per pass, under a prefix of its own (`keys.queue(pass)`):
+Each pass has a prefix of its own (`keys.queue(pass)`):
 
-    todo/<chunk>     stays until the chunk is done; holds attempts and failures
-    pending/<chunk>  the claim, under its trainer's lease: it goes when the trainer does, and nothing else need be done
+    todo/<chunk>     stays until the chunk is done; counts attempts and failures
+    pending/<chunk>  the claim, under its trainer's lease: it ends when the trainer does
     done/<chunk>
 
-The records of a validation's ranges (`decisions.py`) are of the same kind, with their result in `done`.
+A pass is over when no `todo` record is left. The ranges of a validation (`decisions.py`) have records of the same kind,
+with their result in `done`. A batch that fails too often is discarded, and its chunk goes on without it:
 
-So a pass is over when no `todo` record is left: pending chunks cannot be overlooked. A batch that fails too often is
-discarded, and its chunk goes on without it (`discards.py`; a record beside the passes' own). The functions take
-records as they were read, and return a `Change` as plain data; a driver makes an etcd transaction of it:
+    /<job>.queue/discarded/<chunk> = Discards
 
-    change = claim(prefix, chunk, todo=store.get(todo_key(prefix, chunk)), ...)
+The records of that batch are discarded in all later passes too, whose batches consist of other records. What was
+computed before stays as it was, so a rollback does not change it.
+
+Functions take records as they were read and return a `Change` as plain data, which a driver makes a transaction of:
+
+    change = claim(prefix, chunk, store.get(todo_key(prefix, chunk)), ...)
     result = store.txn([compare ...], [put ..., delete ...])   # `Put.leased`: under this process's lease
     if result.ok and change.outcome == "claimed": fence = result.revision      # the claim's create_revision
 
-A transaction that fails changed nothing: read again. The fence is compared by whatever relies on the claim, so a
-trainer that was given up cannot complete, renew or release what has another owner now.
+A transaction that fails has changed nothing: read again. Whatever relies on a claim compares its fence, so a trainer
+that has lost its claim can neither complete, renew nor release the chunk.
 
-Failures are counted at the next claim: a claim that was neither completed nor released failed. It resets the count
-when the chunk progressed meanwhile (`progress`: batches applied so far), so preemptions never discard good data.
+Failures are counted at the next claim: a claim that was neither completed nor released has failed. Progress since
+(`progress`: batches applied) resets the count, so preemptions never discard good data.
 """
 
 from __future__ import annotations
@@ -30,79 +34,159 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import msgspec
+import numpy as np
 
 from graphft.errors import plain_text
-from graphft.runtime.protocol.discards import Discard, Discards
+from graphft.plan import Plan
 
 MAX_PUTS = 100  # per transaction; etcd takes 128 operations
 LOST_CLAIMS = 10
-"""Holders that vanished (perhaps preempted) are held against a chunk `LOST_CLAIMS` times less than an error of its."""
-
-
-class Todo(msgspec.Struct, frozen=True):
-    """Value of `todo/<chunk>`. `progress`: batches that were applied when it was claimed (or renewed) last.
-
-    What becomes of it is decided by its methods, for the queue in etcd and the coordinator's alike.
-    """
-
-    attempt: int = 0
-    failures: int = 0
-    progress: int = 0
-    open: bool = False
-    """The last claim has not been released: when no claim is there any more, it failed."""
-    suspects: tuple[int, ...] = ()
-    """Records of the batch that all failures in a row blame; (): none of them said which."""
-
-    def claimed(self, progress: int = 0, vanished: bool = False) -> Todo:
-        """Returns the record that a new holder, who knows of this progress, makes of it. `vanished`: a holder before
-        who did is a failure."""
-        failures = 0 if progress > self.progress else self.failures + (self.open and vanished)
-        return Todo(self.attempt + 1, failures, max(progress, self.progress), True, self.suspects)
-
-    def renewed(self, progress: int) -> Todo:
-        """When more has been applied, the failures so far are forgotten."""
-        failures = 0 if progress > self.progress else self.failures
-        return Todo(self.attempt, failures, max(progress, self.progress), True, self.suspects)
-
-    def released(self, progress: int) -> Todo:
-        """On purpose: no failure."""
-        return Todo(self.attempt, self.failures, max(progress, self.progress), False, self.suspects)
-
-    def failed(self, batch: int, records: Collection[int]) -> Todo:
-        """Failures of another batch before do not count."""
-        failures = self.failures + 1 if batch == self.progress else 1
-        return Todo(self.attempt, failures, batch, False, _suspects(self.suspects if failures > 1 else (), records))
-
-    def discarded(self, batch: int) -> Todo:
-        """Free again, without that batch; its failures so far are forgotten."""
-        return Todo(self.attempt, 0, batch, False)
-
-
-class Pending(msgspec.Struct, frozen=True):
-    """Value of `pending/<chunk>`: who holds it, and on which terms.
-
-    `slot`: sync, else -1. `deadline`: wall-clock seconds. `max_failures`:
-    so many of a batch in a row, without progress, and it is discarded. `max_discarded`: more records of the job's data
-    than these must not be discarded.
-    """
-
-    trainer: str
-    slot: int
-    deadline: float
-    attempt: int = 1
-    max_failures: int = 3
-    max_discarded: int = 0
+"""A holder that vanished, perhaps preempted, weighs so many times less than an error of the chunk."""
+FULL_REASONS = 50
+"""Discards of a chunk whose reasons are kept in full; later ones are cut to `SHORT_REASON` characters."""
+SHORT_REASON = 160
+MAX_RECORD = 1 << 20
+"""Bytes of a chunk's Discards; etcd takes 1.5 MB."""
 
 
 class Record(Protocol):
     """A key as it was read from etcd."""
 
     @property
+    def key(self) -> str: ...
+    @property
     def value(self) -> bytes: ...
     @property
     def create_revision(self) -> int: ...
     @property
     def mod_revision(self) -> int: ...
+
+
+# -- what is discarded ------------------------------------------------------------------------------------------------
+
+
+class Discard(msgspec.Struct, frozen=True):
+    """Batch `batch` of pass `pass_index` has failed; with `rest`, all batches of the chunk behind it as well.
+
+    `records`: positions in the chunk of the bad records, where they are known; (): all records of the batch.
+    """
+
+    pass_index: int
+    batch: int
+    reason: str
+    failures: int = 1
+    rest: bool = False
+    records: tuple[int, ...] = ()
+
+
+class Discards(msgspec.Struct, frozen=True):
+    """All discards of one chunk."""
+
+    discards: tuple[Discard, ...] = ()
+
+    def having(self, discard: Discard) -> Discards:
+        """Returns these and one more, whose reason may be cut so that the record stays small."""
+        if len(self.discards) >= FULL_REASONS:
+            discard = msgspec.structs.replace(discard, reason=plain_text(discard.reason, SHORT_REASON))
+        return Discards((*self.discards, discard))
+
+    def without_reasons(self) -> Discards:
+        """Returns what a process needs that reads the chunk."""
+        return Discards(tuple(msgspec.structs.replace(discard, reason="") for discard in self.discards))
+
+
+class ChunkDiscards:
+    """The discards of a chunk, applied to the batches of `plan`."""
+
+    def __init__(self, plan: Plan, chunk: int, record: Discards) -> None:
+        self._plan, self._chunk = plan, chunk
+        self._positions = [(o.pass_index, positions_of(plan, chunk, o)) for o in record.discards]
+
+    def records(self, pass_index: int) -> frozenset[int]:
+        """Returns the positions in the chunk that the pass discards."""
+        return frozenset().union(*(found for since, found in self._positions if since <= pass_index))
+
+    def samples(self, pass_index: int, batch: int) -> int:
+        """Returns the number of records of a batch that are left."""
+        return len(set(self._plan.positions(pass_index, self._chunk, batch).tolist()) - self.records(pass_index))
+
+    def batches(self, pass_index: int) -> frozenset[int]:
+        """Returns the batches of which nothing is left."""
+        return frozenset(b for b in range(int(self._plan.batches[self._chunk])) if not self.samples(pass_index, b))
+
+
+def discards_of(plan: Plan, record: Record | None) -> ChunkDiscards | None:
+    if record is None:
+        return None
+    return ChunkDiscards(plan, chunk_of(record.key), msgspec.json.decode(record.value, type=Discards))
+
+
+def count_records(plan: Plan, discarded: Mapping[int, Discards]) -> int:
+    """Returns the number of records that are discarded, counting each once."""
+    return sum(len(ChunkDiscards(plan, chunk, found).records(plan.passes)) for chunk, found in discarded.items())
+
+
+def positions_of(plan: Plan, chunk: int, discard: Discard) -> frozenset[int]:
+    """Returns the positions in the chunk of the records that it discards."""
+    if discard.records:
+        return frozenset(discard.records)
+    last = int(plan.batches[chunk]) if discard.rest else discard.batch + 1
+    found = [plan.positions(discard.pass_index, chunk, b) for b in range(discard.batch, last)]
+    return frozenset(np.concatenate(found).tolist()) if found else frozenset()
+
+
+# -- records of a chunk -----------------------------------------------------------------------------------------------
+
+
+class Todo(msgspec.Struct, frozen=True):
+    """The value of `todo/<chunk>`; its methods are the transitions, for etcd's queue and the coordinator's alike.
+
+    `progress`: batches that were applied when the chunk was last claimed or renewed. `open`: the last claim was not
+    released, so that it has failed if it is gone. `suspects`: records that all failures in a row blame.
+    """
+
+    attempt: int = 0
+    failures: int = 0
+    progress: int = 0
+    open: bool = False
+    suspects: tuple[int, ...] = ()
+
+    def claimed(self, progress: int = 0, vanished: bool = False) -> Todo:
+        """`vanished`: counts a failure if the holder before has vanished."""
+        failures = 0 if progress > self.progress else self.failures + (self.open and vanished)
+        return Todo(self.attempt + 1, failures, max(progress, self.progress), True, self.suspects)
+
+    def renewed(self, progress: int) -> Todo:
+        """Forgets the failures when more has been applied."""
+        failures = 0 if progress > self.progress else self.failures
+        return Todo(self.attempt, failures, max(progress, self.progress), True, self.suspects)
+
+    def released(self, progress: int) -> Todo:
+        """Counts no failure."""
+        return Todo(self.attempt, self.failures, max(progress, self.progress), False, self.suspects)
+
+    def failed(self, batch: int, records: Collection[int]) -> Todo:
+        """Counts a failure; those of another batch before do not count."""
+        failures = self.failures + 1 if batch == self.progress else 1
+        return Todo(self.attempt, failures, batch, False, _suspects(self.suspects if failures > 1 else (), records))
+
+    def discarded(self, batch: int) -> Todo:
+        """Forgets the failures: the chunk goes on without that batch."""
+        return Todo(self.attempt, 0, batch, False)
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """The value of `pending/<chunk>`: its holder and the terms of the claim.
+
+    `slot`: -1 in async mode. `max_failures`: failures of a batch in a row at which it is discarded. `max_discarded`:
+    the limit on discarded records of the whole data.
+    """
+
+    trainer: str
+    slot: int = -1
+    attempt: int = 1
+    max_failures: int = 3
+    max_discarded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +207,10 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One transaction: if all `compares` hold, all `puts` and `deletes` happen, else nothing."""
+    """One transaction: if all `compares` hold, all `puts` and `deletes` happen, else nothing.
+
+    "went-back" begins a new generation. `cause`, of "discarded": the failure without what follows from it.
+    """
 
     outcome: Literal[
         "claimed",
@@ -137,19 +224,16 @@ class Change:
         "went-back",
         "job-failed",
     ]
-    """"went-back": a new generation begins with it."""
     reason: str
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...] = ()
     deletes: tuple[str, ...] = ()
     cause: str = ""
-    """"discarded": what failed, without what follows from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Holds what is discarded of a chunk: its record as it was read, None if there is none, and where it is; seen from
-    a pass."""
+    """The Discards of a chunk as they were read (None: there are none) at `key`, seen from a pass."""
 
     key: str
     pass_index: int
@@ -160,13 +244,13 @@ class Known:
 
     def discard(self, discard: Discard) -> tuple[Compare, Put]:
         """Adds one, if the record is still the one that was read."""
-        old = self.discarded()
         revision = self.record.mod_revision if self.record is not None else 0
-        return Compare(self.key, "mod", revision), Put(self.key, msgspec.json.encode(old.having(discard)))
+        value = msgspec.json.encode(self.discarded().having(discard))
+        return Compare(self.key, "mod", revision), Put(self.key, value)
 
 
 def todo_key(prefix: str, chunk: int) -> str:
-    """Chunks are numbered with eight digits, so that a range over a key's beginning is a range of chunks."""
+    """Chunks have eight digits, so that a range over the beginning of a key is a range of chunks."""
     return f"{prefix}todo/{chunk:08d}"
 
 
@@ -186,6 +270,9 @@ def decode_todo(record: Record | None) -> Todo:
     return msgspec.json.decode(record.value, type=Todo) if record is not None else Todo()
 
 
+# -- transitions of a claim -------------------------------------------------------------------------------------------
+
+
 def claim(
     prefix: str,
     chunk: int,
@@ -194,17 +281,14 @@ def claim(
     trainer: str,
     slot: int = -1,
     progress: int = 0,
-    now: float,
-    timeout: float,
     max_failures: int,
     max_discarded: int = 0,
     lost: tuple[int, Known] | None = None,
 ) -> Change:
-    """Claims a chunk whose `todo` record was read (None: it has none so far); or, when its holders vanished too often,
-    discards what is left.
+    """Claims a chunk, or discards the rest of it when its holders have vanished too often.
 
-    `progress`: batches of it that are applied, as far as known. `now` and the deadline: wall-clock seconds.
-    `lost`: how many holders in a row may vanish, and what is discarded so far; None: they are not held against it.
+    `todo` None: the chunk has no record so far. `progress`: its batches that are applied, as far as known. `lost`: how
+    many holders in a row may vanish, and what is discarded so far; None: they do not count.
     """
     old = decode_todo(todo)
     new = old.claimed(progress, lost is not None)
@@ -214,55 +298,33 @@ def claim(
     )
     if lost is not None and (found := vanished(chunk, old, progress, *lost)) is not None:
         return _with_todo(prefix, chunk, compares, *found)
-    pending = Pending(trainer, slot, now + timeout, new.attempt, max_failures, max_discarded)
-    return Change(
-        "claimed",
-        f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {new.failures} failures",
-        compares,
-        (
-            Put(todo_key(prefix, chunk), msgspec.json.encode(new)),
-            Put(pending_key(prefix, chunk), msgspec.json.encode(pending), leased=True),
-        ),
+    pending = Pending(trainer, slot, new.attempt, max_failures, max_discarded)
+    reason = f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {new.failures} failures"
+    return Change("claimed", reason, compares, _held(prefix, chunk, new, pending))
+
+
+def _held(prefix: str, chunk: int, todo: Todo, pending: Pending) -> tuple[Put, Put]:
+    return (
+        Put(todo_key(prefix, chunk), msgspec.json.encode(todo)),
+        Put(pending_key(prefix, chunk), msgspec.json.encode(pending), leased=True),
     )
 
 
 def complete(prefix: str, chunk: int, fence: int, value: bytes = b"{}") -> Change:
-    """Completes a chunk under the claim whose create_revision is `fence`. All of its batches are applied; `value`: what
-    else is recorded of that."""
-    return Change(
-        "completed",
-        f"chunk {chunk} is done",
-        (Compare(pending_key(prefix, chunk), "create", fence),),
-        (Put(done_key(prefix, chunk), value),),
-        (todo_key(prefix, chunk), pending_key(prefix, chunk)),
-    )
+    """Completes a chunk, all of whose batches are applied, under the claim with create_revision `fence`."""
+    mine = (Compare(pending_key(prefix, chunk), "create", fence),)
+    done = (Put(done_key(prefix, chunk), value),)
+    return Change("completed", f"chunk {chunk} is done", mine, done, (todo_key(prefix, chunk), mine[0].key))
 
 
-def renew(
-    prefix: str, chunk: int, fence: int, pending: Pending, todo: Record, *, progress: int, now: float, timeout: float
-) -> Change:
-    """Moves the deadline of one's own claim on. When more has been applied, the failures so far are forgotten."""
-    moved = msgspec.structs.replace(pending, deadline=now + timeout)
-    new = msgspec.json.decode(todo.value, type=Todo).renewed(progress)
-    return Change(
-        "renewed",
-        f"chunk {chunk} has {progress} batches applied",
-        _own(prefix, chunk, fence, todo),
-        (
-            Put(todo_key(prefix, chunk), msgspec.json.encode(new)),
-            Put(pending_key(prefix, chunk), msgspec.json.encode(moved), leased=True),
-        ),
-    )
+def renew(prefix: str, chunk: int, fence: int, pending: Record, todo: Record, progress: int) -> Change:
+    """Rewrites one's own claim, which others see as new, and its progress."""
+    held = _held(prefix, chunk, decode_todo(todo).renewed(progress), msgspec.json.decode(pending.value, type=Pending))
+    return Change("renewed", f"chunk {chunk} has {progress} batches applied", _own(prefix, chunk, fence, todo), held)
 
 
-def release(prefix: str, chunk: int, fence: int, todo: Record, *, progress: int) -> Change:
-    """Gives one's own claim back on purpose (a slot is handed over): no failure."""
-    reason = f"chunk {chunk} is handed over after {progress} batches"
-    return put_back(prefix, chunk, fence, todo, decode_todo(todo).released(progress), reason)
-
-
-def put_back(prefix: str, chunk: int, fence: int, todo: Record, new: Todo, reason: str) -> Change:
-    """Gives one's own claim back: the chunk is todo, with this record."""
+def put_back(prefix: str, chunk: int, fence: int, todo: Record, new: Todo, reason: str = "") -> Change:
+    """Gives one's own claim back: the chunk is todo, with the record `new`."""
     return _with_todo(prefix, chunk, _own(prefix, chunk, fence, todo), new, Change("released", reason, ()))
 
 
@@ -274,33 +336,19 @@ def _own(prefix: str, chunk: int, fence: int, todo: Record) -> tuple[Compare, ..
 
 
 def displace(prefix: str, chunk: int, pending: Record) -> Change:
-    """Takes a claim away from its holder. The caller knows that the holder has lost the right to it."""
-    return Change(
-        "expired",
-        f"chunk {chunk} was left claimed",
-        (Compare(pending_key(prefix, chunk), "mod", pending.mod_revision),),
-        (),
-        (pending_key(prefix, chunk),),
-    )
-
-
-def expire(prefix: str, chunk: int, pending: Record, now: float) -> Change | None:
-    """Takes a claim away whose deadline is over: its holder lives, but is stuck. None: it is in time."""
-    claim_ = msgspec.json.decode(pending.value, type=Pending)
-    if now <= claim_.deadline:
-        return None
-    reason = f"chunk {chunk}: {claim_.trainer} is {now - claim_.deadline:.1f} s over its deadline"
-    return replace(displace(prefix, chunk, pending), reason=reason)
+    """Takes a claim from its holder, who has lost the right to it or does not renew it."""
+    key = pending_key(prefix, chunk)
+    return Change("expired", f"chunk {chunk} is taken", (Compare(key, "mod", pending.mod_revision),), deletes=(key,))
 
 
 def fail(prefix: str, chunk: int, fence: int, todo: Record, known: Known, **failure: Any) -> Change:
-    """Reports at once that a batch of a chunk under the own claim has `failed`; gives the chunk back."""
-    new, change = failed(chunk, msgspec.json.decode(todo.value, type=Todo), known, **failure)
+    """Counts a failure (see `failed`) of a batch under one's own claim, and gives the chunk back."""
+    new, change = failed(chunk, decode_todo(todo), known, **failure)
     return _with_todo(prefix, chunk, _own(prefix, chunk, fence, todo), new, change)
 
 
 def _with_todo(prefix: str, chunk: int, compares: tuple[Compare, ...], todo: Todo, change: Change) -> Change:
-    """The change, with the chunk's own records: it is free again."""
+    """Adds to a change that the chunk is free again."""
     put = Put(todo_key(prefix, chunk), msgspec.json.encode(todo))
     return replace(
         change, compares=(*compares, *change.compares), puts=(put, *change.puts), deletes=(pending_key(prefix, chunk),)
@@ -318,24 +366,21 @@ def failed(
     records: Collection[int] = (),
     rest: bool = False,
 ) -> tuple[Todo, Change]:
-    """Returns what a chunk is when a batch of it has failed, and the change beside it.
+    """Returns what a chunk is after a failure of a batch, and what is changed beside its records.
 
-    The batch is discarded when it has failed too often in a row, and with `rest` all batches behind it; only the
-    records to blame if that is known: `records` (positions in the chunk) of this failure, those among them that the
-    failures before blame as well. Failures of another batch before do not count. `reason` may be of any origin.
+    A batch that has failed too often in a row is discarded, with `rest` all batches behind it. `records`: positions in
+    the chunk of those to blame, if known; then only those are discarded that its failures agree on.
     """
     reason = plain_text(reason)
     new = todo.failed(batch, records)
     if new.failures < max_failures:
         return new, Change("released", f"chunk {chunk} failed at batch {batch}: {reason}", ())
-    return _discard(
-        chunk, todo, Discard(known.pass_index, batch, reason, new.failures, rest, () if rest else new.suspects), known
-    )
+    bad = () if rest else new.suspects
+    return _discard(chunk, todo, Discard(known.pass_index, batch, reason, new.failures, rest, bad), known)
 
 
 def vanished(chunk: int, todo: Todo, progress: int, limit: int, known: Known) -> tuple[Todo, Change] | None:
-    """Does as `failed`, of a chunk that nobody holds: the rest of it is discarded if `limit` of its holders in a row
-    have vanished, which may have been preempted. None: not so many have."""
+    """Discards the rest of a chunk that nobody holds if `limit` of its holders in a row have vanished; else None."""
     failures = todo.claimed(progress, vanished=True).failures
     if failures < limit:
         return None
@@ -344,12 +389,11 @@ def vanished(chunk: int, todo: Todo, progress: int, limit: int, known: Known) ->
 
 
 def _suspects(before: Collection[int], now: Collection[int]) -> tuple[int, ...]:
-    """Failures that agree on records blame these; if they agree on none, the last one that named any is believed."""
+    """Returns the records that failures agree on; if there are none, those that the last one named."""
     return tuple(sorted(set(before) & set(now) or set(now) or set(before)))
 
 
 def _discard(chunk: int, todo: Todo, discard: Discard, known: Known) -> tuple[Todo, Change]:
-    """The chunk goes on without what is discarded; its failures so far are forgotten."""
     what = f"chunk {chunk} from batch {discard.batch} on" if discard.rest else f"batch {discard.batch} of chunk {chunk}"
     lost = f"{len(discard.records)} of its records" if discard.records else "its records"
     times = f" {discard.failures} times in a row without progress" if discard.failures > 1 else ""
@@ -360,42 +404,29 @@ def _discard(chunk: int, todo: Todo, discard: Discard, known: Known) -> tuple[To
     return todo.discarded(discard.batch), change
 
 
+# -- transitions of a pass --------------------------------------------------------------------------------------------
+
+
 def requeue(prefix: str, chunk: int, done: Record | None, progress: int, failures: int = 0) -> Change:
-    """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more."""
-    compares = (
-        Compare(todo_key(prefix, chunk), "mod", 0),
-        Compare(done_key(prefix, chunk), "mod", done.mod_revision if done is not None else 0),
-    )
-    return Change(
-        "rewound",
-        f"chunk {chunk} is to be done again: a shard has {progress} batches of it",
-        compares,
-        (Put(todo_key(prefix, chunk), msgspec.json.encode(Todo(failures=failures, progress=progress))),),
-        (done_key(prefix, chunk),),
-    )
-
-
-def claimable(todo: Iterable[int], pending: Iterable[int]) -> list[int]:
-    """Chunks that no trainer holds, ascending."""
-    return sorted(set(todo) - set(pending))
+    """Has a chunk done again that is done, or whose records are gone: a shard that went back lacks some of it."""
+    todo, key = todo_key(prefix, chunk), done_key(prefix, chunk)
+    compares = (Compare(todo, "mod", 0), Compare(key, "mod", done.mod_revision if done is not None else 0))
+    put = Put(todo, msgspec.json.encode(Todo(failures=failures, progress=progress)))
+    reason = f"chunk {chunk} is to be done again: a shard has {progress} batches of it"
+    return Change("rewound", reason, compares, (put,), (key,))
 
 
 def enqueue(prefix: str, chunks: Iterable[int], fence: Compare) -> list[Change]:
-    """The todo records of a pass.
-
-    `fence` holds as long as the pass has not begun (its record is written last): then nothing is claimed, and
-    repeating this after a crash half-way changes nothing that is in use.
-    """
+    """Makes the todo records of a pass. `fence` holds until the pass has begun (its record is written last), so this
+    may be repeated after a crash half-way."""
     puts = [Put(todo_key(prefix, c), msgspec.json.encode(Todo())) for c in chunks]
-    return [
-        Change("enqueued", f"{len(puts[i : i + MAX_PUTS])} chunks to do", (fence,), tuple(puts[i : i + MAX_PUTS]))
-        for i in range(0, len(puts), MAX_PUTS)
-    ]
+    parts = [tuple(puts[i : i + MAX_PUTS]) for i in range(0, len(puts), MAX_PUTS)]
+    return [Change("enqueued", f"{len(part)} chunks to do", (fence,), part) for part in parts]
 
 
 def close(prefix: str, chunks: Iterable[int], records: Mapping[str, Record]) -> list[Change]:
-    """Chunks that are todo or pending are done, whoever holds them: all of their batches are applied. `records`: all of
-    the pass's, by key."""
+    """Completes chunks that are todo or pending, whoever holds them: all of their batches are applied. `records`: those
+    of the pass, by key."""
     changes = []
     for chunk in chunks:
         keys = todo, pending, done = todo_key(prefix, chunk), pending_key(prefix, chunk), done_key(prefix, chunk)

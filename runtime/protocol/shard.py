@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from graphft.runtime.protocol.events import Count, Received, Reply
+from graphft.runtime.protocol.machine import LONGEST, Story
 from graphft.runtime.protocol.messages import Hello, Message, Query, Refused, Welcome, refusal_of_stranger
-from graphft.runtime.protocol.story import LONGEST, Story
 
 
 class Shard:

@@ -27,8 +27,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from graphft.runtime.protocol.checks import sync_problem
-from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, Source, TakeCheckpoint, Tick
+from graphft.runtime.protocol.events import (
+    ApplyRound,
+    CheckpointAt,
+    ComputePartials,
+    Count,
+    Finished,
+    PartialsReady,
+    PeerLeft,
+    Received,
+    Reply,
+    RequestRollback,
+    Rollback,
+    RoundApplied,
+    RoundSkipped,
+    SendShard,
+    ShardEffect,
+    ShardEvent,
+    Source,
+    Started,
+    StepsWanted,
+    SyncOptions,
+    TakeCheckpoint,
+    Tick,
+)
 from graphft.runtime.protocol.messages import (
     Empty,
     Hello,
@@ -39,26 +61,10 @@ from graphft.runtime.protocol.messages import (
     Pull,
     Push,
     Query,
+    sync_problem,
 )
 from graphft.runtime.protocol.round import PartialSums, Round
 from graphft.runtime.protocol.shard import Shard
-from graphft.runtime.protocol.sync_events import (
-    ApplyRound,
-    CheckpointAt,
-    ComputePartials,
-    Finished,
-    PartialsReady,
-    RequestRollback,
-    Rollback,
-    RoundApplied,
-    RoundSkipped,
-    SendShard,
-    ShardEffect,
-    ShardEvent,
-    Started,
-    StepsWanted,
-    SyncOptions,
-)
 
 Phase = Literal["collecting", "summing", "exchanging", "applying"]
 

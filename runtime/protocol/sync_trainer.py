@@ -35,14 +35,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.checks import sync_answer_problem
-from graphft.runtime.protocol.events import Count, Tick
-from graphft.runtime.protocol.messages import Empty, Hello, Parameters, Pull, Push, Query, Refused, Welcome
-from graphft.runtime.protocol.story import Story
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
     Begin,
     Closed,
     Copied,
+    Count,
     Fail,
     FromShard,
     Pushed,
@@ -52,10 +49,23 @@ from graphft.runtime.protocol.sync_events import (
     ShardUp,
     SlotGained,
     SlotLost,
+    Tick,
     TrainerEffect,
     TrainerEvent,
     TrainerOptions,
     Work,
+)
+from graphft.runtime.protocol.machine import Story
+from graphft.runtime.protocol.messages import (
+    Empty,
+    Hello,
+    Parameters,
+    Pull,
+    Push,
+    Query,
+    Refused,
+    Welcome,
+    sync_answer_problem,
 )
 from graphft.runtime.protocol.trainer_state import BucketCache, Current, ShardConnection, Silence, SlotState
 

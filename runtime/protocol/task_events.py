@@ -18,7 +18,7 @@ from graphft.runtime.protocol.messages import (
     RequestSaveModel,
     RequeueTasks,
 )
-from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, TaskCounts
+from graphft.runtime.protocol.task_pass import ModelSaver, QueueState, TaskCounts
 
 
 @dataclass(slots=True)

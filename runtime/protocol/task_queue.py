@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from graphft.runtime.protocol.chunk_queue import Todo
+from graphft.runtime.protocol.machine import Story
 from graphft.runtime.protocol.messages import (
     TASK_CALLS,
     CloseTasks,
@@ -38,7 +39,6 @@ from graphft.runtime.protocol.messages import (
     TasksRefused,
     TasksSettled,
 )
-from graphft.runtime.protocol.story import Story
 from graphft.runtime.protocol.task_events import (
     Answer,
     Asked,
@@ -53,8 +53,7 @@ from graphft.runtime.protocol.task_events import (
     fences_of,
     task_problem,
 )
-from graphft.runtime.protocol.task_groups import GROUP, ModelSaver, QueueState, Task, TaskCounts, group_of
-from graphft.runtime.protocol.task_pass import PassTasks
+from graphft.runtime.protocol.task_pass import GROUP, ModelSaver, PassTasks, QueueState, Task, TaskCounts, group_of
 
 MAX_GIVEN = 1024
 """Tasks that one call gets at most."""

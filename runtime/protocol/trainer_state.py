@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphft.runtime.protocol.sync_events import Pushed, Work
+from graphft.runtime.protocol.events import Pushed, Work
 
 RETIRED = 16
 """Incarnations of a shard that are remembered."""

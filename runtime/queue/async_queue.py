@@ -11,7 +11,7 @@ import numpy as np
 from graphft.ops.context import NO_TERMS, ChunkWork, ClaimTerms, NoData
 from graphft.plan import chunk_batch_seed
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.protocol.async_events import ChunkKey
+from graphft.runtime.protocol.events import ChunkKey
 from graphft.runtime.queue.chunk_queue import Claim, OpenQueue, Pace, TrainerQueue
 
 

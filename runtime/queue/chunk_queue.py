@@ -19,8 +19,8 @@ from graphft.plan import Located
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import decode_generation
 from graphft.runtime.etcd import KV
-from graphft.runtime.protocol.async_events import ChunkKey
-from graphft.runtime.protocol.discards import ChunkDiscards
+from graphft.runtime.protocol.chunk_queue import ChunkDiscards
+from graphft.runtime.protocol.events import ChunkKey
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ import msgspec
 from graphft.ops.context import ClaimTerms, EndOfPass, NoData, WorkChanged
 from graphft.plan import Located
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.protocol.async_events import ChunkKey
-from graphft.runtime.protocol.discards import ChunkDiscards
+from graphft.runtime.protocol.chunk_queue import ChunkDiscards
+from graphft.runtime.protocol.events import ChunkKey
 from graphft.runtime.protocol.messages import FinishTasks, GetTasks, ReleaseTasks, RenewTasks, Tasks, TasksSettled
 from graphft.runtime.queue.chunk_queue import (
     CLAIM_BATCHES,

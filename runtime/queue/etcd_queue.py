@@ -1,9 +1,9 @@
-"""The queue's records in etcd, which every trainer reads and writes itself.
+"""The chunk queue in etcd, whose records every trainer reads and writes itself.
 
 Sync: a slot's chunks are claimed under the slot's key. Async: one transaction reads the todo and pending records of a
-random range of 100 chunks; the free ones are shuffled, and a few are claimed in one transaction. A range without todo
-records is not looked at again in this pass; when none is left the pass is over, unless `/<job>/pass` was written
-meanwhile: a shard that comes back older puts chunks back to todo, and then writes it.
+random range of 100 chunks; a second one claims a few of the free ones. A range without todo records is not looked at
+again in this pass; when none is left the pass is over, unless `/<job>/pass` has changed: a shard that went back puts
+chunks back to todo, and then writes it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-import msgspec
-
 from graphft.ops.context import ClaimTerms, EndOfPass, NoData, WorkChanged
 from graphft.plan import Located
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import decode_pass
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op, value_is
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, Known, Todo
-from graphft.runtime.protocol.discards import ChunkDiscards, discards_of
+from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, ChunkDiscards, Known, discards_of
 from graphft.runtime.queue.chunk_queue import (
     CLAIM_BATCHES,
     ChunkQueue,
@@ -35,20 +32,19 @@ from graphft.runtime.queue.chunk_queue import (
     by_pass,
     shard_generations,
 )
-from graphft.runtime.queue.failed_batch import fail_batch, or_end
 from graphft.runtime.queue.passes import Passes, close_pass
 from graphft.runtime.queue.sync_queue import Shards
-from graphft.runtime.queue.transactions import StaleClaims, commit, give_back, renew, tell_discarded
+from graphft.runtime.queue.transactions import StaleClaims, commit, fail_batch, give_back, or_end, renew, tell_discarded
 
 log = logging.getLogger("graphft")
 
 RANGE = 100
-"""Chunks that one look at the queue covers: those whose numbers differ in the last two digits only."""
+"""Chunks that one look at the queue covers: their numbers differ in the last two digits only."""
 T = TypeVar("T")
 
 
 class EtcdQueue(ChunkQueue):
-    """The base of the queues of sync and async trainers."""
+    """Common base of the queues of sync and async trainers."""
 
     def __init__(self, member: Member, pace: Pace) -> None:
         self.member, self.etcd, self.keys = member, member.etcd, member.keys
@@ -60,11 +56,11 @@ class EtcdQueue(ChunkQueue):
         return self.member.retry_while_leased(call)
 
     def _fences(self) -> list[Compare] | None:
-        """Returns what a completion relies on beside its claims; None if that is known not to hold."""
+        """Returns what a completion compares beside its claims; None if that is known not to hold."""
         return []
 
     def complete(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Those that were claimed in one transaction are completed in one."""
+        """Completes in one transaction what was claimed in one."""
         together: dict[tuple[int, int], list[Claim]] = {}
         for claim in claims:
             together.setdefault((claim.key[0], claim.revision), []).append(claim)
@@ -100,7 +96,8 @@ class EtcdQueue(ChunkQueue):
 
     def _release(self, prefix: str, held: Mapping[int, Claim]) -> None:
         def change(chunk: int, todo: KV) -> Change:
-            return chunk_queue.release(prefix, chunk, held[chunk].revision, todo, progress=held[chunk].progress)
+            new = chunk_queue.decode_todo(todo).released(held[chunk].progress)
+            return chunk_queue.put_back(prefix, chunk, held[chunk].revision, todo, new)
 
         fences = {chunk: claim.revision for chunk, claim in held.items()}
         self._retry(lambda: give_back(self.etcd, prefix, fences, change))
@@ -113,21 +110,13 @@ class EtcdQueue(ChunkQueue):
         return change is not None
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> None:
-        """Renews the own claims while batches are computed, or others are waited for, and takes away what others have
-        not renewed."""
+        """Also takes away what others have not renewed."""
         now = time.monotonic()
         for claim in claims:
             if now - claim.renewed > timeout / 4 and self.pace.alive_since(claim.renewed):
                 claim.renewed = now
-                renew(
-                    self.etcd,
-                    self.keys.queue(claim.key[0]),
-                    claim.key[1],
-                    claim.revision,
-                    progress=claim.progress,
-                    timeout=timeout,
-                    lease=self.member.lease,
-                )
+                prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
+                renew(self.etcd, prefix, chunk, claim.revision, self.member.lease, progress=claim.progress)
         record = self.member.view.pass_
         if record is not None and record.pass_index < self.plan.passes:
             self._stale_claims.look(record.pass_index, timeout, {claim.revision for claim in claims})
@@ -151,10 +140,8 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
             self._forget_before(index)
 
     def _close_before(self, index: int) -> None:
-        """Closes the passes before `index` that every shard has applied, but for what living trainers have claimed.
-
-        These complete it themselves. If one of them dies before it does, the next pass that begins closes it.
-        """
+        """Closes the last passes before `index` if every shard has applied them, but for what trainers have claimed:
+        they complete that themselves, or the next pass that begins closes it."""
         for old in range(max(self._kept, index - 2), index):
             if self.shards.lowest() >= self.plan.start_steps[old + 1]:
                 close_pass(self.etcd, self.keys, self.plan, old, pending=False)
@@ -170,9 +157,7 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
     # -- claims -------------------------------------------------------------------------------------------------
 
     def claim(self, slot: int, group: Sequence[Located], terms: ClaimTerms) -> list[Claim]:
-        """A holder that vanished is not held against a chunk: no data is discarded for being preempted. Nothing is
-        claimed of a job that is over: a trainer that has not heard of it would open a chunk again.
-        """
+        """Claims under the slot's key, while the job runs. Holders that vanished do not count as failures."""
         return self._retry(functools.partial(self._claim, slot, group, terms))
 
     def _claim(self, slot: int, group: Sequence[Located], terms: ClaimTerms) -> list[Claim]:
@@ -187,7 +172,7 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
                 raise WorkChanged
 
     def _read(self, group: Sequence[Located]) -> tuple[list[tuple[Located, KV, ChunkDiscards | None]], list[Change]]:
-        """Returns chunks that can be claimed, with their todo records; and what has to be done before others can."""
+        """Returns the chunks that can be claimed, with their todo records; and what must change before others can."""
         prefix = self.keys.queue(group[0].pass_index)
         kinds = (chunk_queue.todo_key, chunk_queue.pending_key, chunk_queue.done_key)
         found = [[*(key(prefix, one.chunk) for key in kinds), self.keys.discarded(one.chunk)] for one in group]
@@ -210,7 +195,6 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
             todo,
             trainer=self.member.id,
             slot=slot,
-            now=time.time(),
             **terms._asdict(),
         )
 
@@ -220,7 +204,7 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
 
 
 class EtcdOpenQueue(EtcdQueue, OpenQueue):
-    """The queue of an async trainer. `generations`: each shard's, in which its acknowledgements were given."""
+    """The queue of an async trainer. `generations`: of each shard, that of its acknowledgements."""
 
     def __init__(self, member: Member, pace: Pace, generations: Callable[[], list[int]]) -> None:
         super().__init__(member, pace)
@@ -238,16 +222,14 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
             log.info("pass %d begins", index) if index < self.plan.passes else log.info("all passes are done")
 
     def _forget_old(self) -> None:
-        """Deletes what is done in passes that every shard's checkpoint holds: no shard will ever requeue it.
-
-        The last pass's stays, for the status of a job that is complete.
-        """
+        """Deletes what is done in passes that every shard's checkpoint holds, and that none can requeue; the last pass
+        stays for the status of a complete job."""
         saved = [c.passes for c in self.member.view.shard_commits.values()]
         for index in range(min(*saved, self.plan.passes - 1) if len(saved) == self.member.config.pservers else 0):
             self._retry(functools.partial(self.etcd.delete_prefix, f"{self.keys.queue(index)}done/"))
 
     def next_pass(self) -> int:
-        """The recorded one, or if it is the trainer's own, the next."""
+        """Returns the recorded pass, or the next one if the trainer's own is recorded."""
         recorded = _pass(self._marker)
         return recorded + 1 if recorded == self.pace.pass_index else recorded
 
@@ -275,14 +257,14 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
                 raise EndOfPass
 
     def _begin(self, marker: KV | None) -> None:
-        """The pass is another, or chunks were put back: every range is to be looked at (again)."""
+        """Has every range looked at (again): the pass is another, or chunks were put back."""
         self._marker = marker
         ranges = -(-len(self.plan.records) // RANGE) if 0 <= _pass(marker) < self.plan.passes else 0
         self._open = [f"{b:06d}" for b in range(ranges)]
         self._random.shuffle(self._open)
 
     def _look(self, start: str, terms: ClaimTerms) -> list[Claim] | None:
-        """One range: claims some of it, or notes that nothing is left to do there. None: the pass changed."""
+        """Claims some of a range, or notes that nothing is left there. None: the pass has changed."""
         index = _pass(self._marker)
         prefix = self.keys.queue(index)
         read = self.etcd.txn(
@@ -299,15 +281,14 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
         todo = {chunk_queue.chunk_of(kv.key): kv for kv in read.range(1).kvs}
         if not todo:
             self._open.remove(start)
-        free = chunk_queue.claimable(todo, (chunk_queue.chunk_of(kv.key) for kv in read.range(2).kvs))
+        free = sorted(todo.keys() - {chunk_queue.chunk_of(kv.key) for kv in read.range(2).kvs})
         self._random.shuffle(free)
         discarded = {chunk_queue.chunk_of(kv.key): kv for kv in read.range(3).kvs}
         records = {c: (todo[c], discarded.get(c)) for c in free[: self._enough(free)]}
         return self._claim(index, records, terms) if free else []
 
     def _enough(self, free: list[int]) -> int:
-        """Returns the number of chunks to claim: several when they are short, but about a fair share of the rest at
-        most."""
+        """Returns the number of chunks to claim: several short ones, but at most about a fair share of the rest."""
         count, batches = 0, 0
         while count < len(free) and batches < CLAIM_BATCHES:
             batches += int(self.plan.batches[free[count]])
@@ -316,7 +297,7 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
         return max(1, min(count, share))
 
     def _claim(self, index: int, records: Mapping[int, tuple[KV, KV | None]], terms: ClaimTerms) -> list[Claim]:
-        """`records`: by chunk, its todo record, and what is discarded of it."""
+        """`records`: by chunk, its todo record and its Discards."""
         changes = {chunk: self._claim_of(index, chunk, *found, terms) for chunk, found in records.items()}
         result = commit(self.etcd, list(changes.values()), self.member.lease)
         if not result.ok:
@@ -327,7 +308,7 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
                 tell_discarded(self.member.events, index, chunk, change)
                 continue
             todo, discarded = records[chunk]
-            attempt = msgspec.json.decode(todo.value, type=Todo).attempt + 1
+            attempt = chunk_queue.decode_todo(todo).attempt + 1
             batches, discards = int(self.plan.batches[chunk]), discards_of(self.plan, discarded)
             claims.append(Claim((index, chunk), batches, result.revision, attempt, discards=discards))
         return claims
@@ -339,16 +320,14 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
             chunk,
             todo,
             trainer=self.member.id,
-            now=time.time(),
-            progress=msgspec.json.decode(todo.value, type=Todo).progress,
+            progress=chunk_queue.decode_todo(todo).progress,
             lost=(LOST_CLAIMS * terms.max_failures, known),
             **terms._asdict(),
         )
         return or_end(self.etcd, self.keys, self.plan, known, change, terms.max_discarded)
 
     def _fences(self) -> list[Compare] | None:
-        """No shard has gone back since it acknowledged the chunks. None: one is back, which has not said yet what it
-        lacks."""
+        """Compares that no shard has gone back since it acknowledged the chunks."""
         found = shard_generations(self.member, self.generations())
         return [mod_is(kv.key, kv.mod_revision) for kv in found] if found is not None else None
 

@@ -1,39 +1,44 @@
-"""The records of a pass: made when it begins, and closed when the job is through with it, so that none stays open.
+"""The records of passes: made when a pass begins, put back when a shard goes back, and closed at its end.
 
-A chunk is done when its holder says so. Its holder may die, or lose the slot, between the last batch's application and
-that; and who takes the slot goes on behind the chunk. So when a pass of a sync job is over, what its plan has is
-recorded as done by the trainer that begins the next one. At the end of any job, the first shard does it for all passes,
-before it says that the job is complete: then all shards have applied all that is not discarded; trainers may be gone.
+The holder of a chunk may die, or lose the slot, after the last batch was applied and before it has completed the chunk,
+and the next holder of the slot goes on behind it. So the trainer that begins a pass of a sync job completes what is
+open of the one before. At the end of any job the first shard does so for all passes, before the job is complete.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
 
 import msgspec
 
+from graphft.ops.context import WorkChanged
 from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import PassRecord, decode_pass
+from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import KV, absent, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.protocol.chunk_queue import Change, ChunkDiscards
+from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.protocol.messages import CloseTasks, RequeueTasks, TasksSettled
+from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient
 from graphft.runtime.queue.transactions import commit
 
 WAIT_SECONDS = 0.2
 LOCK_SECONDS = 10.0
-"""For which a lock is respected. It only saves work: each write compares the pass's record. (An etcd that was restored
-from a backup may have one again whose holder lives, and knows nothing of it.)"""
+"""How long a lock is respected. It only saves work, since each write compares the pass's record; an etcd that was
+restored from a backup may have the lock of a holder that does not know of it."""
 CHANGES = 24
 """A transaction of etcd has at most 128 operations."""
 
 
 class Passes:
-    """Makes the records of passes. A crash half-way does no harm: they count only when `/<job>/pass` says so."""
+    """Makes the records of passes, which count only when `/<job>/pass` says so: a crash half-way does no harm."""
 
     def __init__(self, member: Member) -> None:
         self.member, self.keys, self.plan = member, member.keys, member.config.plan
@@ -42,10 +47,10 @@ class Passes:
     def enqueue(
         self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None] = lambda: None
     ) -> bool:
-        """Makes pass `index` the one that is worked on, as long as it is `due` after what is recorded now.
+        """Begins pass `index` as long as it is `due` after the one that is recorded; True if this process has done it.
 
-        One trainer at a time tries: `before` is called by it, then the missing records are made, and `/<job>/pass`.
-        True if it was this process. `index` may be the number of passes: nothing is left to be done then.
+        One trainer at a time calls `before`, makes the missing records and writes `/<job>/pass`. `index` may be the
+        number of passes: then nothing is left to do.
         """
         return self.member.retry_while_leased(functools.partial(self._enqueue, index, due, before))
 
@@ -80,17 +85,14 @@ class Passes:
         return kvs.get(self.keys.pass_) not in (None, before)
 
     def _lock(self, lock: str, me: bytes) -> KV | None:
-        """Takes the lock. Returns None if this process has it, maybe since a try that etcd did not answer; else whose
-        lock it is."""
+        """Takes the lock. Returns None if this process has it, perhaps from a try without an answer; else the lock."""
         result = self.member.etcd.txn([absent(lock)], [put_op(lock, me, self.member.lease)], [get_op(lock)], token=lock)
         holder = result.kv(0) if not result.ok else None
         return holder if holder is not None and holder.value != me else None
 
     def _make_records(self, index: int, marker: KV | None, lock: str) -> bool:
-        """Writes what is missing of the pass. Every write compares the marker: a late process changes nothing.
-
-        The last write, in a pass of some chunks the only one, makes the pass count, and gives the lock back.
-        """
+        """Writes what is missing of the pass. Every write compares the marker, so a late process changes nothing; the
+        last one makes the pass count, and gives the lock back."""
         etcd, prefix, key = self.member.etcd, self.keys.queue(index), self.keys.pass_
         revision = marker.mod_revision if marker is not None else 0
         chunks = [c for c in range(len(self.plan.records)) if self.plan.batches[c]] if index < self.plan.passes else []
@@ -109,8 +111,8 @@ class Passes:
 
 
 def close_passes(etcd: Store, keys: Keys, plan: Plan, end: int) -> None:
-    """The job's last step is applied: every chunk is done, also one that is claimed. Of passes that a job does not come
-    to the end of, since it ends at step `end`, nothing is left to do."""
+    """Completes every chunk, also claimed ones, of a job whose last step is applied; deletes the records of passes
+    behind `end`, the step at which it ends."""
     for index in range(plan.passes):
         if plan.start_steps[index + 1] <= end:
             close_pass(etcd, keys, plan, index, pending=True)
@@ -119,7 +121,7 @@ def close_passes(etcd: Store, keys: Keys, plan: Plan, end: int) -> None:
 
 
 def close_pass(etcd: Store, keys: Keys, plan: Plan, index: int, pending: bool) -> None:
-    """Looks again after each try: a record that a holder changed meanwhile is judged by what it says now."""
+    """Completes what is open of a pass; with `pending`, also what trainers have claimed."""
     while changes := _changes(etcd, keys.queue(index), plan, index, pending):
         for some in (changes[i : i + CHANGES] for i in range(0, len(changes), CHANGES)):
             if not commit(etcd, some).ok:  # their holders complete some of them, at this moment
@@ -128,7 +130,6 @@ def close_pass(etcd: Store, keys: Keys, plan: Plan, index: int, pending: bool) -
 
 
 def _changes(etcd: Store, prefix: str, plan: Plan, index: int, pending: bool) -> list[Change]:
-    """Returns what is to be recorded as done; with `pending`, also what a trainer has claimed."""
     if not etcd.count(f"{prefix}todo/"):
         return []
     records = {kv.key: kv for kv in etcd.range(prefix).kvs}
@@ -139,3 +140,97 @@ def _changes(etcd: Store, prefix: str, plan: Plan, index: int, pending: bool) ->
         and (pending or chunk_queue.pending_key(prefix, planned.chunk) not in records)
     ]
     return chunk_queue.close(prefix, chunks, records)
+
+
+class Requeue:
+    """Has chunks done again that an async shard lacks after it went back. Methods may be repeated after a crash."""
+
+    def __init__(self, etcd: Store, keys: Keys, plan: Plan) -> None:
+        self.etcd, self.keys, self.plan = etcd, keys, plan
+        self.chunks = [c for c in range(len(plan.records)) if plan.batches[c]]
+
+    def lacking(self, ledger: Ledger, pass_index: int) -> set[int]:
+        """Returns the chunks of a pass of which `ledger` lacks batches that are not discarded."""
+        lacking = set(ledger.lacking(pass_index, self.chunks))
+        discarded = read_discards(self.etcd, self.keys) if lacking else {}
+        for chunk in lacking & discarded.keys():
+            gone = ChunkDiscards(self.plan, chunk, discarded[chunk]).batches(pass_index)
+            batches = set(range(int(self.plan.batches[chunk]))) - gone
+            if all(ledger.has(pass_index, chunk, batch) for batch in batches):
+                lacking.remove(chunk)
+        return lacking
+
+    def run(self, ledger: Ledger) -> int:
+        """Puts chunks back to todo that are done, or whose records are gone, but lacking in `ledger`; returns how many.
+
+        Then `/<job>/pass` is written, as the lowest pass with such a chunk: trainers that found nothing to do look
+        again, and one that began the next pass is overruled. What is todo or pending stays: its holder asks this shard
+        for its ledger.
+        """
+        count, lowest = 0, self.plan.passes
+        recorded = decode_pass(self.etcd.get(self.keys.pass_))
+        for index in range(min(recorded.pass_index + 1, self.plan.passes) if recorded is not None else 0):
+            if lacking := self.lacking(ledger, index):
+                count += self._requeue(ledger, index, lacking)
+                lowest = min(lowest, index)
+        if recorded is not None and (count or lowest < recorded.pass_index):
+            self._lower(lowest)
+        return count
+
+    def _requeue(self, ledger: Ledger, index: int, lacking: set[int]) -> int:
+        prefix = self.keys.queue(index)
+        done = {chunk_queue.chunk_of(kv.key): kv for kv in self.etcd.range(f"{prefix}done/", keys_only=True).kvs}
+        todo = {chunk_queue.chunk_of(kv.key) for kv in self.etcd.range(f"{prefix}todo/", keys_only=True).kvs}
+        return sum(
+            self._requeue_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk))
+            for chunk in sorted(lacking - todo)
+        )
+
+    def _requeue_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int) -> bool:
+        """True if this call has done it: others may put the chunk back, or forget it, meanwhile."""
+        while not commit(self.etcd, [chunk_queue.requeue(prefix, chunk, done, progress)]).ok:
+            keys = (chunk_queue.todo_key(prefix, chunk), chunk_queue.done_key(prefix, chunk))
+            read = self.etcd.txn([], [get_op(key) for key in keys])
+            if read.kv(0) is not None:
+                return False
+            done = read.kv(1)
+        return True
+
+    def _lower(self, index: int) -> None:
+        while True:
+            kv = self.etcd.get(self.keys.pass_)
+            recorded = decode_pass(kv)
+            assert kv is not None
+            assert recorded is not None
+            index = min(index, recorded.pass_index)
+            record = PassRecord(index, len(self.chunks), self.plan.start_steps[index])
+            if self.etcd.txn([mod_is(kv.key, kv.mod_revision)], [put_op(kv.key, msgspec.json.encode(record))]).ok:
+                return
+
+
+class RequeueByCoordinator(Requeue):
+    """Tells a coordinator, which begins the pass anew itself."""
+
+    def __init__(self, member: Member, client: TaskClient) -> None:
+        super().__init__(member.etcd, member.keys, member.config.plan)
+        self.member, self.client = member, client
+
+    def _requeue(self, ledger: Ledger, index: int, lacking: set[int]) -> int:
+        tasks = [(chunk, ledger.progress(index, chunk)) for chunk in sorted(lacking)]
+        return sum(self._ask(index, tasks[i : i + MAX_TASKS]) for i in range(0, len(tasks), MAX_TASKS))
+
+    def _ask(self, index: int, tasks: list[tuple[int, int]]) -> int:
+        try:
+            answer = self.client.call(lambda n: RequeueTasks(n, self.member.id, index, tasks), TasksSettled)
+        except WorkChanged:
+            return 0  # the job is over
+        return len(tasks) - len(answer.refused)
+
+    def _lower(self, index: int) -> None:
+        """The coordinator has done that."""
+
+
+def close_tasks(client: TaskClient, trainer: str) -> None:
+    """Tells the coordinator that the last step is applied: it gives out no task any more."""
+    with contextlib.suppress(WorkChanged):  # the job is over: this was said before
+        client.call(lambda n: CloseTasks(n, trainer), TasksSettled)

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Protocol
 from graphft.ops.context import NO_TERMS, ChunkWork, ClaimTerms, Context, NoData, WorkChanged
 from graphft.plan import Located, batch_seed
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.protocol.async_events import ChunkKey
+from graphft.runtime.protocol.events import ChunkKey
 from graphft.runtime.queue.chunk_queue import BackgroundTasks, Claim, Pace, SlotQueue, TrainerQueue
 
 if TYPE_CHECKING:
-    from graphft.runtime.protocol.sync_events import Work
+    from graphft.runtime.protocol.events import Work
 
 AHEAD = 8
 """A slot's next chunk is claimed so many steps before its first one (but in the second half of the chunk before)."""

@@ -22,7 +22,7 @@ from graphft.runtime.coordination.runs import find_folder
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import Etcd, LeaseLost, Session, put_op
 from graphft.runtime.process.progress import Progress
-from graphft.runtime.protocol.discards import ChunkDiscards
+from graphft.runtime.protocol.chunk_queue import ChunkDiscards
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
     TASK_CALLS,

@@ -1,4 +1,4 @@
-"""The chunk queue's records in etcd: the protocol's transitions carried out."""
+"""The transitions of the chunk queue, carried out in etcd."""
 
 from __future__ import annotations
 
@@ -8,24 +8,37 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from graphft.errors import plain_text
 from graphft.ir import Program
+from graphft.plan import Plan
 from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.generation import go_back
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Barred
+from graphft.runtime.coordination.records import Barred, Failure
+from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import KV, create_is, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import Change, Pending, Put
+from graphft.runtime.protocol.chunk_queue import (
+    MAX_RECORD,
+    Change,
+    ChunkDiscards,
+    Discards,
+    Known,
+    Pending,
+    Put,
+    count_records,
+)
 
 LOOKS = 20
-"""Looks at stale claims per time-out: few enough that etcd is not asked all the time."""
+"""Looks at stale claims per time-out."""
 
 
 def commit(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
-    """The changes, as one transaction, if `also` holds as well. `lease`: what leased records hang on.
+    """Commits the changes as one transaction, if `also` holds as well. `lease`: of the leased records.
 
-    A claim is looked up when its answer was lost (its record is like no other); whatever else is ambiguous raises
-    EtcdError, and may be repeated: its compares hold once only.
+    A claim is looked up when its answer was lost, since no other record is like it; any other ambiguous result raises
+    EtcdError, and may be repeated, since its compares hold only once.
     """
     compares = [c for change in changes for c in change.compares]
     puts = [p for change in changes for p in change.puts]
@@ -37,7 +50,7 @@ def commit(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterab
 
 
 def claims_chunks(program: Program) -> bool:
-    """True if a trainer's program claims what it works on: of the queue in etcd, or of a coordinator."""
+    """True if a trainer's program claims what it works on, from etcd or from a coordinator."""
     return any(program.find_op(name) is not None for name in ("etcd_get_chunk", "get_task"))
 
 
@@ -48,9 +61,9 @@ def give_back(
     make: Callable[[int, KV], Change],
     also: Sequence[Compare] = (),
 ) -> list[Change]:
-    """Carries out, as one transaction, what `make` makes of the todo records of claimed chunks, while `also` holds.
+    """Commits, as one transaction, what `make` makes of the todo records of claimed chunks, while `also` holds.
 
-    `fences`: chunks, and the revisions of their claims. Claims that are somebody else's by now stay.
+    `fences`: by chunk, the revision of the claim. Claims that are another's by now stay.
     """
     chunks = list(fences)
     while True:
@@ -69,28 +82,18 @@ def give_back(
 
 
 def renew(
-    store: Store,
-    prefix: str,
-    chunk: int,
-    fence: int,
-    *,
-    progress: int = 0,
-    timeout: float,
-    lease: int,
-    also: Sequence[Compare] = (),
+    store: Store, prefix: str, chunk: int, fence: int, lease: int, *, progress: int = 0, also: Sequence[Compare] = ()
 ) -> bool:
-    """Tells that the holder of a claim is at work, and how far it is. False: it holds it no more."""
+    """Renews a claim, with the progress of its holder. False: the claim is lost."""
     read = store.txn([], [get_op(chunk_queue.todo_key(prefix, chunk)), get_op(chunk_queue.pending_key(prefix, chunk))])
     todo, pending = read.kv(0), read.kv(1)
     if todo is None or pending is None or pending.create_revision != fence:
         return False
-    record = msgspec.json.decode(pending.value, type=Pending)
-    change = chunk_queue.renew(prefix, chunk, fence, record, todo, progress=progress, now=time.time(), timeout=timeout)
-    return commit(store, [change], lease, also).ok
+    return commit(store, [chunk_queue.renew(prefix, chunk, fence, pending, todo, progress)], lease, also).ok
 
 
 def tell_discarded(events: Events, pass_index: int, chunk: int, change: Change) -> None:
-    """Whatever is discarded is named, and whatever ends the job."""
+    """Emits an event for a discard, or for the end of the job."""
     if change.outcome == "discarded":
         events.emit("discarded", f"DISCARDED: {change.reason}", chunk=chunk, pass_index=pass_index)
     elif change.outcome == "job-failed":
@@ -98,8 +101,7 @@ def tell_discarded(events: Events, pass_index: int, chunk: int, change: Change) 
 
 
 class Ages:
-    """Tells since when records are as they are: on this process's own clock, since it saw them change. No two clocks
-    are compared."""
+    """Measures how long records have not changed, by this process's own clock: no two clocks are compared."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
@@ -112,8 +114,10 @@ class Ages:
 
 
 class StaleClaims:
-    """The second net below leases: takes away a claim whose holder lives, but makes no progress. The holder is barred
-    in the same transaction: it does not take it back at once (`roles/bar.py`)."""
+    """Takes away claims whose holders live but do not renew them: the second net below leases.
+
+    The same transaction bars the holder, so that it does not take the chunk back at once (`roles/trainer/bar.py`).
+    """
 
     def __init__(self, etcd: Store, keys: Keys, events: Events) -> None:
         self.etcd, self.keys, self.events = etcd, keys, events
@@ -121,10 +125,8 @@ class StaleClaims:
         self._next = 0.0
 
     def look(self, pass_index: int, timeout: float, held: Collection[int] = ()) -> None:
-        """Takes away what was not renewed for `timeout` seconds.
-
-        `held`: revisions of the own claims, which stay. What else bears the own name is a claim whose answer was lost.
-        """
+        """Takes away what was not renewed for `timeout` seconds, but for claims with revisions `held`: the own ones.
+        Any other claim in the own name is one whose answer was lost."""
         prefix, now = self.keys.queue(pass_index), time.monotonic()
         if now < self._next:
             return
@@ -132,23 +134,19 @@ class StaleClaims:
         pending = self.etcd.range(f"{prefix}pending/").kvs
         ages = self._ages.look(pending, now)
         for kv in pending:
-            if kv.create_revision not in held:
-                self._check(prefix, kv, ages[kv.key], timeout)
+            if kv.create_revision not in held and ages[kv.key] > timeout:
+                self._take(prefix, kv, ages[kv.key])
 
-    def _check(self, prefix: str, kv: KV, age: float, timeout: float) -> None:
+    def _take(self, prefix: str, kv: KV, age: float) -> None:
         pending, chunk = msgspec.json.decode(kv.value, type=Pending), chunk_queue.chunk_of(kv.key)
-        # The holder's clock as it can be told from here: when it wrote the record, and the time since.
-        change = chunk_queue.expire(prefix, chunk, kv, pending.deadline - timeout + age)
-        if change is None:
-            return
+        reason = f"it made no progress with chunk {chunk} for {age:.0f} s"
+        bar = Put(self.keys.barred(pending.trainer), msgspec.json.encode(Barred(reason, self.events.who)), leased=True)
+        change = dataclasses.replace(chunk_queue.displace(prefix, chunk, kv), puts=(bar,))
         also = []
         if pending.slot >= 0:  # sync: with the chunk goes the slot
             slot = self.keys.slot(pending.slot)
             also = [value_is(slot, pending.trainer.encode())]
             change = dataclasses.replace(change, deletes=(*change.deletes, slot))
-        reason = f"it made no progress with chunk {chunk} for {age:.0f} s"
-        bar = msgspec.json.encode(Barred(reason, self.events.who))
-        change = dataclasses.replace(change, puts=(Put(self.keys.barred(pending.trainer), bar, leased=True),))
         if commit(self.etcd, [change], kv.lease, also).ok:
             what = f"slot {pending.slot}" if pending.slot >= 0 else f"chunk {chunk}"
             self.events.emit(
@@ -158,3 +156,96 @@ class StaleClaims:
                 slot=pending.slot,
                 trainer=pending.trainer,
             )
+
+
+# -- failures of batches ----------------------------------------------------------------------------------------------
+
+
+def fail_batch(
+    store: Store,
+    keys: Keys,
+    plan: Plan,
+    pass_index: int,
+    chunk: int,
+    batch: int,
+    *,
+    claim: int,
+    reason: str,
+    records: Collection[int] = (),
+    certain: bool = False,
+) -> Change | None:
+    """Counts a failure of a batch, reported by its trainer or by the launcher of a dead one. None: the claim with
+    revision `claim` is another's by now.
+
+    The claim holds the limits on failures and on discarded records. `records`: those to blame, if known. `certain`: the
+    first failure is too many. A batch that is discarded already cannot fail: it is all the rest then. In sync mode a
+    discard begins a new generation: a holder before may have sent the batch to some shards, so this step is done again
+    without it on all of them.
+    """
+    prefix = keys.queue(pass_index)
+    kinds = (chunk_queue.todo_key, chunk_queue.pending_key)
+    read_keys = [
+        *(key(prefix, chunk) for key in kinds),
+        keys.discarded(chunk),
+        keys.generation,
+        keys.committed,
+        keys.pass_,
+    ]
+    while True:
+        read = store.txn([], [get_op(key) for key in read_keys])
+        todo, pending, discarded = (read.kv(i) for i in range(3))
+        if todo is None or pending is None or pending.create_revision != claim:
+            return None
+        terms = msgspec.json.decode(pending.value, type=Pending)
+        known = Known(keys.discarded(chunk), pass_index, discarded)
+        change = chunk_queue.fail(
+            prefix,
+            chunk,
+            claim,
+            todo,
+            known,
+            batch=batch,
+            reason=reason,
+            max_failures=1 if certain else terms.max_failures,
+            records=records,
+            rest=batch in ChunkDiscards(plan, chunk, known.discarded()).batches(pass_index),
+        )
+        change = or_end(store, keys, plan, known, change, terms.max_discarded)
+        back, same = going_back(keys, change, *map(read.kv, range(3, 6))) if terms.slot >= 0 else ([], [])
+        if commit(store, [change, *back], also=same).ok:
+            return change
+
+
+def going_back(
+    keys: Keys, change: Change, generation: KV | None, committed: KV | None, marker: KV | None
+) -> tuple[list[Change], list[Compare]]:
+    """Returns what becomes part of the transaction in sync mode if a batch is discarded, and what has to hold."""
+    if change.outcome != "discarded":
+        return [], []
+    same = [mod_is(keys.pass_, marker.mod_revision)] if marker is not None else []
+    return [go_back(keys, generation, committed, change.reason)], same
+
+
+def or_end(store: Store, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:
+    """Returns the change; or the end of the job as failed, which discards nothing, if the change discards more than
+    `limit` records of the job's data (-1: any), or more pieces of one chunk than a record of etcd can hold."""
+    if change.outcome != "discarded":
+        return change
+    put = next(put for put in change.puts if put.key == known.key)
+    chunk, mine = chunk_queue.chunk_of(known.key), msgspec.json.decode(put.value, type=Discards)
+    count = count_records(plan, read_discards(store, keys) | {chunk: mine})
+    if count <= limit and len(put.value) <= MAX_RECORD:
+        return change
+    if count <= limit:
+        pieces = f"{len(mine.discards)} pieces of chunk {chunk} are discarded"
+        reason = f"{pieces}, more than one record of etcd can name: {change.cause}"
+        remedy = "mend the data; or make smaller chunks: chunk_size=..."
+    elif limit < 0:
+        reason = f'on_bad_data="fail" ends the job at the first bad batch: {change.cause}'
+        remedy = 'correct what the error names; or leave it out and go on: transpile(on_bad_data="discard")'
+    else:
+        reason = f"{count} of {sum(plan.records)} records would be discarded, at most {limit} may be: {change.cause}"
+        remedy = "mend the data; or let the job lose more: transpile(max_discarded=...)"
+    failure = Failure(plain_text(reason), remedy)
+    puts = (Put(keys.state, b"failed"), Put(keys.failure, msgspec.json.encode(failure)))
+    return Change("job-failed", reason, change.compares, puts)

@@ -14,8 +14,7 @@ from graphft.runtime.process.role_process import EXIT_OK
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graphft.runtime.replay.batch import Computed
-    from graphft.runtime.replay.state import Reached
+    from graphft.runtime.replay.recompute import Computed, Reached
     from graphft.transpiler import Job
 
     Names = Callable[[Sequence[int]], list[str]]
@@ -40,9 +39,7 @@ def replay(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.runs import find_run
     from graphft.runtime.data import open_reader
     from graphft.runtime.execute.determinism import enforce
-    from graphft.runtime.replay.batch import LocalTrainer, Observer
-    from graphft.runtime.replay.shards import LocalShards
-    from graphft.runtime.replay.state import reach
+    from graphft.runtime.replay.recompute import LocalShards, LocalTrainer, Observer, reach
     from graphft.transpiler import Job
 
     folder = local_folder(find_run(options.job))

@@ -3,9 +3,8 @@
     best/step-00000400.safetensors    a state_dict
     best/step-00000400.json           {step, value}, sealed: written last, so the model is whole if this is there
 
-It is written before it is decided that it is the best; then those that are worse are deleted. So a process that is
-slow, and takes its own for the best, deletes no better one; and the best is known where etcd's data are lost, or in
-another folder.
+A model is written before it is recorded as the best; then worse ones are deleted. So a slow process deletes no better
+one, and the best is known where etcd's data are lost, or in another folder.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from graphft.disk.sealed_json import seal, unseal
 from graphft.errors import describe
 from graphft.runtime.checkpoint.versioned_store import storage
 from graphft.runtime.coordination.job_storage import storage_of
-from graphft.runtime.fs import FS, file_system
+from graphft.runtime.fs import file_system
 from graphft.transpiler.criteria import Mode
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Kept:
     value: float
 
     def rank(self, mode: Mode) -> tuple[float, int]:
-        """The lowest is the best; of equal ones, the first."""
+        """Returns its key in a sort with the best first; of equal ones, the first step is the best."""
         return (self.value if mode == "min" else -self.value), self.step
 
     @property
@@ -65,20 +64,24 @@ class BestModels:
         with storage(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_tensors(self._model(kept), state, {"format": "pt"})
-            note = _note(kept)
-            if self._fs is not None:
-                self._fs.upload(self._model(kept), self._at(f"{kept.name}.safetensors"))
-                with self._fs.writing(self._at(f"{kept.name}.json")) as file:
-                    file.write(note)
-            write_atomically(self.folder / f"{kept.name}.json", note)
+            self._add_note(kept)
+
+    def _add_note(self, kept: Kept) -> None:
+        """Makes a model count whose file is written."""
+        note, name = seal({"step": kept.step, "value": repr(kept.value)}), f"{kept.name}.json"
+        if self._fs is not None:
+            self._fs.upload(self._model(kept), self._at(self._model(kept).name))
+            with self._fs.writing(self._at(name)) as file:
+                file.write(note)
+        write_atomically(self.folder / name, note)
 
     def best(self, before: int | None = None) -> Kept | None:
-        """Returns the best of those that are there, `before` a step. What cannot be read is none."""
+        """Returns the best of those that can be read, `before` a step."""
         found = [kept for kept in self._all() if before is None or kept.step < before]
         return min(found, key=lambda kept: kept.rank(self.mode), default=None)
 
     def forget_worse(self, than: Kept) -> None:
-        """Deletes those that are worse, as far as they can be deleted."""
+        """Deletes those that are worse; what cannot be deleted stays."""
         for kept in self._all():
             if kept.rank(self.mode) > than.rank(self.mode):
                 for ending in (".json", ".safetensors"):
@@ -107,7 +110,7 @@ class BestModels:
         return file if file.exists() else None
 
     def adopt(self, other: BestModels) -> None:
-        """Takes the best one of another run along. Raises OSError."""
+        """Copies the best model of another run. Raises OSError."""
         kept = other.best()
         if kept is None:
             return
@@ -116,30 +119,23 @@ class BestModels:
             raise OSError(f"the model of step {kept.step}, the best one, is gone")
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, self._model(kept))
-        note = _note(kept)
-        if self._fs is not None:
-            self._fs.upload(self._model(kept), self._at(file.name))
-            with self._fs.writing(self._at(f"{kept.name}.json")) as written:
-                written.write(note)
-        write_atomically(self.folder / f"{kept.name}.json", note)
+        self._add_note(kept)
 
     def _all(self) -> list[Kept]:
         return list({kept.step: kept for kept in (*self._there(), *self._here())}.values())
 
     def _here(self) -> Iterator[Kept]:
         for file in sorted(self.folder.glob("*.json")):
-            with _told(file), contextlib.suppress(OSError):
-                yield _parse(read_regular(file))
+            with contextlib.suppress(OSError):
+                yield from _parse(file, read_regular(file))
 
     def _there(self) -> Iterator[Kept]:
-        fs: FS | None = self._fs
-        if fs is None:
-            return
+        fs = self._fs
         with contextlib.suppress(OSError):
-            for name in fs.ls_dir(self._path):
-                if name.endswith(".json"):
-                    with _told(self._at(name)), contextlib.suppress(OSError), fs.open(self._at(name)) as file:
-                        yield _parse(file.read())
+            for name in fs.ls_dir(self._path) if fs is not None else ():
+                if fs is not None and name.endswith(".json"):
+                    with contextlib.suppress(OSError), fs.open(self._at(name)) as file:
+                        yield from _parse(self._at(name), file.read())
 
     def _model(self, kept: Kept) -> Path:
         return self.folder / f"{kept.name}.safetensors"
@@ -148,19 +144,10 @@ class BestModels:
         return posixpath.join(self._path, name)
 
 
-@contextlib.contextmanager
-def _told(file: object) -> Iterator[None]:
-    """Warns of a note that is damaged: its model is none, and another one may be the best then."""
+def _parse(file: object, note: bytes) -> Iterator[Kept]:
+    """Yields the model of a note; of a damaged one nothing, and warns of it, as another model may be the best then."""
     try:
-        yield
+        found = unseal(note)
+        yield Kept(int(found["step"]), float(found["value"]))
     except (ValueError, KeyError, TypeError) as error:
         log.warning("%s is damaged, and the model beside it does not count: %s", file, describe(error))
-
-
-def _note(kept: Kept) -> bytes:
-    return seal({"step": kept.step, "value": repr(kept.value)})
-
-
-def _parse(data: bytes) -> Kept:
-    found = unseal(data)
-    return Kept(int(found["step"]), float(found["value"]))

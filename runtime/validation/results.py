@@ -1,27 +1,44 @@
-"""What batches come to: sums of means, and what has an entry for each record; and of all ranges, what is reported."""
+"""The results of batches and ranges: sums of means, and entries, of which each record has one.
+
+The entries of each range are in a file, in the job's folder and in its storage, until a reducer reads all of them:
+
+    <job>/entries/<step>.g<generation>/<range>.safetensors
+
+A file appears whole or not at all; two processes that compute the same range write the same contents.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from graphft.capture.loss_results import reported
+from graphft.disk.tensor_file import read_tensors, write_tensors
+from graphft.errors import GraphftError, describe
 from graphft.ir import Program
 from graphft.reducers import all_name
+from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, storage
+from graphft.runtime.coordination.job_storage import ENTRIES, delete_entries, storage_of
+from graphft.runtime.coordination.records import Validating
 from graphft.runtime.execute.lowering import lower
+from graphft.runtime.fs import file_system
 from graphft.transpiler.evaluation import results_of
 
 
 def means_of(program: Program) -> tuple[str, ...]:
-    """The results of a batch that are means over its records."""
+    """Returns the names of the results that are means over the records of a batch."""
     return tuple(name for name in reported(program) if not program.variables[name].type.shape)
 
 
 @dataclass
 class RangeResults:
-    """The sums of the batches of a range so far, in their order: so it has the same bits whoever computes it."""
+    """The sums of the batches of a range so far, added up in their order: every process computes the same bits."""
 
     program: Program
     samples: int = 0
@@ -30,7 +47,6 @@ class RangeResults:
     entries: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, samples: int, results: Sequence[Tensor]) -> None:
-        """`results`: of a batch, in the program's order."""
         found = dict(zip(reported(self.program), results, strict=True))
         means = [float(found.pop(name)) for name in means_of(self.program)]
         before = self.sums or [0.0] * len(means)
@@ -41,7 +57,7 @@ class RangeResults:
 
 
 def named(program: Program, means: Sequence[float], entries: Mapping[str, Tensor]) -> dict[str, float]:
-    """Returns what a validation comes to, by name: the means, then what block `reduce` makes of all entries."""
+    """Returns the results of a validation by name: the means, then what block `reduce` makes of all entries."""
     found = dict(zip(means_of(program), means, strict=True))
     block = program.blocks.get("reduce")
     if block is None:
@@ -50,3 +66,62 @@ def named(program: Program, means: Sequence[float], entries: Mapping[str, Tensor
     names = results_of(program)[len(found) :]
     reduced = lower(block, fetch=names)(None, scope)
     return found | {name: float(value) for name, value in zip(names, reduced, strict=True)}
+
+
+class LostEntries(Exception):
+    """The entries of range `number` cannot be read."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        self.number = number
+
+
+class Entries:
+    """The entries of one validation. Raises StorageUnavailable where files cannot be read or written."""
+
+    def __init__(self, job_dir: Path, step: int, of: Validating) -> None:
+        name = f"{ENTRIES}/{step:08d}.g{of.generation}"
+        self._job_dir, self._name = job_dir, name
+        self._folder, url = job_dir / name, storage_of(job_dir)
+        fs, path = file_system(url) if url else (None, "")
+        self._fs, self._path = fs, posixpath.join(path, name)
+
+    def write(self, number: int, entries: Mapping[str, Sequence[Tensor]]) -> None:
+        """`entries`: by result, one tensor for each batch of the range."""
+        with storage(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(self._file(number), {name: torch.cat(list(parts)) for name, parts in entries.items()})
+            if self._fs is not None:
+                self._fs.upload(self._file(number), self._at(number))
+
+    def read(self, count: int) -> dict[str, Tensor]:
+        """Returns, by result, the entries of all records, in the order of the data. Raises LostEntries."""
+        parts = []
+        for number in range(count):
+            try:
+                parts.append(self._read(number))
+            except StorageUnavailable:
+                raise
+            except (OSError, GraphftError) as error:
+                raise LostEntries(number, describe(error)) from error
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _read(self, number: int) -> dict[str, Tensor]:
+        with storage(self._folder):
+            file = self._file(number)
+            if self._fs is None:
+                return read_tensors(file)[0]
+            with contextlib.suppress(OSError, GraphftError):  # it is not here, or damaged: the storage's counts
+                return read_tensors(file)[0]
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._fs.download(self._at(number), file)
+            return read_tensors(file)[0]
+
+    def delete(self) -> None:
+        delete_entries(self._job_dir, self._name)
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{number:08d}.safetensors"
+
+    def _at(self, number: int) -> str:
+        return posixpath.join(self._path, f"{number:08d}.safetensors")

@@ -21,7 +21,7 @@ from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.replay.state import newest_before
+from graphft.runtime.replay.recompute import newest_before
 from tests.driver import epochs
 from tests.support.disks import small_file_system
 from tests.support.waiting import until

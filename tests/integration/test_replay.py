@@ -15,9 +15,7 @@ from graphft import ir
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.data import open_reader
-from graphft.runtime.replay.batch import LocalTrainer, Observer
-from graphft.runtime.replay.shards import LocalShards
-from graphft.runtime.replay.state import reach
+from graphft.runtime.replay.recompute import LocalShards, LocalTrainer, Observer, reach
 from tests.integration import training
 from tests.integration.plays import Program, play
 from tests.integration.test_nonfinite import job, where

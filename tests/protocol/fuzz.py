@@ -7,8 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 import hypothesis.strategies as st
 
-from graphft.runtime.protocol.checks import WITH_A_FRAME
-from graphft.runtime.protocol.messages import CODES, AnyMessage, Message, decode, encode
+from graphft.runtime.protocol.messages import CODES, WITH_A_FRAME, AnyMessage, Message, decode, encode
 
 KINDS = get_args(AnyMessage)
 FIELDS = {kind: get_type_hints(kind) for kind in KINDS}

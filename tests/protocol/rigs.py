@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphft.runtime.protocol.events import Count, Received, Reply
-from graphft.runtime.protocol.messages import Empty, Hello, Parameters, Pull, Push, Refused, Welcome
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
+    Count,
     FromShard,
+    Received,
+    Reply,
     RoundApplied,
     Send,
     ShardUp,
@@ -16,6 +17,7 @@ from graphft.runtime.protocol.sync_events import (
     SyncOptions,
     TrainerOptions,
 )
+from graphft.runtime.protocol.messages import Empty, Hello, Parameters, Pull, Push, Refused, Welcome
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
 

@@ -20,7 +20,7 @@ from graphft.runtime.protocol.messages import (
     TasksSettled,
 )
 from graphft.runtime.protocol.task_events import Answer, Asked, Fenced, Hopeless, Living, QueueOptions, Tick
-from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, TaskCounts
+from graphft.runtime.protocol.task_pass import ModelSaver, QueueState, TaskCounts
 from graphft.runtime.protocol.task_queue import TaskQueue
 
 SMALL = Plan([8, 8, 8, 8], slots=2, batch_size=2, seed=3, passes=3)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import ALL, Ledger, Ranges
+from graphft.runtime.protocol.machine import IllegalTransition
 from graphft.runtime.protocol.messages import (
     BatchAck,
     BatchPush,
@@ -25,7 +26,6 @@ from graphft.runtime.protocol.messages import (
     Welcome,
 )
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
-from graphft.runtime.protocol.story import IllegalTransition
 from tests.protocol.rigs import Rig, codes, counted, of
 
 

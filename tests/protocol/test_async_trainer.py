@@ -9,11 +9,29 @@ from typing import Any
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.async_events import AsyncTrainerOptions, BeginBatch, CloseBatch, Dropped, Loaded, Took
 from graphft.runtime.protocol.async_shard import LIMIT, ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
-from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.events import (
+    AsyncTrainerOptions,
+    BeginBatch,
+    CloseBatch,
+    Count,
+    Dropped,
+    Fail,
+    FromShard,
+    Loaded,
+    Pushed,
+    Received,
+    Reply,
+    Send,
+    ShardDown,
+    ShardUp,
+    TakeCheckpoint,
+    Tick,
+    Took,
+)
 from graphft.runtime.protocol.ledger import ALL, Ledger
+from graphft.runtime.protocol.machine import IllegalTransition
 from graphft.runtime.protocol.messages import (
     BatchAck,
     BatchPush,
@@ -25,8 +43,6 @@ from graphft.runtime.protocol.messages import (
     Welcome,
 )
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
-from graphft.runtime.protocol.story import IllegalTransition
-from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
 from tests.protocol import rigs
 
 KEY = (0, 7)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.protocol.deaths import Deaths, Died
+from graphft.runtime.protocol.failure_detection import Deaths, Died
 
 KILL, SEGV, TERM = "killed", "crashed", "asked"
 A, B, C = (0, 3, 1), (0, 3, 2), (1, 0, 0)

@@ -9,7 +9,23 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from graphft.runtime.protocol.async_shard import HALVES, ApplyBatch
-from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.events import (
+    ApplyRound,
+    CheckpointAt,
+    ComputePartials,
+    PartialsReady,
+    PeerLeft,
+    Received,
+    Reply,
+    RequestRollback,
+    Rollback,
+    RoundApplied,
+    RoundSkipped,
+    SendShard,
+    TakeCheckpoint,
+    Tick,
+)
+from graphft.runtime.protocol.machine import LONGEST
 from graphft.runtime.protocol.messages import (
     BatchPush,
     Empty,
@@ -22,18 +38,6 @@ from graphft.runtime.protocol.messages import (
     Pull,
     Push,
     Refused,
-)
-from graphft.runtime.protocol.story import LONGEST
-from graphft.runtime.protocol.sync_events import (
-    ApplyRound,
-    CheckpointAt,
-    ComputePartials,
-    PartialsReady,
-    RequestRollback,
-    Rollback,
-    RoundApplied,
-    RoundSkipped,
-    SendShard,
 )
 from tests.protocol.fuzz import SEEDS, check_sent, messages
 from tests.protocol.rigs import Rig, ShardRig, of

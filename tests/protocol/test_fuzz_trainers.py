@@ -8,16 +8,16 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from graphft.runtime.protocol.async_events import BeginBatch, CloseBatch, Dropped, Loaded, Took
-from graphft.runtime.protocol.events import Tick
-from graphft.runtime.protocol.ledger import ALL
-from graphft.runtime.protocol.messages import CODES, BatchAck, Ledger, Parameters, Refused, Welcome
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
     Begin,
+    BeginBatch,
+    CloseBatch,
     Closed,
     Copied,
+    Dropped,
     Fail,
     FromShard,
+    Loaded,
     Pushed,
     Rollback,
     Send,
@@ -25,7 +25,11 @@ from graphft.runtime.protocol.sync_events import (
     ShardUp,
     SlotGained,
     SlotLost,
+    Tick,
+    Took,
 )
+from graphft.runtime.protocol.ledger import ALL
+from graphft.runtime.protocol.messages import CODES, BatchAck, Ledger, Parameters, Refused, Welcome
 from graphft.runtime.protocol.trainer_state import FRAMES, RETIRED
 from tests.protocol.fuzz import SEEDS, check_sent, messages
 from tests.protocol.rigs import TrainerRig, of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphft.runtime.protocol.idle_slots import IdleSlots
+from graphft.runtime.protocol.failure_detection import IdleSlots
 from graphft.runtime.protocol.trainer_state import Silence
 
 A, B = ("a", 10), ("b", 11)

@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.protocol.async_events import BeginBatch, CloseBatch
 from graphft.runtime.protocol.async_shard import ApplyBatch
-from graphft.runtime.protocol.events import Received
-from graphft.runtime.protocol.messages import BatchAck, BatchPush, Push, Refused
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
     ApplyRound,
     Begin,
+    BeginBatch,
+    CloseBatch,
     Closed,
     ComputePartials,
     Copied,
     Pushed,
+    Received,
     RoundSkipped,
     ShardDown,
 )
+from graphft.runtime.protocol.messages import BatchAck, BatchPush, Push, Refused
 from tests.protocol import test_async_trainer
 from tests.protocol.rigs import ShardRig, TrainerRig, codes, of
 from tests.protocol.test_async_shard import AsyncRig, acks

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphft.runtime.protocol.events import Received, Tick
+from graphft.runtime.protocol.events import (
+    ApplyRound,
+    ComputePartials,
+    PartialsReady,
+    Received,
+    Rollback,
+    SendShard,
+    Tick,
+)
 from graphft.runtime.protocol.messages import Hello, Partials, PartialsQuery
-from graphft.runtime.protocol.sync_events import ApplyRound, ComputePartials, PartialsReady, Rollback, SendShard
 from tests.protocol.rigs import ShardRig, codes, counted, of
 
 

@@ -10,17 +10,19 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from graphft.runtime.protocol.async_shard import ApplyBatch
-from graphft.runtime.protocol.events import PeerLeft, Received, Tick
-from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.protocol.messages import BatchAck, Hello, Parameters, Partials, Pull, Welcome
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
     ApplyRound,
     ComputePartials,
     PartialsReady,
+    PeerLeft,
+    Received,
     Rollback,
     RoundApplied,
     RoundSkipped,
+    Tick,
 )
+from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.protocol.messages import BatchAck, Hello, Parameters, Partials, Pull, Welcome
 from tests.protocol.rigs import ShardRig, of
 from tests.protocol.test_async_shard import AsyncRig
 

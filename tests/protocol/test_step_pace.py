@@ -2,7 +2,7 @@
 
 import pytest
 
-from graphft.runtime.protocol.step_pace import StepPace, in_words
+from graphft.runtime.protocol.time_ledger import StepPace, in_words
 
 
 def watch(pace: StepPace, intervals: list[tuple[float, int]], total: int = 1000) -> list[float | None]:

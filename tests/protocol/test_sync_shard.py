@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
-from graphft.runtime.protocol.messages import Hello, Parameters, Pull, Push, Query, Refused, Welcome
-from graphft.runtime.protocol.story import IllegalTransition
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
     ApplyRound,
     CheckpointAt,
     Finished,
     PartialsReady,
+    PeerLeft,
+    Received,
+    Reply,
     RequestRollback,
     Rollback,
     RoundApplied,
@@ -21,7 +21,11 @@ from graphft.runtime.protocol.sync_events import (
     Started,
     StepsWanted,
     SyncOptions,
+    TakeCheckpoint,
+    Tick,
 )
+from graphft.runtime.protocol.machine import IllegalTransition
+from graphft.runtime.protocol.messages import Hello, Parameters, Pull, Push, Query, Refused, Welcome
 from graphft.runtime.protocol.sync_shard import SyncShard
 from tests.protocol.rigs import ShardRig, codes, counted, of
 

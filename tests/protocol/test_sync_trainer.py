@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.events import Tick
-from graphft.runtime.protocol.messages import BatchAck, Empty, Hello, Parameters, Pull, Push, Query
-from graphft.runtime.protocol.story import IllegalTransition
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
     Begin,
     Closed,
     Copied,
@@ -23,9 +20,12 @@ from graphft.runtime.protocol.sync_events import (
     ShardUp,
     SlotGained,
     SlotLost,
+    Tick,
     TrainerOptions,
     Work,
 )
+from graphft.runtime.protocol.machine import IllegalTransition
+from graphft.runtime.protocol.messages import BatchAck, Empty, Hello, Parameters, Pull, Push, Query
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
 from tests.protocol.rigs import TrainerRig, counted, of
 

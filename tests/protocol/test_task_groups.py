@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 
 from graphft.runtime.protocol.chunk_queue import Todo
-from graphft.runtime.protocol.task_groups import GROUP, Task, decode_group, encode_group, group_of
-from graphft.runtime.protocol.task_pass import PassTasks
+from graphft.runtime.protocol.task_pass import GROUP, PassTasks, Task, decode_group, encode_group, group_of
 
 COUNTS = st.integers(0, 2**40)
 TODOS = st.builds(Todo, COUNTS, COUNTS, COUNTS, st.booleans(), st.lists(COUNTS, max_size=3).map(tuple))

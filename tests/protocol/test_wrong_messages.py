@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.protocol.async_events import Took
 from graphft.runtime.protocol.async_shard import HALVES
-from graphft.runtime.protocol.events import PeerLeft, Received
+from graphft.runtime.protocol.events import Fail, FromShard, PeerLeft, Received, SendShard, Took
+from graphft.runtime.protocol.machine import LONGEST, Story
 from graphft.runtime.protocol.messages import (
     BatchPush,
     Hello,
@@ -25,8 +25,6 @@ from graphft.runtime.protocol.messages import (
     Welcome,
 )
 from graphft.runtime.protocol.shard import Peers
-from graphft.runtime.protocol.story import LONGEST, Story
-from graphft.runtime.protocol.sync_events import Fail, FromShard, SendShard
 from tests.protocol.rigs import ShardRig, TrainerRig, codes, counted, of
 from tests.protocol.test_async_shard import AsyncRig
 from tests.protocol.test_async_trainer import Rig as AsyncTrainerRig

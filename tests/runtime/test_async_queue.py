@@ -17,11 +17,10 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
-from graphft.runtime.protocol.discards import Discard, Discards
+from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.queue import chunk_queue
-from graphft.runtime.queue.passes import close_passes
-from graphft.runtime.queue.requeue import Requeue
+from graphft.runtime.queue.passes import Requeue, close_passes
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
 from tests.runtime.trainers import TERMS, Stage, shards_at, stage
@@ -229,7 +228,7 @@ def test_a_chunk_is_requeued_for_what_is_not_discarded(scene: Stage, lacks: set[
     trainer.queue.records.complete([*rest, again])
     requeue, ledger = Requeue(scene.etcd, scene.keys, scene.job.config.plan), ledger_of(rest, last, lacks)
     whole = lacks == {2}
-    assert requeue.discarded(ledger, 0) == ({last.key[1]} if whole else set())
+    assert requeue.lacking(ledger, 0) == (set() if whole else {last.key[1]})
     assert requeue.run(ledger) == (not whole)
     assert scene.records().get("todo", set()) == (set() if whole else {last.key[1]})
 

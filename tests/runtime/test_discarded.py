@@ -6,7 +6,7 @@ from pathlib import Path
 
 import graphft
 from graphft.runtime.coordination.discarded import Discarded, describe_discarded, discarded_of
-from graphft.runtime.protocol.discards import Discard, Discards
+from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from tests.support.programs_by_hand import linear
 
 

@@ -10,7 +10,7 @@ import torch
 
 from graphft.runtime.coordination.job_storage import ENTRIES, MARKER, delete_entries
 from graphft.runtime.coordination.records import Validating
-from graphft.runtime.validation.entries import Entries
+from graphft.runtime.validation.results import Entries
 
 
 @pytest.mark.parametrize("stored", [False, True])

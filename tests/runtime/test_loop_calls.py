@@ -21,7 +21,7 @@ from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.protocol.discards import Discard, Discards
+from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.queue import task_client, task_loop
 from graphft.runtime.queue.task_client import CallRefused
 from graphft.transpiler import Job

@@ -19,7 +19,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.sync_events import Rollback
+from graphft.runtime.protocol.events import Rollback
 from graphft.runtime.queue.passes import close_passes
 from graphft.transpiler import Job
 from tests.runtime.trainers import TERMS, Stage, shards_at, stage

@@ -17,7 +17,7 @@ from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import Generation, Registration
 from graphft.runtime.data import BatchKey
 from graphft.runtime.process.work_record import Phase, WorkRecord
-from graphft.runtime.protocol.sync_events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost
+from graphft.runtime.protocol.events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost
 from graphft.runtime.roles.trainer.batches import Batches
 from graphft.runtime.roles.trainer.finite_check import FiniteCheck
 from graphft.runtime.roles.trainer.state import TrainerState

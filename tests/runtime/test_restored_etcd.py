@@ -18,7 +18,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_committed, decode_generation
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import EtcdUnreachable, put_op
-from graphft.runtime.protocol.discards import Discard, Discards
+from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.roles.pserver import recovery as recovery_module
 from graphft.runtime.roles.pserver.recovery import Recovery
 from tests.sim.etcd_store import SimEtcd

@@ -20,9 +20,8 @@ from graphft.runtime.coordination.revoker import Revoker
 from graphft.runtime.coordination.run_record import put_job, read_secret
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.process.identity import Identity
-from graphft.runtime.protocol.events import Received
+from graphft.runtime.protocol.events import Received, SyncOptions
 from graphft.runtime.protocol.messages import Hello, Pull
-from graphft.runtime.protocol.sync_events import SyncOptions
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.environment import RoleSpec, _make_role
 from graphft.runtime.transport.wire import Login

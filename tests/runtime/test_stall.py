@@ -11,7 +11,7 @@ import pytest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.protocol.sync_events import SlotGained
+from graphft.runtime.protocol.events import SlotGained
 from graphft.runtime.roles.trainer import sync_comm
 from graphft.transpiler import Job
 from tests.runtime.trainers import shards_at, stage

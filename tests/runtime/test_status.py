@@ -33,7 +33,7 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, count_queue, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.launcher.display import format_line, render
-from graphft.runtime.protocol.task_groups import TaskCounts
+from graphft.runtime.protocol.task_pass import TaskCounts
 from graphft.transpiler import Job
 
 

@@ -17,7 +17,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_generation
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
-from graphft.runtime.protocol.sync_events import Work
+from graphft.runtime.protocol.events import Work
 from graphft.runtime.queue import passes
 from graphft.runtime.queue.passes import close_passes
 from graphft.transpiler import Job

@@ -19,7 +19,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
-from graphft.runtime.protocol.discards import Discard, Discards
+from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.protocol.messages import (
     CloseTasks,
     GetTasks,
@@ -29,7 +29,7 @@ from graphft.runtime.protocol.messages import (
     Tasks,
     TasksSettled,
 )
-from graphft.runtime.queue import failed_batch, task_client
+from graphft.runtime.queue import task_client, transactions
 from graphft.runtime.queue.task_client import CallRefused, report_failed
 from graphft.transpiler import Job
 from tests.runtime.coordinators import CHUNKS, Scene, Trainer, async_job, scene_of, serving
@@ -372,7 +372,7 @@ def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
 def test_a_chunk_that_loses_more_pieces_than_a_record_can_name_fails_the_job(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failed_batch, "MAX_RECORD", 10)
+    monkeypatch.setattr(transactions, "MAX_RECORD", 10)
     one = scene.coordinator().start(max_failures=1)
     trainer = scene.trainer()
     ((chunk, attempt),) = trainer.get().items()

@@ -15,7 +15,7 @@ from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable, Lease
 from graphft.runtime.etcd.fencing import Lock
 from graphft.runtime.protocol.messages import FinishTasks, GetTasks, ReleaseTasks, RequestSaveModel, Tasks
 from graphft.runtime.protocol.task_events import Answer, Asked, Living, QueueOptions
-from graphft.runtime.protocol.task_groups import GROUP
+from graphft.runtime.protocol.task_pass import GROUP
 from graphft.runtime.protocol.task_queue import TaskQueue
 from graphft.runtime.roles.task_coordinator.task_store import GROUPS, TaskStore
 from graphft.transpiler import Job

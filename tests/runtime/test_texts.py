@@ -20,7 +20,7 @@ from graphft.runtime.coordination.records import Generation, decode_generation
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
-from graphft.runtime.protocol.sync_events import Work
+from graphft.runtime.protocol.events import Work
 from tests.runtime.trainers import TERMS, stage
 from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear

@@ -16,9 +16,8 @@ from graphft.plan import chunk_batch_seed
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.protocol.async_events import Loaded
+from graphft.runtime.protocol.events import FromShard, Loaded
 from graphft.runtime.protocol.messages import Parameters
-from graphft.runtime.protocol.sync_events import FromShard
 from tests.runtime.trainers import Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
 

@@ -9,8 +9,8 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated, Validating
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.protocol.decisions import RangeResult
-from graphft.runtime.validation import ranges as module
-from graphft.runtime.validation.ranges import Ranges
+from graphft.runtime.validation import open_validation as module
+from graphft.runtime.validation.open_validation import Ranges
 from tests.support.waiting import until
 
 STEP, COUNT = 40, 3
@@ -70,7 +70,7 @@ def test_a_dead_holders_range_is_free_and_a_slow_ones_when_it_is_stale(etcd: Etc
     found = claim(other), claim(other)
     assert {one[0] for one in found if one} >= {taken[0]}
     assert claim(other, 60.0) is None
-    assert slow.renew(*mine, 60.0)
+    assert slow.renew(*mine)
     claimed: set[int] = set()
 
     def steal() -> bool:  # nobody gets on any more
@@ -79,7 +79,7 @@ def test_a_dead_holders_range_is_free_and_a_slow_ones_when_it_is_stale(etcd: Etc
         return claimed >= {0, 1, 2}
 
     until(steal)
-    assert not slow.renew(*mine, 60.0)
+    assert not slow.renew(*mine)
     slow.complete(*mine, RangeResult(3, ("9.0",)))
     assert slow.release(*mine, "late") == 0
     assert not [kv for kv in etcd.range(keys.ranges(STEP)).kvs if "/done/" in kv.key]

@@ -11,8 +11,8 @@ from graphft.ops.context import ClaimTerms
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.protocol.events import FromShard, Rollback, ShardUp
 from graphft.runtime.protocol.messages import Welcome
-from graphft.runtime.protocol.sync_events import FromShard, Rollback, ShardUp
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.runtime.roles.trainer.unit_trainer import UnitTrainer
@@ -20,7 +20,7 @@ from graphft.transpiler import Job
 from tests.support.patient import Patient
 from tests.support.waiting import until
 
-TERMS = ClaimTerms(timeout=60.0, max_failures=1, max_discarded=99)
+TERMS = ClaimTerms(max_failures=1, max_discarded=99)
 
 
 class Interposed:

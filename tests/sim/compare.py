@@ -15,7 +15,7 @@ from graphft.plan import record_order
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.data import IN_ORDER, BadRecords, Reader
 from graphft.runtime.process.metric_table import read_rows
-from graphft.runtime.protocol.discards import ChunkDiscards, Discards, count_records
+from graphft.runtime.protocol.chunk_queue import ChunkDiscards, Discards, count_records
 from tests.sim.job import Simulation
 from tests.sim.variants import Variant, expected_counts
 from tests.sim.world import Process, SimulationFailed

@@ -7,7 +7,7 @@ from typing import Any
 
 from graphft.runtime.protocol.async_shard import AsyncShard
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
-from graphft.runtime.protocol.sync_events import ApplyRound
+from graphft.runtime.protocol.events import ApplyRound
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
 

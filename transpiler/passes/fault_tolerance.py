@@ -31,11 +31,7 @@ def insert_queue(job: Programs, config: JobConfig) -> None:
     step = trainer.blocks["step"]
     columns = tuple(v.name for v in trainer.of_kind(Kind.INPUT))
     chunk = chunk_variable(trainer, "chunk")
-    terms: dict[str, Any] = {
-        "timeout": config.chunk_timeout,
-        "max_failures": config.max_failures,
-        "max_discarded": config.may_discard,
-    }
+    terms: dict[str, Any] = {"max_failures": config.max_failures, "max_discarded": config.may_discard}
     get, attrs = ("get_chunk", {}) if not config.ft else ("get_task", {}) if tasks else ("etcd_get_chunk", terms)
     step.ops[:0] = [
         Operator(get, (), attrs, (chunk,)),
@@ -54,7 +50,7 @@ def insert_queue(job: Programs, config: JobConfig) -> None:
         serve = coordinator.block("serve")
         for type in ("acquire_coordinator_lock", "load_tasks", "publish_coordinator"):
             serve.append_op(type)
-        serve.append_op("serve_tasks", **terms)
+        serve.append_op("serve_tasks", timeout=config.chunk_timeout, **terms)
     elif config.ft:
         trainer.block("pass").append_op("etcd_enqueue_todo")
         for program in (trainer, coordinator):

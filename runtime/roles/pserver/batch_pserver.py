@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver
 from graphft.runtime.checkpoint.store import checkpoints_of
-from graphft.runtime.queue.requeue import Requeue, RequeueByCoordinator
+from graphft.runtime.queue.passes import Requeue, RequeueByCoordinator
 from graphft.runtime.roles.pserver.batch_server import BatchServer
 from graphft.runtime.roles.pserver.pserver import Pserver
 

@@ -18,7 +18,7 @@ from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard, Staleness
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.round import Contribution
-from graphft.runtime.queue.requeue import Requeue
+from graphft.runtime.queue.passes import Requeue
 from graphft.runtime.roles.pserver.shard_server import ShardServer
 
 log = logging.getLogger("graphft")
@@ -191,9 +191,7 @@ class BatchServer(ShardServer):
         recorded = self.member.view.pass_
         if recorded is None or recorded.pass_index <= index:
             return False  # it is not over: no need to look closer
-        ledger = self.machine.ledger
-        discarded = self.member.retry_while_leased(functools.partial(self.requeue.discarded, ledger, index))
-        return discarded.issuperset(self.requeue.lacking(ledger, index))
+        return not self.member.retry_while_leased(functools.partial(self.requeue.lacking, self.machine.ledger, index))
 
     def _finish(self) -> None:
         """When all is applied here: the last checkpoint. The first shard then commits all shards' as the job's."""

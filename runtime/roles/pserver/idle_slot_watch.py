@@ -10,7 +10,7 @@ import msgspec
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Barred
 from graphft.runtime.etcd import EtcdError, create_is, delete_op, put_op
-from graphft.runtime.protocol.idle_slots import IdleSlots
+from graphft.runtime.protocol.failure_detection import IdleSlots
 from graphft.runtime.protocol.sync_shard import SyncShard
 
 log = logging.getLogger("graphft")

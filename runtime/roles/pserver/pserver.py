@@ -15,8 +15,7 @@ from graphft.errors import UsageError
 from graphft.runtime.etcd import EtcdError, Session, Store
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.process.role_process import end_by
-from graphft.runtime.queue.passes import close_passes
-from graphft.runtime.queue.requeue import close_tasks
+from graphft.runtime.queue.passes import close_passes, close_tasks
 from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.roles.limits import pserver_limits
 from graphft.runtime.roles.pserver.shard_proof import prove_shard

@@ -18,14 +18,14 @@ from graphft.runtime.coordination.records import Asked, Generation
 from graphft.runtime.etcd import LeaseLost
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.decisions import Decided
-from graphft.runtime.protocol.events import Count, Received
-from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
     ApplyRound,
     CheckpointAt,
     ComputePartials,
+    Count,
     Finished,
     PartialsReady,
+    Received,
     RequestRollback,
     Rollback,
     RoundApplied,
@@ -36,6 +36,7 @@ from graphft.runtime.protocol.sync_events import (
     StepsWanted,
     SyncOptions,
 )
+from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.pserver.idle_slot_watch import IdleSlotWatch
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange

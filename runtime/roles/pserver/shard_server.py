@@ -25,9 +25,8 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation, ShardStatus
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
-from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, ShardEvent, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
-from graphft.runtime.protocol.sync_events import ShardEvent
 from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.learning_rates import rate_names, rates_in
 from graphft.runtime.roles.logs import tell_event

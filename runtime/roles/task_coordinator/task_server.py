@@ -22,8 +22,7 @@ from graphft.runtime.etcd import Compare, Session, Watch, delete_op, get_op, mod
 from graphft.runtime.etcd.fencing import Lock
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, Known, Todo
-from graphft.runtime.protocol.discards import ChunkDiscards, Discards
+from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, ChunkDiscards, Discards, Known, Todo
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
     TASK_CALLS,
@@ -47,8 +46,7 @@ from graphft.runtime.protocol.task_events import (
     fences_of,
 )
 from graphft.runtime.protocol.task_queue import TaskQueue
-from graphft.runtime.queue.failed_batch import going_back, or_end
-from graphft.runtime.queue.transactions import tell_discarded
+from graphft.runtime.queue.transactions import going_back, or_end, tell_discarded
 from graphft.runtime.roles.process_end import ProcessEnd
 from graphft.runtime.roles.task_coordinator.task_store import Fence, TaskStore
 from graphft.runtime.transport import ServerTransport
@@ -157,7 +155,7 @@ class TaskServer(TaskServerPort):
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     def serve(self, timeout: float, max_failures: int, max_discarded: int) -> None:
-        self.terms = ClaimTerms(timeout, max_failures, max_discarded)
+        self.terms = ClaimTerms(max_failures, max_discarded)
         self.options.timeout, self.options.max_lost = timeout, LOST_CLAIMS * max_failures
         member = self.member
         member.progress.begin("giving out tasks")

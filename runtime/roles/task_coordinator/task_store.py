@@ -16,7 +16,7 @@ from graphft.runtime.etcd import KV, LeaseLost, create_is, delete_prefix_op, get
 from graphft.runtime.etcd.fencing import Lock
 from graphft.runtime.etcd.model import Compare, Op
 from graphft.runtime.protocol.task_events import Changes, QueueOptions
-from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, TaskCounts, decode_group, group_of
+from graphft.runtime.protocol.task_pass import ModelSaver, QueueState, TaskCounts, decode_group, group_of
 from graphft.runtime.protocol.task_queue import TaskQueue
 
 Fence = tuple[str, int, int]

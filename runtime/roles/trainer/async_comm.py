@@ -11,16 +11,8 @@ from torch import Tensor
 
 from graphft.ir import Program, registry
 from graphft.ops.context import ChunkWork, CommPort, NoData, OnNonfinite, Slices, WorkChanged
-from graphft.runtime.protocol.async_events import (
-    AsyncTrainerOptions,
-    BeginBatch,
-    ChunkKey,
-    CloseBatch,
-    Dropped,
-    Loaded,
-    Took,
-)
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
+from graphft.runtime.protocol.events import AsyncTrainerOptions, BeginBatch, ChunkKey, CloseBatch, Dropped, Loaded, Took
 from graphft.runtime.queue.async_queue import Ledgers
 from graphft.runtime.roles.trainer.bar import Bar
 from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink, buckets_of

@@ -17,19 +17,20 @@ from graphft.ir import Program
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.process.work_record import WorkRecord
-from graphft.runtime.protocol.async_events import AsyncTrainerEvent
-from graphft.runtime.protocol.events import Count, Tick
-from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
+    AsyncTrainerEvent,
+    Count,
     Fail,
     FromShard,
     Pushed,
     Send,
     ShardDown,
     ShardUp,
+    Tick,
     TrainerControl,
     TrainerEvent,
 )
+from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.roles.limits import received_buckets
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.trainer.finite_check import RULE, FiniteCheck, NonFinite

@@ -11,8 +11,8 @@ from graphft.ops.context import NotYet, SlotsPort
 from graphft.runtime.coordination.job_view import asked_steps, wanted_steps
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import absent, create_is, delete_op, put_op, value_is
+from graphft.runtime.protocol.events import SlotLost
 from graphft.runtime.protocol.slot_assignment import Assignment, assign
-from graphft.runtime.protocol.sync_events import SlotLost
 from graphft.runtime.queue.sync_queue import SyncQueue
 from graphft.runtime.roles.trainer.bar import Bar
 from graphft.runtime.roles.trainer.known_shards import SyncShards

@@ -13,7 +13,7 @@ from graphft.ir import registry
 from graphft.ops.context import NoData, NotYet, WorkChanged
 from graphft.runtime.etcd import Store
 from graphft.runtime.process.work_record import Phase
-from graphft.runtime.protocol.sync_events import Work
+from graphft.runtime.protocol.events import Work
 from graphft.runtime.queue.chunk_queue import SlotQueue
 from graphft.runtime.queue.coordinator_queue import CoordinatorSlotQueue
 from graphft.runtime.queue.etcd_queue import EtcdSlotQueue

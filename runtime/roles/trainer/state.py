@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from graphft.ops.context import ChunkWork, NotYet
 from graphft.runtime.process.progress import rate
-from graphft.runtime.protocol.sync_events import TrainerControl
+from graphft.runtime.protocol.events import TrainerControl
 from graphft.runtime.queue.chunk_queue import Pace
 
 RATE_WINDOW = 50

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from graphft.ops.context import CommPort, Context, OnNonfinite, Slices, WorkChanged
-from graphft.runtime.protocol.sync_events import (
+from graphft.runtime.protocol.events import (
     Begin,
     Closed,
     Copied,

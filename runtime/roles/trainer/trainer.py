@@ -120,7 +120,7 @@ class Trainer(Role):
     @property
     def claim_timeout(self) -> float:
         """Seconds for which claims hold without progress; for ever in a job without claims."""
-        op = self.program.find_op("etcd_get_chunk") or self.program.find_op("renew_tasks")
+        op = self.program.find_op("etcd_enqueue_timeout") or self.program.find_op("renew_tasks")
         return float(registry.attr(op, "timeout")) if op is not None else math.inf
 
     def make_task_client(self) -> TaskClient:

@@ -35,9 +35,8 @@ from graphft.runtime.process.progress import Progress, stacks
 from graphft.runtime.process.role_process import EXIT_FAILED
 from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.process_end import ProcessEnd
-from graphft.runtime.validation.entries import LostEntries
-from graphft.runtime.validation.open_validation import OpenValidation
-from graphft.runtime.validation.ranges import Ranges
+from graphft.runtime.validation.open_validation import OpenValidation, Ranges
+from graphft.runtime.validation.results import LostEntries
 from graphft.transpiler.layout import VALIDATE
 
 if TYPE_CHECKING:

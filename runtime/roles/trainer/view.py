@@ -8,7 +8,7 @@ import time
 from graphft.ops.context import ViewPort
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.protocol.sync_events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost, TrainerControl
+from graphft.runtime.protocol.events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost, TrainerControl
 from graphft.runtime.roles.trainer.bar import Bar
 from graphft.runtime.roles.trainer.state import TrainerState
 

@@ -1,0 +1,322 @@
+"""All shards of a sync job in this process: their blocks and buffers, without protocol, transport and etcd.
+
+One contribution computed in this process, by the trainer's own block step; and what of it is not finite.
+
+The state of a sync job at any step: from a checkpoint before, the steps in between are computed again."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from graphft.errors import UsageError
+from graphft.ir import Block, Kind, Program, registry
+from graphft.ir.printer import format_operator
+from graphft.ir.registry import writes_of
+from graphft.ops.context import ChunkWork, Context, Slices
+from graphft.plan import Located, batch_seed
+from graphft.runtime.checkpoint.manifest import Manifest, directory_key
+from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
+from graphft.runtime.data import BatchKey, Reader
+from graphft.runtime.execute.finite import is_finite, nonfinite_of
+from graphft.runtime.execute.lowering import Observe, lower
+from graphft.runtime.process.metric_table import read_rows
+from graphft.runtime.process.progress import Progress
+from graphft.runtime.protocol.round import Contribution
+from graphft.runtime.roles.blocks import Blocks
+from graphft.runtime.roles.proof import undisturbed
+from graphft.runtime.roles.pserver.norms import lay_out
+from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
+from graphft.runtime.roles.trainer.scope import trainer_scope
+from graphft.runtime.roles.trainer.step_trial import TrialBatch, TrialComm
+from graphft.runtime.transport.buffers import byte_view
+from graphft.transpiler.layout import ALL_NORMS, gradient_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graphft.transpiler import Job
+
+
+Pushed = Mapping[tuple[int, int], Tensor]
+"""By shard and bucket, what a slot contributes."""
+
+
+class LocalShard:
+    """One pserver's program on its values."""
+
+    def __init__(self, program: Program, device: str) -> None:
+        self.scope: dict[str, Any] = {name: value.detach().clone() for name, value in program.values.items()}
+        self.blocks = Blocks(program, Context(scope=self.scope, device=device), Progress())
+        self.buffers = ShardBuffers(self.scope)
+        for op in program.blocks["init"].ops:
+            if op.type == "bucket":
+                self.buffers.make_bucket(op.attrs["index"], op.reads, registry.attr(op, "reduce"))
+        self.serve = next(op for op in program.blocks["serve"].ops if op.type == "listen_and_serv")
+        reduce = program.blocks.get("reduce")
+        self.partials = reduce.attrs["partials"].name if reduce is not None else ""
+        self.order = reduce.attrs["order"] if reduce is not None else ()
+
+    def block(self, attribute: str) -> None:
+        """Runs the block that this attribute of `listen_and_serv` names, if there is one."""
+        self.blocks.run(registry.attr(self.serve, attribute))
+
+
+class LocalShards:
+    """The job's state at a step: that of the initial values, until `restore`."""
+
+    def __init__(self, job: Job) -> None:
+        self.shards = [LocalShard(program, job.config.device) for program in job.programs.pservers]
+
+    def restore(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        for shard, values in zip(self.shards, parts, strict=True):
+            shard.buffers.restore(values)
+
+    def bucket(self, shard: int, bucket: int) -> Tensor:
+        """A bucket of parameters, or buffers, as it is now: flat."""
+        return self.shards[shard].buffers.buckets[bucket].flat
+
+    def apply(self, contributions: Mapping[int, tuple[int, Pushed]]) -> None:
+        """A step. By slot, samples and what was pushed; in slot order, as a round has them."""
+        if not contributions:
+            return
+        for index, shard in enumerate(self.shards):
+            given = [
+                Contribution(slot, samples, {b: byte_view(v) for (s, b), v in pushed.items() if s == index})
+                for slot, (samples, pushed) in sorted(contributions.items())
+            ]
+            shard.buffers.reduce(given)
+        self._exchange_norms()
+        for shard in self.shards:
+            shard.block("schedule_block")
+            for block in registry.attr(shard.serve, "optimize_blocks"):
+                shard.blocks.run(block)
+
+    def leave_out(self) -> None:
+        """A step of which a contribution is not finite, of a job that skips such steps."""
+        for shard in self.shards:
+            shard.block("schedule_block")
+            shard.block("skip_block")
+
+    def _exchange_norms(self) -> None:
+        """Partial sums for clipping by global norm."""
+        sums: dict[int, torch.Tensor] = {}
+        for index, shard in enumerate(self.shards):
+            if shard.partials:
+                (sums[index],) = shard.blocks.run("reduce", fetch=(shard.partials,))
+        for shard in self.shards:
+            norms = lay_out(shard.order, sums)
+            if norms is not None:
+                shard.scope[ALL_NORMS] = norms
+
+
+class LocalComm(TrialComm):
+    """Gives the parameters of shards in this process. `finite`: as the job's own check would find."""
+
+    def __init__(self, job: Job, shards: LocalShards) -> None:
+        super().__init__(job)
+        self.shards, self.finite = shards, True
+
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None:
+        super().push(shard, bucket, tensors, slices, check)
+        self.finite = self.finite and (not check or is_finite(self.pushed[shard, bucket]))
+
+    def check_loss(self, loss: Tensor) -> None:
+        self.finite = self.finite and is_finite(loss)
+
+    def values_of(self, shard: int, bucket: int) -> Tensor:
+        return self.shards.bucket(shard, bucket)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """An op, as text, that makes values that are not finite of operands that are; and which."""
+
+    op: str
+    what: str
+
+
+@dataclass
+class Computed:
+    """A contribution. `gradients`: by parameter; `origins`: in the order of computation; both when observed."""
+
+    work: Located
+    columns: Mapping[str, Tensor]
+    loss: float
+    pushed: Mapping[tuple[int, int], Tensor]
+    finite: bool
+    numbers: Sequence[int]
+    """Which records of the data the batch has."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)
+    """Of those that were received, how many values are not finite, where any."""
+    origins: list[Origin] = field(default_factory=list)
+
+
+class LocalTrainer:
+    """Computes any (step, slot) on the shards' values of now."""
+
+    def __init__(self, job: Job, reader: Reader, shards: LocalShards) -> None:
+        self.job, self.reader, self.shards = job, reader, shards
+        self.program, self.config = job.trainer_program(), job.config
+        self.loss = str(self.program.attrs["loss"])
+        self._quiet = lower(self.program.blocks["step"], fetch=(self.loss,), device=self.config.device)
+
+    def compute(self, step: int, slot: int, observer: Observer | None = None) -> Computed | None:
+        """None: the slot has no batch at this step."""
+        found = self.config.plan.locate(step, slot)
+        if found is None:
+            return None
+        key = BatchKey(found.pass_index, found.chunk, found.batch, self.config.batch_size)
+        columns = self.reader.batch(*key)
+        seed = batch_seed(self.config.seed, step, slot)
+        batch = TrialBatch(ChunkWork(found.pass_index, found.chunk, found.batch, found.samples, seed), columns)
+        comm = LocalComm(self.job, self.shards)
+        ctx = Context(trainer_scope(self.program), step, slot, self.config.device)
+        ctx.queue, ctx.slots, ctx.data, ctx.comm = batch, batch, batch, comm
+        run = self._quiet if observer is None else self._observed(observer.look)
+        with undisturbed():
+            (loss,) = run(ctx, ctx.scope)
+        computed = Computed(found, columns, float(loss), comm.pushed, comm.finite, self.reader.numbers(key))
+        if observer is not None:
+            computed.gradients, computed.origins = observer.gradients, observer.origins
+            computed.parameters = nonfinite_of({v.name: ctx.scope[v.name] for v in self.program.of_kind(Kind.PARAM)})
+        return computed
+
+    def _observed(self, look: Observe) -> Any:
+        return lower(self.program.blocks["step"], fetch=(self.loss,), device=self.config.device, observe=look)
+
+
+class Observer:
+    """Is told of each op that has run. Infinities may be meant (a mask's), so they are told apart from NaN: an op is
+    an origin of NaN if none of its operands has any."""
+
+    def __init__(self, job: Job) -> None:
+        parameters = job.trainer_program().of_kind(Kind.PARAM)
+        self._parameter = {gradient_of(v): v.name for v in parameters}
+        self._nan: set[str] = set()
+        self._infinite: set[str] = set()
+        self.gradients: dict[str, Tensor] = {}
+        self.origins: list[Origin] = []
+
+    def look(self, block: Block, index: int, values: Mapping[str, Any]) -> None:
+        op = block.ops[index]
+        tensors = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.is_floating_point()}
+        if op.type == "send":
+            sent = ((self._parameter[n], v) for n, v in tensors.items() if n in self._parameter)
+            self.gradients |= {name: value.detach().clone() for name, value in sent}
+        written = [n for n in writes_of(op) if n in tensors]
+        clean = not any(n in self._nan | self._infinite for n in op.reads)
+        made = []
+        for name in written:
+            nan, infinite = int(tensors[name].isnan().sum()), int(tensors[name].isinf().sum())
+            new = (nan and not self._nan.intersection(op.reads)) or (infinite and clean)
+            if new:
+                made.append(f"%{name}: {_counted(nan, infinite)} of {tensors[name].numel()} values")
+        for name in written:
+            self._note(name, tensors[name])
+        if made:
+            self.origins.append(Origin(format_operator(op, block.program), ", ".join(made)))
+
+    def _note(self, name: str, value: Tensor) -> None:
+        for known, found in ((self._nan, value.isnan().any()), (self._infinite, value.isinf().any())):
+            (known.add if found else known.discard)(name)
+
+
+def _counted(nan: int, infinite: int) -> str:
+    return " and ".join(f"{n} {what}" for n, what in ((nan, "nan"), (infinite, "infinite")) if n)
+
+
+log = logging.getLogger("graphft")
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Says how the state of `step` was reached: from the checkpoint in `folder` ("": the initial values) of step
+    `start`. Of the steps in between, the losses of `same` are recorded in the job's metrics with the same bits;
+    `other`: (step, here, there) of those that are not."""
+
+    step: int
+    start: int
+    folder: str
+    same: int
+    other: tuple[tuple[int, float, float], ...]
+
+
+def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
+    """The newest checkpoint of this run at or before `step` that is whole, and its parts; those that are damaged are
+    told. Raises StorageUnavailable; UsageError where a state was loaded that no checkpoint has."""
+    store = checkpoints_of(job_dir)
+    for directory in (d for d in store.directories() if directory_key(d)[0] <= step):
+        try:
+            manifest = store.read_manifest(directory)
+            if manifest.run == job.run_id:
+                return manifest, [store.read_part(manifest, i)[0] for i in range(job.config.pservers)]
+        except DamagedCheckpoint as error:
+            if store.has_manifest(directory):  # else it is being written, or was given up
+                log.error("%s; the steps since the one before it are computed again", error.message)
+    if store.is_loaded(job.run_id):
+        raise UsageError(
+            f"a state was loaded in the place of the run's own, and no checkpoint at or before step {step} has it",
+            rule="no-checkpoint",
+            help="replay a step after a checkpoint that is there",
+        )
+    return None
+
+
+def reach(
+    job: Job, job_dir: Path, shards: LocalShards, trainer: LocalTrainer, step: int, tell: Callable[[str], object]
+) -> Reached:
+    """Brings the shards to `step`. Raises UsageError where the job itself would not have got there."""
+    found, start, folder = newest_before(job, job_dir, step), 0, ""
+    if found is not None:
+        manifest, parts = found
+        start, folder = manifest.step, manifest.directory
+        shards.restore(parts)
+    recorded = {k: values["loss"] for k, values in read_rows(job_dir, start, step - start).steps()}
+    same, other = 0, []
+    for k in range(start, step):
+        computed = {v: c for v in range(job.config.trainers) if (c := trainer.compute(k, v)) is not None}
+        if computed and k in recorded:
+            here, there = _mean_loss(list(computed.values())), recorded[k]
+            if _differ(here, there):
+                other.append((k, here, there))
+            else:
+                same += 1
+        _apply(job, shards, k, computed)
+        tell(f"step {k} of {step}")
+    return Reached(step, start, folder, same, tuple(other))
+
+
+def _apply(job: Job, shards: LocalShards, step: int, computed: dict[int, Computed]) -> None:
+    bad = [v for v, c in computed.items() if not c.finite]
+    if bad and job.config.on_nonfinite == "stop":
+        raise UsageError(
+            f"step {step} of slot {bad[0]} is not finite already: the job stops there",
+            rule="replay",
+            help=f"graphft replay --step {step} --slot {bad[0]}",
+        )
+    if bad:
+        shards.leave_out()
+    else:
+        shards.apply({v: (c.work.samples, c.pushed) for v, c in computed.items()})
+
+
+def _mean_loss(computed: Sequence[Computed]) -> float:
+    """Over the samples of the slots, as shard 0 has it."""
+    if len(computed) == 1:
+        return computed[0].loss
+    samples = sum(c.work.samples for c in computed)
+    return sum(c.loss * c.work.samples for c in computed) / samples
+
+
+def _differ(one: float, other: float) -> bool:
+    return one != other and not (math.isnan(one) and math.isnan(other))
