@@ -254,8 +254,11 @@ class VersionedStore:
         return None
 
     def _names(self, folder: str = "") -> list[str]:
-        with storage(f"{self.url}/{folder}"):
-            found = self.fs.ls_dir(self._at(folder).rstrip("/"))
+        try:
+            with storage(f"{self.url}/{folder}"):
+                found = self.fs.ls_dir(self._at(folder).rstrip("/"))
+        except NotADirectoryError as error:
+            raise unavailable(f"{self.url}/{folder}".rstrip("/"), error) from error
         if not found:
             self.check_there()
         return found

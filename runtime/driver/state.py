@@ -24,7 +24,7 @@ from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.interchange.job_state import JobState
 from graphft.runtime.interchange.optimizer_state import optimizer_of
-from graphft.runtime.loop.api import read_check_point
+from graphft.runtime.loop import read_check_point
 from graphft.transpiler import Job
 from graphft.transpiler.layout import assemble
 

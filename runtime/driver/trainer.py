@@ -40,9 +40,9 @@ from graphft.runtime.launcher.launch import prepare
 from graphft.runtime.launcher.process_ends import note_failed
 from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.launcher.tell import tell
-from graphft.runtime.loop.api import save_check_point
-from graphft.runtime.loop.train_status import TrainStatus
-from graphft.runtime.loop.version_store import Keep
+from graphft.runtime.loop import save_check_point
+from graphft.runtime.loop.loop_store import Keep
+from graphft.runtime.loop.snapshot import TrainStatus
 from graphft.runtime.process.role_process import hear_of_children
 from graphft.transpiler import Job
 from graphft.transpiler.evaluation import check_fits, evaluation_of

@@ -27,9 +27,8 @@ from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.interchange.job_state import LOOKS, job_folder
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.loop.check_points import CheckPoints
-from graphft.runtime.loop.snapshot import STATE, STATUS
-from graphft.runtime.loop.train_status import TrainStatus
-from graphft.runtime.loop.version_store import Keep
+from graphft.runtime.loop.loop_store import Keep
+from graphft.runtime.loop.snapshot import STATE, STATUS, TrainStatus
 from graphft.transpiler.record import RECORD, read_record
 
 SHORT = 8
@@ -248,6 +247,6 @@ def prune_(options: argparse.Namespace) -> int:
             if job
             else "give the path that save_check_point was given",
         )
-    gone = place.prune(_Progress(options.path, 0))
+    gone = place.prune()
     print(f"deleted: {', '.join(map(str, sorted(gone))) or 'nothing'}")
     return 0

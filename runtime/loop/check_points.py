@@ -10,13 +10,12 @@ import posixpath
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from graphft.data import DataSpec
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import GraphftError, describe
 from graphft.ir import Program
-from graphft.runtime.checkpoint.manifest import Manifest, is_directory
+from graphft.runtime.checkpoint.manifest import Manifest, directory_key, is_directory
 from graphft.runtime.checkpoint.metadata import MADE, made
 from graphft.runtime.checkpoint.versioned_store import (
     MANIFEST,
@@ -26,14 +25,24 @@ from graphft.runtime.checkpoint.versioned_store import (
     unavailable,
 )
 from graphft.runtime.fs import FS, file_system
-from graphft.runtime.loop.ranks import RankStates
-from graphft.runtime.loop.snapshot import STATUS, Found, Snapshot, found_in, load_found, take
-from graphft.runtime.loop.targets import Stateful, targets_of
-from graphft.runtime.loop.train_status import TrainStatus
-from graphft.runtime.loop.version_store import Keep, LoopStore, as_keep, superseded
-from graphft.transpiler.record import digest_of
+from graphft.runtime.loop.loop_store import Keep, LoopStore, superseded
+from graphft.runtime.loop.ranks import PerRank
+from graphft.runtime.loop.snapshot import (
+    OPTIMIZERS,
+    PARAMETERS,
+    STATUS,
+    Found,
+    Snapshot,
+    TrainStatus,
+    found_in,
+    load_all,
+    set_random_states,
+    stateful_objects,
+    take,
+)
 
 log = logging.getLogger("graphft")
+T = TypeVar("T")
 
 TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 """A save that the storage refuses is tried again so often, with pauses (seconds) that double."""
@@ -98,24 +107,14 @@ class CheckPoints:
         *,
         keep: int | Keep = 3,
         every_seconds: float = 600.0,
-        data: DataSpec | None = None,
         storage_options: Mapping[str, Any] | None = None,
         sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The arguments are those of `save_check_point`; `every_seconds` is for `offer`."""
-        if not isinstance(every_seconds, (int, float)) or not every_seconds >= 0:
-            raise UsageError(
-                f"every_seconds is {every_seconds!r}, expected a number of seconds",
-                rule="option",
-                help="every_seconds=600",
-            )
-        self._data = {} if data is None else {"data": digest_of(data.fingerprint())}
         self.url = path = os.fspath(path)
-        if not path:
-            raise UsageError("the path of the checkpoints is empty", rule="path", help='a folder or URL: "checkpoints"')
         self.fs, self.path = (fs, path) if fs is not None else file_system(path, storage_options)
-        self.keep, self._sleep = as_keep(keep), sleep
+        self.keep, self._sleep = Keep(newest=keep) if isinstance(keep, int) else keep, sleep
         self.store = LoopStore(self.fs, self.path, self.url)
         self._changed = threading.Condition()
         self._waiting: tuple[Snapshot, Saving] | None = None
@@ -123,46 +122,28 @@ class CheckPoints:
         self.every_seconds, self._clock, self._begun_at = every_seconds, clock, clock()
         self._writer, self._known = uuid.uuid4().hex[:12], -1
         """Tells this object's versions; the newest version when it loaded or saved last, -1 before that."""
-        self._damaged: set[int] = set()
-        """Versions that this object found damaged: none of those to keep."""
-        self._values: dict[int, float | None] = {}
-        """By version, the metric that `keep` looks at: read once."""
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
     def save(
-        self,
-        state: Any,
-        status: TrainStatus,
-        *,
-        main_program: Program | None = None,
-        random_states: bool = True,
-        ranks: RankStates | None = None,
+        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
     ) -> int:
-        """Saves now; returns the version. `ranks`: what `gather_rank_states` returned.
-
-        Raises StorageUnavailable after TRIES, GraphftError for what cannot be saved.
-        """
-        targets = targets_of(state, main_program)
+        """Saves now; returns the version. Raises StorageUnavailable after TRIES, GraphftError for what cannot be
+        saved."""
+        targets = stateful_objects(state, main_program)
         self.wait()
         self._begun_at = self._clock()
-        snapshot, saving = take(targets, status, random_states, ranks, copy=False), Saving(status.step, self.url)
-        self._write(snapshot, saving)
+        saving = Saving(status.step, self.url)
+        self._write(take(targets, status, random_states, copy=False), saving)
         version = saving.wait()
         assert version is not None
         return version
 
     def begin(
-        self,
-        state: Any,
-        status: TrainStatus,
-        *,
-        main_program: Program | None = None,
-        random_states: bool = True,
-        ranks: RankStates | None = None,
+        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
     ) -> Saving:
         """Copies the state, and saves it beside what goes on. One save is at work; of those that wait, the newest."""
-        snapshot = take(targets_of(state, main_program), status, random_states, ranks, copy=True)
+        snapshot = take(stateful_objects(state, main_program), status, random_states, copy=True)
         saving, self._begun_at = Saving(status.step, self.url), self._clock()
         with self._changed:
             if self._waiting is not None:
@@ -201,23 +182,21 @@ class CheckPoints:
             del snapshot
 
     def _write(self, snapshot: Snapshot, saving: Saving) -> None:
-        pause = FIRST_PAUSE
-        while True:
+        pause, version = FIRST_PAUSE, None
+        while version is None:
             saving.tries += 1
             try:
                 version = self._commit(snapshot)
-                break
             except BaseException as error:
-                if self._may_succeed(error, saving.tries):
-                    log.warning("checkpoint in %s: %s; trying again in %.1f s", self.url, describe(error), pause)
-                    self._sleep(pause)
-                    pause = min(2 * pause, LAST_PAUSE)
-                    continue
-                log.error("the checkpoint %s was NOT saved: %s", saving.what, describe(error))
-                if isinstance(error, OSError) and not isinstance(error, GraphftError):
-                    error = unavailable(self.url, error)
-                saving._end(error=error)
-                return
+                if not self._may_succeed(error, saving.tries):
+                    log.error("the checkpoint %s was NOT saved: %s", saving.what, describe(error))
+                    if isinstance(error, OSError) and not isinstance(error, GraphftError):
+                        error = unavailable(self.url, error)
+                    saving._end(error=error)
+                    return
+                log.warning("checkpoint in %s: %s; trying again in %.1f s", self.url, describe(error), pause)
+                self._sleep(pause)
+                pause = min(2 * pause, LAST_PAUSE)
         saving._end(version)
         try:
             self._collect(version)
@@ -230,16 +209,8 @@ class CheckPoints:
         return isinstance(error, OSError) and error.errno not in HOPELESS and not hopeless and tries < TRIES
 
     def _commit(self, snapshot: Snapshot) -> int:
-        version = self._next_version()
-        by = made(None, **{WRITER: self._writer, **snapshot.made_of, **self._data})
-        self.store.write(version, {MADE: by, **snapshot.meta}, snapshot.tensors)
-        self._values[version] = snapshot.status.metrics.get(self.keep.best)
-        self._known = version
-        return version
-
-    def _next_version(self) -> int:
-        """Raises Superseded if another object has saved here since this one loaded or saved: it goes on from there, or
-        began anew; what this one saves would be taken for what comes after that."""
+        """Raises GraphftError[superseded] if another object has saved here since this one loaded or saved: it goes on
+        from there, or began anew; what this one saves would be taken for what comes after that."""
         newest = max(self.store.all_committed(), default=-1)
         if 0 <= self._known < newest:
             with contextlib.suppress(DamagedCheckpoint):
@@ -249,45 +220,36 @@ class CheckPoints:
                         f"{self.url}: {by.get('host', 'another process')} has saved version {newest} meanwhile; the "
                         f"newest that this process knows is {self._known}"
                     )
-        return self.store.next_version()
+        version = max(self.store.versions(), default=-1) + 1
+        self.store.write(version, {MADE: made(None, **{WRITER: self._writer}), **snapshot.meta}, snapshot.tensors)
+        self._known = version
+        return version
 
     # -- deleting ---------------------------------------------------------------------------------------------------
 
-    def prune(self, told: Callable[[int], None] = lambda count: None) -> list[int]:
+    def prune(self) -> list[int]:
         """Deletes what is not to be kept, and what crashes left before the newest; returns these versions.
 
-        The newest that is whole stays: it is read for that, and `told` gets the bytes. Raises DamagedCheckpoint if none
-        is whole: nothing is deleted then.
+        The newest that is whole stays: it is read for that. Raises DamagedCheckpoint if none is whole: nothing is
+        deleted then.
         """
-        damaged = []
-        for version in self.store.all_committed():
-            try:
-                self.store.verify(self.store.manifest(version), told)
-                return self._collect(version)
-            except DeletedCheckpoint:
-                return self.prune(told)
-            except DamagedCheckpoint as error:
-                log.error("%s", error.message)
-                damaged.append(error)
-        if damaged:
-            raise self._none_whole(damaged)
-        return []
+        good = self._first_whole(self.store.verify)
+        return self._collect(good[0]) if good is not None else []
 
     def _collect(self, good: int) -> list[int]:
         """`good`: a version that is whole."""
-        values = [(v, self._value_of(v)) for v in self.store.all_committed() if v not in self._damaged]
+        values = [(v, self._value_of(v)) for v in self.store.all_committed()]
         if self.keep.best and not any(value is not None for _, value in values):
             log.warning("keep best=%r: no checkpoint in %s has that metric; none is deleted", self.keep.best, self.url)
             return []
         return self.store.collect({*self.keep.of(values), good})
 
     def _value_of(self, version: int) -> float | None:
-        if self.keep.best and version not in self._values:
-            self._values[version] = None
+        if self.keep.best:
             with contextlib.suppress(DamagedCheckpoint):
                 status = TrainStatus.from_json(self.store.manifest(version).meta[STATUS])
-                self._values[version] = status.metrics.get(self.keep.best)
-        return self._values.get(version)
+                return status.metrics.get(self.keep.best)
+        return None
 
     # -- loading ----------------------------------------------------------------------------------------------------
 
@@ -299,20 +261,18 @@ class CheckPoints:
         version: int | None = None,
         random_states: bool = True,
         trainer_id: int = 0,
-        per_rank: Mapping[str, Stateful] | None = None,
-        partial: bool = False,
     ) -> TrainStatus | None:
         """See `load_check_point`."""
-        targets, own = targets_of(state, main_program), (targets_of(per_rank) if per_rank else {})
-        with self._asking():
-            known = max(self.store.all_committed(), default=-1)
+        targets = stateful_objects(state, main_program)
+        known = max(self.store.all_committed(), default=-1)
         found = self.newest(version)
         if found is None:
             return None
-        if left := load_found(found, targets, own, trainer_id, random_states, partial):
-            log.warning(
-                "checkpoint %d of %s is loaded in part; not loaded: %s", found.version, self.url, "; ".join(left)
-            )
+        meta = found.manifest.meta
+        load_all(targets, found.states, meta.get(OPTIMIZERS, {}), meta.get(PARAMETERS, {}))
+        of_ranks = any(isinstance(target, PerRank) for target in targets.values())
+        if random_states and found.random is not None and trainer_id == 0 and not of_ranks:
+            set_random_states(found.random)
         self._known = max(known, found.version)  # what comes after that is another process's
         return found.status
 
@@ -322,9 +282,7 @@ class CheckPoints:
         Damaged ones are named, and older ones looked at. Raises GraphftError[checkpoint] if all are damaged, or the one
         that was asked for is, or is not there; StorageUnavailable where the storage fails, which says nothing of them.
         """
-        with self._asking():
-            if version is None:
-                return self._newest()
+        if version is not None:
             if not self.store.committed(version):
                 raise GraphftError(
                     f"{self.url} has no checkpoint {version}; it has {self.store.all_committed()}",
@@ -332,37 +290,12 @@ class CheckPoints:
                     help="give one of those",
                 )
             return self._read(self.store.manifest(version))
-
-    @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Turns a storage's own errors into ours. Raises StorageUnavailable."""
-        try:
-            yield
-        except GraphftError:
-            raise
-        except OSError as error:
-            raise unavailable(self.url, error) from None  # else tens of frames of a library stand before it
-
-    def _newest(self) -> Found | None:
-        damaged: list[DamagedCheckpoint] = []
-        there = self.store.all_committed()
-        if lost := [v for v in self.store.without_manifest() if v > max(there, default=-1)]:
-            log.warning("%s: newer than what counts is checkpoint %d, which %s", self.url, lost[0], NO_MANIFEST)
-        for candidate in there:
-            try:
-                found = self._read(self.store.manifest(candidate))
-            except DeletedCheckpoint:
-                return self._newest()
-            except DamagedCheckpoint as error:
-                damaged.append(error)
-                self._damaged.add(candidate)
-                log.error("%s", error.message)
-                continue
-            if damaged:
-                log.error("going back to checkpoint %d of %s, the newest that is whole", candidate, self.url)
-            return found
-        if damaged:
-            raise self._none_whole(damaged)
+        newest = max(self.store.all_committed(), default=-1)
+        for directory in self.store.unfinished():
+            if directory_key(directory)[0] > newest:
+                log.warning("%s: newer than what counts is %s, which %s", self.url, directory, NO_MANIFEST)
+        if (found := self._first_whole(self._read)) is not None:
+            return found[1]
         above, name = posixpath.split(self.path.rstrip("/"))
         if is_directory(name) and self.fs.size(posixpath.join(self.path, MANIFEST)) is not None:
             raise GraphftError(
@@ -372,13 +305,28 @@ class CheckPoints:
             )
         return None
 
-    def _none_whole(self, damaged: list[DamagedCheckpoint]) -> DamagedCheckpoint:
-        return DamagedCheckpoint(
-            f"{self.url}: none of its {len(damaged)} checkpoints is whole: "
-            + "; ".join(error.message for error in damaged[:3]),
-            rule="checkpoint",
-            help="restore them from a copy; or delete that folder to begin anew",
-        )
+    def _first_whole(self, read: Callable[[Manifest], T]) -> tuple[int, T] | None:
+        """Returns the newest version that can be read, and what was; None if there is none at all."""
+        damaged: list[str] = []
+        for version in self.store.all_committed():
+            try:
+                found = read(self.store.manifest(version))
+            except DeletedCheckpoint:  # by the process that saves here: there is a newer one by now
+                return self._first_whole(read)
+            except DamagedCheckpoint as error:
+                damaged.append(error.message)
+                log.error("%s", error.message)
+                continue
+            if damaged:
+                log.error("going back to checkpoint %d of %s, the newest that is whole", version, self.url)
+            return version, found
+        if damaged:
+            raise DamagedCheckpoint(
+                f"{self.url}: none of its {len(damaged)} checkpoints is whole: {'; '.join(damaged[:3])}",
+                rule="checkpoint",
+                help="restore them from a copy; or delete that folder to begin anew",
+            )
+        return None
 
     def _read(self, manifest: Manifest) -> Found:
         tensors, _ = self.store.read_part(manifest, 0)

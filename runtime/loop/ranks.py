@@ -3,104 +3,73 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from graphft.disk.tensor_file import pack_tensors, unpack_tensors
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError
+from graphft.runtime.loop.snapshot import RANDOM, Stateful, set_random_states, stateful_objects, take_random_states
 from graphft.runtime.loop.state_codec import Encoder, decode
-from graphft.runtime.loop.targets import Stateful, targets_of
 
-STATES, RANDOM, OBJECTS = "states", "random", "objects"
-
-
-@dataclass(frozen=True)
-class RankStates:
-    """`states`, by rank: `random`, the generators, and `objects` by name."""
-
-    states: tuple[dict[str, Any], ...]
+RANKS, OBJECTS = "ranks", "objects"
 
 
-def take_random_states() -> dict[str, Any]:
-    """Returns what the generators of this process are at now: torch's (also of its devices), NumPy's and Python's."""
-    states: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    return states
+class PerRank:
+    """What each rank of `torch.distributed` has for itself: these objects, and the generators of its process.
 
+        state = {"model": model, "optimizer": optimizer, "ranks": graphft.PerRank(loader=loader)}
 
-def gather_rank_states(per_rank: Mapping[str, Stateful] | None = None) -> RankStates:
-    """Returns the state of these objects, and of the random generators, of every rank of `torch.distributed`.
-
-    A collective of the default process group: every rank calls it, at the same step. Without a process group there is
-    one rank. What travels is JSON and tensors, no pickle.
-
-    Raises GraphftError[state], in every rank, if one of them has something that cannot be saved.
+    `state_dict()`, and so a save, is a collective of the default process group: every rank calls it, at the same step;
+    without a process group there is one rank. What travels is JSON and tensors, no pickle.
     """
-    problem: GraphftError | None = None
-    try:
-        data = _encoded(per_rank or {})
-    except GraphftError as error:
-        problem, data = error, b""  # the others wait for this rank all the same
-    parts = _all_gather(data)
-    if problem is not None:
-        raise problem
-    if b"" in parts:
-        raise GraphftError(
-            f"rank {parts.index(b'')} has a state that cannot be saved, so no rank saves",
-            rule="state",
-            help="its own error says what",
-        )
-    return RankStates(tuple(map(_decoded, parts)))
 
+    def __init__(self, **objects: Stateful) -> None:
+        self.objects = stateful_objects(objects) if objects else {}
 
-def check_rank(trainer_id: int) -> None:
-    """Raises UsageError[rank] if torch.distributed gives this process another number."""
-    rank = _rank_and_count()[0]
-    if trainer_id != rank:
-        raise UsageError(
-            f"trainer_id is {trainer_id}, and this is rank {rank} of torch.distributed",
-            rule="rank",
-            help="with per_rank=, give trainer_id=torch.distributed.get_rank()",
-        )
+    def state_dict(self) -> dict[str, Any]:
+        """Raises GraphftError[state], in every rank, if one of them has something that cannot be saved."""
+        problem: GraphftError | None = None
+        encoder, data = Encoder(), b""
+        try:
+            objects = {name: encoder.encode(each.state_dict(), name) for name, each in sorted(self.objects.items())}
+            state = {RANDOM: encoder.encode(take_random_states(), RANDOM), OBJECTS: objects}
+            data = pack_tensors(encoder.tensors, {RANKS: json.dumps(state, allow_nan=False)})
+        except GraphftError as error:
+            problem = error  # the others wait for this rank all the same
+        parts = _all_gather(data)
+        if problem is not None:
+            raise problem
+        if b"" in parts:
+            raise GraphftError(
+                f"rank {parts.index(b'')} has a state that cannot be saved, so no rank saves",
+                rule="state",
+                help="its own error says what",
+            )
+        return {RANKS: [_decoded(part) for part in parts]}
 
-
-def of_rank(ranks: RankStates | None, rank: int, per_rank: Mapping[str, Stateful]) -> dict[str, Any]:
-    """Returns what was saved of this rank. Raises GraphftError[checkpoint-fit]."""
-    saved, count = (len(ranks.states) if ranks else 0), _rank_and_count()[1]
-    if per_rank and ranks is None:
-        what, help = "it was saved without per_rank=", "save with per_rank=, too; or load without"
-    elif rank >= max(saved, 1) and ranks is not None:
-        what = f"{saved} ranks have saved their states, and this is rank {rank}"
-        help = f"run with {saved} ranks; or load with random_states=False, and without per_rank="
-    elif per_rank and saved != count:
-        what = f"{saved} ranks have saved their states of {', '.join(per_rank)}, and there are {count}"
-        help = f"run with {saved} ranks; or load without per_rank=, and go on from TrainStatus.offset"
-    else:
-        return ranks.states[rank] if ranks else {}
-    raise GraphftError(f"the checkpoint does not fit: {what}", rule="checkpoint-fit", help=help)
-
-
-def _encoded(per_rank: Mapping[str, Stateful]) -> bytes:
-    encoder, targets = Encoder(), targets_of(per_rank) if per_rank else {}
-    objects = {name: encoder.encode(target.state_dict(), name) for name, target in sorted(targets.items())}
-    state = {RANDOM: encoder.encode(take_random_states(), RANDOM), OBJECTS: objects}
-    return pack_tensors(encoder.tensors, {STATES: json.dumps(state, allow_nan=False)})
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Gives the objects, and the generators of this process, what was saved of this rank. Raises
+        GraphftError[checkpoint-fit] for another number of ranks, or other objects."""
+        rank, count = _rank_and_count()
+        saved = state[RANKS]
+        names = sorted(saved[0][OBJECTS])
+        if len(saved) != count or names != sorted(self.objects):
+            raise GraphftError(
+                f"{len(saved)} ranks have saved {names}; there are {count}, with {sorted(self.objects)}",
+                rule="checkpoint-fit",
+                help="run with as many ranks and the same objects; or take what you need of "
+                "graphft.read_check_point(path).states, and go on from TrainStatus.offset",
+            )
+        for name, target in self.objects.items():
+            target.load_state_dict(saved[rank][OBJECTS][name])
+        set_random_states(saved[rank][RANDOM])
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
     tensors, metadata = unpack_tensors(data)
-    decoded: dict[str, Any] = decode(json.loads(metadata[STATES]), tensors)
+    decoded: dict[str, Any] = decode(json.loads(metadata[RANKS]), tensors)
     return decoded
 
 

@@ -1,39 +1,84 @@
-"""The state of a loop at one moment: as it is saved, and as it is found again."""
+"""Where a loop is, and the state of its objects at one moment: as it is saved, and as it is loaded again."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, describe
+from graphft.ir import Program
 from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.executor import ProgramState
-from graphft.runtime.loop.ranks import OBJECTS, RANDOM, RankStates, of_rank, take_random_states
+from graphft.runtime.executor import Executor, differences
 from graphft.runtime.loop.state_codec import Encoder, decode
-from graphft.runtime.loop.targets import Stateful, fitting, load_all, parameter_names
-from graphft.runtime.loop.train_status import TrainStatus, check_status
-from graphft.transpiler.record import digest_of, program_digest
 
-STATUS, STATE, RANKS, OPTIMIZERS, PARAMETERS = "status", "state", "ranks", "optimizers", "parameters"
-"""Keys in a manifest's metadata, beside RANDOM, the generators of trainer 0: the TrainStatus, the user's objects, what
-each rank has for itself, and of optimizers the classes, and the names of their parameters, where a module that was
-saved has them all."""
+STATUS, STATE, RANDOM, OPTIMIZERS, PARAMETERS = "status", "state", "random", "optimizers", "parameters"
+"""Keys in a manifest's metadata: the TrainStatus, the user's objects, the generators of trainer 0, and the classes of
+optimizers and the names of their parameters, where a module that was saved has them all."""
+
+
+@dataclass
+class TrainStatus:
+    """How far a loop has come; of the design "Fault tolerance for sync training", and what it left for later.
+
+        status = graphft.load_check_point(state, path) or graphft.TrainStatus()
+        for epoch in range(status.next(), epochs):
+            ...
+
+    Attributes:
+        epoch_no: The last epoch that is complete; -1 before the first.
+        step: Optimizer steps since the beginning of training.
+        offset: Batches (or records: the loop decides) of the epoch `next()` that are done. 0 between epochs.
+        metrics: Numbers by name: `keep` may hold on to the best checkpoint by one of them.
+    """
+
+    epoch_no: int = -1
+    step: int = 0
+    offset: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def next(self) -> int:
+        """The epoch to go on with: the one that is not complete, from `offset` on."""
+        return self.epoch_no + 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Raises GraphftError[train-status] for what no loop can be at."""
+        numbers = {name: getattr(self, name) for name in ("epoch_no", "step", "offset")}
+        if any(type(n) is not int for n in numbers.values()) or min(self.epoch_no + 1, self.step, self.offset) < 0:
+            raise GraphftError(
+                f"TrainStatus has {numbers}; expected ints, epoch_no of -1 or more, the others of 0 or more",
+                rule="train-status",
+                help="epoch_no counts complete epochs from 0 on, -1 before the first; step and offset count from 0",
+            )
+        for name, number in self.metrics.items():
+            if not isinstance(number, (int, float)):
+                raise GraphftError(
+                    f"TrainStatus.metrics has {name!r}: {number!r}; expected a number",
+                    rule="train-status",
+                    help="take a tensor's .item()",
+                )
+        metrics = {name: float(number) for name, number in self.metrics.items()}
+        return {**numbers, "metrics": Encoder().encode(metrics, "metrics")}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> TrainStatus:
+        """Raises KeyError, TypeError or ValueError for what `to_json` did not give."""
+        return TrainStatus(
+            int(data["epoch_no"]), int(data["step"]), int(data["offset"]), decode(dict(data["metrics"]), {})
+        )
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Nothing in it changes any more. `made_of`: the digest of a graphft program whose state it is."""
+    """Nothing in it changes any more."""
 
-    status: TrainStatus
     meta: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    made_of: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -44,100 +89,165 @@ class Found:
     status: TrainStatus
     states: dict[str, Any]
     random: dict[str, Any] | None
-    ranks: RankStates | None
     manifest: Manifest
 
 
-def take(
-    targets: Mapping[str, Stateful], status: TrainStatus, random_states: bool, ranks: RankStates | None, copy: bool
-) -> Snapshot:
+def take(targets: Mapping[str, Stateful], status: TrainStatus, random_states: bool, copy: bool) -> Snapshot:
     """Returns the state of these objects now. `copy`: so that they may change while it is saved."""
-    check_status(status)
     encoder = Encoder()
-    states = {name: _encoded(encoder, name, target.state_dict()) for name, target in sorted(targets.items())}
     optimizers = {n: t for n, t in sorted(targets.items()) if isinstance(t, torch.optim.Optimizer)}
-    modules = [t for _, t in sorted(targets.items()) if isinstance(t, torch.nn.Module)]
-    named = {name: parameter_names(optimizer, modules) for name, optimizer in optimizers.items()}
+    named = {name: parameter_names(optimizer, modules_in(targets)) for name, optimizer in optimizers.items()}
     meta: dict[str, Any] = {
         STATUS: status.to_json(),
-        STATE: states,
+        STATE: {name: encoder.encode(target.state_dict(), name) for name, target in sorted(targets.items())},
         OPTIMIZERS: {name: type(optimizer).__name__ for name, optimizer in optimizers.items()},
         PARAMETERS: {name: names for name, names in named.items() if names},
     }
     if random_states:
         meta[RANDOM] = encoder.encode(take_random_states(), RANDOM)
-    if ranks is not None:
-        meta[RANKS] = encoder.encode(ranks.states, RANKS)
     tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
-    programs = {n: program_digest(t.program) for n, t in targets.items() if isinstance(t, ProgramState)}
-    made_of = {"program": digest_of(programs)} if programs else {}
-    return Snapshot(TrainStatus.from_json(meta[STATUS]), meta, tensors, made_of)
-
-
-def _encoded(encoder: Encoder, name: str, state: Any) -> Any:
-    try:
-        return encoder.encode(state, name)
-    except RecursionError as error:
-        raise GraphftError(
-            f"{name} cannot be saved: its state_dict contains itself, or is nested too deeply",
-            rule="state",
-            help="have state_dict() return dicts and lists that do not contain themselves",
-        ) from error
+    return Snapshot(meta, tensors)
 
 
 def found_in(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Found:
     """Returns what was taken. Raises KeyError, TypeError or ValueError for what `take` did not make."""
     meta = manifest.meta
-    saved = {name: decode(meta[name], tensors) for name in (RANDOM, RANKS) if name in meta}
     states = {name: decode(value, tensors) for name, value in meta[STATE].items()}
-    ranks = RankStates(tuple(saved[RANKS])) if RANKS in saved else None
-    return Found(manifest.step, TrainStatus.from_json(meta[STATUS]), states, saved.get(RANDOM), ranks, manifest)
+    generators = decode(meta[RANDOM], tensors) if RANDOM in meta else None
+    return Found(manifest.step, TrainStatus.from_json(meta[STATUS]), states, generators, manifest)
 
 
-def load_found(
-    found: Found,
-    targets: Mapping[str, Stateful],
-    per_rank: Mapping[str, Stateful],
-    rank: int,
-    random_states: bool,
-    partial: bool = False,
-) -> list[str]:
-    """Gives all objects their state, and the process its generators: those of its rank, where ranks have saved theirs;
-    else trainer 0 has them. What ranks have saved is left alone if neither objects nor generators are asked for.
-
-    Raises GraphftError[checkpoint-fit], and changes nothing, if that does not fit; with `partial` if nothing does. Of
-    what fits in part, the rest is returned, in words.
-    """
-    if clash := targets.keys() & per_rank.keys():
-        raise UsageError(
-            f"{', '.join(sorted(clash))} is in the state and in per_rank",
-            rule="state",
-            help="give it once, or by another name",
-        )
-    own = of_rank(found.ranks, rank, per_rank) if random_states or per_rank else {}
-    if (missing := own.get(OBJECTS, {}).keys() - per_rank.keys()) and not partial:
-        raise GraphftError(
-            f"the checkpoint does not fit: it has {', '.join(sorted(missing))} of each rank, which per_rank= lacks",
-            rule="checkpoint-fit",
-            help="give the objects that were saved, made as they were then",
-        )
-    objects, states = {**targets, **per_rank}, {**found.states, **own.get(OBJECTS, {})}
-    optimizers, left = found.manifest.meta.get(OPTIMIZERS, {}), list[str]()
-    if partial:
-        states, left = fitting(objects, states, optimizers, found.manifest.meta.get(PARAMETERS, {}))
-        objects = {name: target for name, target in objects.items() if name in states}
-    load_all(objects, states, optimizers)
-    generators = own.get(RANDOM) if own else found.random if rank == 0 else None
-    if random_states and generators is not None:
-        _set_random_states(generators)
-    return left
+def take_random_states() -> dict[str, Any]:
+    """Returns what the generators of this process are at now: torch's (also of its devices), NumPy's and Python's."""
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
 
 
-def _set_random_states(states: dict[str, Any]) -> None:
-    """Goes on from there. Of devices, those that there are."""
+def set_random_states(states: dict[str, Any]) -> None:
+    """Goes on from there; of devices, those that there are."""
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])
     random.setstate(states["python"])
     if "cuda" in states and torch.cuda.is_available():
         for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(state, device)
+
+
+# -- objects ----------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """As `torch.distributed.checkpoint.stateful.Stateful`: modules, optimizers, schedulers, StatefulDataLoader, ..."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+def stateful_objects(state: Any, main_program: Program | None = None) -> dict[str, Stateful]:
+    """Returns what `save_check_point(state)` saves, by name. Raises UsageError[state] for what has no state."""
+    if isinstance(state, Executor) and main_program is not None:
+        return {main_program.name: state.stateful(main_program)}
+    if isinstance(state, Executor) or main_program is not None:
+        raise UsageError(
+            f"the state is a {type(state).__name__}, and main_program is {'' if main_program else 'not '}given",
+            rule="state",
+            help="an Executor runs many programs: save_check_point(executor, status, path, main_program=program)",
+        )
+    named = dict(state) if isinstance(state, Mapping) else {"state": state}
+    if not named:
+        raise UsageError("there is no state to save", rule="state", help='give {"model": model, ...}')
+    for name, value in named.items():
+        if not isinstance(name, str) or not isinstance(value, Stateful) or isinstance(value, type):
+            raise UsageError(
+                f"state[{name!r}] is a {type(value).__name__}, which has no state_dict() and load_state_dict()",
+                rule="state",
+                help='give objects by name: {"model": model, "optimizer": optimizer}; a plain value goes into an '
+                "object of yours with these two methods",
+            )
+    return named
+
+
+def load_all(
+    targets: Mapping[str, Stateful],
+    states: Mapping[str, Any],
+    optimizers: Mapping[str, str],
+    parameters: Mapping[str, list[str]],
+) -> None:
+    """Gives each object its state. What does not fit is found before anything is changed, as far as that can be told.
+
+    `optimizers`, `parameters`: classes, and names of the parameters, of the optimizers that were saved. Raises
+    GraphftError[checkpoint-fit].
+    """
+    wrong = [f"{name} is not in the checkpoint" for name in targets if name not in states]
+    wrong += [f"{name} is in the checkpoint, and not given" for name in states if name not in targets]
+    modules = modules_in(targets)
+    for name in sorted(targets.keys() & states.keys()):
+        target, state = targets[name], states[name]
+        found: list[str] = []
+        if isinstance(target, nn.Module):
+            found = _misfits(target, state)
+        elif isinstance(target, torch.optim.Optimizer):
+            found = _misfits_of_optimizer(target, state, optimizers.get(name))
+            own, saved = parameter_names(target, modules), parameters.get(name)
+            found += ["its parameters have other names, or another order"] if own and saved and own != saved else []
+        wrong += [f"{name}: {text}" for text in found]
+    if wrong:
+        shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        raise GraphftError(
+            f"the checkpoint does not fit: {shown}",
+            rule="checkpoint-fit",
+            help="give the objects that were saved, made as they were then; or load what you choose of "
+            "graphft.read_check_point(path).states",
+        )
+    sure = nn.Module, torch.optim.Optimizer
+    for name in sorted(targets, key=lambda name: isinstance(targets[name], sure)):  # those that may refuse come first
+        try:
+            targets[name].load_state_dict(states[name])
+        except Exception as error:
+            raise GraphftError(
+                f"{name} does not take its state: {describe(error)}",
+                rule="checkpoint-fit",
+                help="make all objects anew, as they were when they were saved: some have their state by now",
+            ) from error
+
+
+def modules_in(targets: Mapping[str, Stateful]) -> list[nn.Module]:
+    return [target for _, target in sorted(targets.items()) if isinstance(target, nn.Module)]
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module]) -> list[str]:
+    """Returns the names of its parameters, by their numbers, in the first module that has them all; [] if none has."""
+    trained = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    for module in modules:
+        names = {id(p): name for name, p in module.named_parameters()}
+        if names.keys() >= set(trained):
+            return [names[number] for number in trained]
+    return []
+
+
+def _misfits(target: nn.Module, state: Any) -> list[str]:
+    if not isinstance(state, Mapping):
+        return ["it is no state_dict"]
+    own = target.state_dict()
+    tensors = [{n: v for n, v in each.items() if isinstance(v, Tensor)} for each in (own, state)]
+    others = [{n for n, v in each.items() if not isinstance(v, Tensor)} for each in (own, state)]
+    return [*differences(*tensors), *(f"{name} is missing, or not expected" for name in sorted(others[0] ^ others[1]))]
+
+
+def _misfits_of_optimizer(target: torch.optim.Optimizer, state: Any, saved: str | None) -> list[str]:
+    if saved not in (None, type(target).__name__):
+        return [f"it was a {saved} when it was saved, and is a {type(target).__name__}"]
+    try:
+        groups = [len(group["params"]) for group in state["param_groups"]]
+    except (KeyError, TypeError):
+        return ["it is no optimizer's state_dict"]
+    own = [len(group["params"]) for group in target.param_groups]
+    return [f"its groups have {groups} parameters, expected {own}"] if groups != own else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,12 +17,8 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 
-PLAIN = (str, bool, type(None))
-LARGEST = 2**63
-"""JSON's readers agree on whole numbers below it."""
+PLAIN = (str, bool, int, type(None))
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
-_FACTORIES = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
-"""A defaultdict may have any of these as its default_factory."""
 
 
 class _Kind(NamedTuple):
@@ -33,24 +29,13 @@ class _Kind(NamedTuple):
     make: Callable[[Any], Any]
 
 
-def _sorted(values: Any) -> list[Any]:
-    return sorted(values, key=lambda v: (type(v).__name__, repr(v)))
-
-
 _KINDS: dict[type, _Kind] = {
     bytes: _Kind("$bytes", lambda v: base64.b64encode(v).decode(), lambda text: base64.b64decode(text, validate=True)),
-    bytearray: _Kind("$bytearray", bytes, bytearray),
-    complex: _Kind("$complex", lambda v: [v.real, v.imag], lambda parts: complex(*parts)),
     torch.dtype: _Kind("$dtype", lambda v: str(v).removeprefix("torch."), _DTYPES.__getitem__),
     torch.device: _Kind("$device", str, torch.device),
-    torch.nn.Parameter: _Kind(
-        "$parameter", lambda v: [v.detach(), v.requires_grad], lambda parts: torch.nn.Parameter(*parts)
-    ),
     tuple: _Kind("$tuple", list, tuple),
     torch.Size: _Kind("$size", list, torch.Size),
-    set: _Kind("$set", _sorted, set),
-    frozenset: _Kind("$frozenset", _sorted, frozenset),
-    deque: _Kind("$deque", lambda v: [list(v), v.maxlen], lambda parts: deque(*parts)),
+    set: _Kind("$set", lambda v: sorted(v, key=lambda each: (type(each).__name__, repr(each))), set),
 }
 _MAPPINGS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     dict: ("$items", dict),
@@ -61,17 +46,14 @@ _MAKE: dict[str, Callable[[Any], Any]] = {
     **{kind.name: kind.make for kind in _KINDS.values()},
     **dict(_MAPPINGS.values()),
     "$float": float,
-    "$int": lambda text: int(text, 16),
     "$scalar": lambda parts: np.dtype(parts[0]).type(parts[1]),
     "$array": lambda tensor: tensor.numpy(),
-    "$leaf": lambda tensor: tensor.detach().requires_grad_(),
-    "$defaultdict": lambda parts: defaultdict(parts[0] and _FACTORIES[parts[0]], parts[1]),
-    "$module": lambda parts: module_state(*parts),
+    "$module": lambda parts: _module_state(*parts),
 }
 
 
-def module_state(pairs: Any, versions: Any) -> OrderedDict[str, Any]:
-    """A module's state_dict of these pairs. It loads by the versions of its classes that have written it."""
+def _module_state(pairs: Any, versions: Any) -> OrderedDict[str, Any]:
+    """Returns a module's state_dict, with the versions of the classes that wrote it: the module loads by these."""
     state: OrderedDict[str, Any] = OrderedDict(pairs)
     state._metadata = versions  # type: ignore[attr-defined]
     return state
@@ -85,57 +67,48 @@ class Encoder:
         self._known: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: Any, where: str) -> Any:
-        """The JSON of a value. `where`: what it is, for names and errors: "optimizer.state.0".
+        """Returns the JSON of a value. `where`: what it is, for names and errors: "optimizer.state.0".
 
-        Raises GraphftError[state] for what is neither a plain value, nor a tensor, nor a collection of them.
+        A parameter becomes the tensor that it holds. Raises GraphftError[state] for what is neither a plain value, nor
+        a tensor, nor a collection of them.
         """
+        try:
+            return self._encode(value, where)
+        except RecursionError as error:
+            raise _refused(where, "it contains itself, or is nested too deeply") from error
+
+    def _encode(self, value: Any, where: str) -> Any:
         kind = type(value)
         if kind in PLAIN:
             return value
-        if kind is int:
-            return value if abs(value) < LARGEST else {"$int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if kind is list:
-            return [self.encode(v, f"{where}.{i}") for i, v in enumerate(value)]
-        if kind is Tensor:
-            found = {"$tensor": self._tensor(value.detach(), where)}
-            return {"$leaf": found} if value.requires_grad else found
+            return [self._encode(v, f"{where}.{i}") for i, v in enumerate(value)]
+        if kind in (Tensor, torch.nn.Parameter):
+            return {"$tensor": self._tensor(value.detach(), where)}
         if kind in _KINDS:
-            return {_KINDS[kind].name: self.encode(_KINDS[kind].parts(value), where)}
-        if kind in _MAPPINGS or kind is defaultdict:
+            return {_KINDS[kind].name: self._encode(_KINDS[kind].parts(value), where)}
+        if kind in _MAPPINGS:
             return self._mapping(value, where)
         if kind is np.ndarray and _has_tensors_dtype(value) and value.dtype.isnative:
             return {"$array": {"$tensor": self._tensor(torch.from_numpy(np.array(value)), where)}}
         if isinstance(value, np.generic) and _has_tensors_dtype(value):
-            return {"$scalar": [value.dtype.str, self.encode(value.item(), where)]}
+            return {"$scalar": [value.dtype.str, self._encode(value.item(), where)]}
         of = f" of {value.dtype}" if isinstance(value, (np.ndarray, np.generic)) else ""
         raise _refused(where, f"it is a {kind.__module__}.{kind.__qualname__}{of}")
 
     def _mapping(self, value: Mapping[Any, Any], where: str) -> Any:
         if type(value) is dict and all(type(k) is str and not k.startswith("$") for k in value):
-            return {k: self.encode(v, f"{where}.{k}") for k, v in value.items()}
-        pairs = [[self.encode(k, where), self.encode(v, f"{where}.{k}")] for k, v in value.items()]
-        if isinstance(value, defaultdict):
-            factory = value.default_factory
-            if factory is not None and factory not in _FACTORIES.values():
-                raise _refused(where, f"its default_factory is {factory!r}")
-            return {"$defaultdict": [factory and factory.__name__, pairs]}
+            return {k: self._encode(v, f"{where}.{k}") for k, v in value.items()}
+        pairs = [[self._encode(k, where), self._encode(v, f"{where}.{k}")] for k, v in value.items()]
         if versions := getattr(value, "_metadata", None):
-            return {"$module": [pairs, self.encode(dict(versions), where)]}
+            return {"$module": [pairs, self._encode(dict(versions), where)]}
         return {_MAPPINGS[type(value)][0]: pairs}
 
     def _tensor(self, value: Tensor, where: str) -> str:
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
-            odd = "nested" if value.is_nested else "quantized" if value.is_quantized else "on device meta"
-            remedy = (
-                "to_padded_tensor(0.0)" if value.is_nested else "dequantize()" if value.is_quantized else "to_dense()"
-            )
-            raise GraphftError(
-                f"{where} cannot be saved: it is {odd if value.layout == torch.strided else value.layout}",
-                rule="state",
-                help="give it values first" if value.is_meta else f"save a dense copy: tensor.{remedy}",
-            )
+            raise _refused(where, "it is no dense tensor with values")
         value = value.resolve_conj().resolve_neg()  # two views of one memory may hold different values
         memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
         if value.numel() and memory in self._known:
@@ -154,19 +127,17 @@ def _refused(where: str, what: str) -> GraphftError:
     return GraphftError(
         f"{where} cannot be saved: {what}",
         rule="state",
-        help="a state_dict may hold tensors, arrays, numbers, text, bytes, and dicts (also Counter, OrderedDict, and "
-        "defaultdict of a builtin type), lists, tuples, sets and deques of them; have state_dict() return such values, "
-        "of an Enum its value, and load_state_dict() make the object again",
+        help="have state_dict() return dense tensors, arrays, numbers, text, bytes, and dicts (also Counter and "
+        "OrderedDict), lists, tuples and sets of them; and load_state_dict() make the object again",
     )
 
 
 def _has_tensors_dtype(value: Any) -> bool:
-    """np.longdouble has no tensors."""
     return value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What was encoded. Raises KeyError, TypeError or ValueError for what no Encoder wrote."""
+    """Returns what was encoded. Raises KeyError, TypeError or ValueError for what no Encoder wrote."""
     if isinstance(value, list):
         return [decode(v, tensors) for v in value]
     if not isinstance(value, dict):

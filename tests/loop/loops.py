@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import graphft
-from graphft.runtime.loop.train_status import TrainStatus
+from graphft import TrainStatus
 
 EPOCHS, BATCHES, BATCH = 3, 6, 4
 

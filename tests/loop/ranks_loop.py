@@ -46,19 +46,20 @@ def main(folder: str, rendezvous: str, kill_at: int) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 1))
     parallel, optimizer = DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=0.01)
     torch.manual_seed(100 + rank)
-    state, per_rank = {"model": model, "optimizer": optimizer}, {"stream": Stream(rank)}
-    status = graphft.load_check_point(state, folder, trainer_id=rank, per_rank=per_rank) or graphft.TrainStatus()
+    stream = Stream(rank)
+    state = {"model": model, "optimizer": optimizer, "ranks": graphft.PerRank(stream=stream)}
+    status = graphft.load_check_point(state, folder, trainer_id=rank) or graphft.TrainStatus()
     for step in range(status.step, STEPS):
         if step == kill_at and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
-        parallel(per_rank["stream"].next()).square().mean().backward()
+        parallel(stream.next()).square().mean().backward()
         optimizer.step()
         if (step + 1) % EVERY == 0:
             status = graphft.TrainStatus(-1, step + 1, step + 1)
-            graphft.save_check_point(state, status, folder, trainer_id=rank, per_rank=per_rank)
+            graphft.save_check_point(state, status, folder, trainer_id=rank)
     digest = hashlib.sha256()
-    for value in (*model.state_dict().values(), torch.rand(3), per_rank["stream"].next()):
+    for value in (*model.state_dict().values(), torch.rand(3), stream.next()):
         digest.update(value.numpy().tobytes())
     print(f"rank {rank} from {status.step}: {digest.hexdigest()}")
     dist.destroy_process_group()

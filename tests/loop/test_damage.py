@@ -60,13 +60,6 @@ def test_every_flip_and_every_cut_is_found(copy: Path, caplog: pytest.LogCapture
     assert newest_of(copy) == VERSIONS - 1
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_file_that_is_missing(copy: Path, which: int) -> None:
-    """Without its manifest it is one that a crash left."""
-    files_of(copy, VERSIONS - 1)[which].unlink()
-    assert newest_of(copy) == VERSIONS - 2
-
-
 def test_a_file_of_another_checkpoint(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     manifest, tensors = files_of(copy, VERSIONS - 1)
     other_manifest, other_tensors = files_of(copy, 0)

@@ -52,15 +52,6 @@ def test_a_loop_goes_on(url: str) -> None:
     assert same(resumed(url), undisturbed())
 
 
-def test_what_was_committed_outlives_the_servers(server: HDFS, url: str) -> None:
-    save(url, 12)
-    server.kill()
-    server.start()
-    status = graphft.load_check_point(Loop().state, url)
-    assert status is not None
-    assert status.step == 12
-
-
 def test_a_save_waits_for_servers_that_are_away(server: HDFS, url: str) -> None:
     save(url, 4)
     place = CheckPoints(url, sleep=lambda seconds: server.start())

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +14,6 @@ import graphft
 from graphft import Keep, LocalFS, TrainStatus
 from graphft.errors import GraphftError
 from graphft.runtime.loop.check_points import CheckPoints
-from graphft.runtime.loop.state_codec import Encoder
 
 
 class Extra(nn.Linear):
@@ -30,13 +26,6 @@ class Extra(nn.Linear):
         assert state == {"calls": 3}
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
-        self.head.weight = self.embedding.weight
-
-
 @pytest.mark.parametrize(("saved", "given"), [(nn.Linear, Extra), (Extra, nn.Linear)])
 def test_a_refused_load_changes_nothing(tmp_path: Path, saved: type[nn.Linear], given: type[nn.Linear]) -> None:
     graphft.save_check_point({"model": saved(2, 1)}, TrainStatus(0), tmp_path)
@@ -45,20 +34,6 @@ def test_a_refused_load_changes_nothing(tmp_path: Path, saved: type[nn.Linear], 
     with pytest.raises(GraphftError, match=r"_extra_state is (missing|not expected)"):
         graphft.load_check_point({"model": model}, tmp_path)
     assert torch.equal(model.weight, before)
-
-
-def test_one_name_of_tied_weights_is_enough(tmp_path: Path) -> None:
-    saved, model = Tied(), Tied()
-
-    class One:
-        def state_dict(self) -> dict[str, Any]:
-            return {"head.weight": saved.head.weight}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    graphft.save_check_point({"model": One()}, TrainStatus(0), tmp_path)
-    graphft.load_check_point({"model": model}, tmp_path)
-    assert torch.equal(model.embedding.weight, saved.embedding.weight)
 
 
 @pytest.mark.parametrize(
@@ -78,46 +53,6 @@ def test_tensors_of_odd_strides(tmp_path: Path, tensor: torch.Tensor) -> None:
     odd = Odd()
     graphft.load_check_point(odd, tmp_path)
     assert torch.equal(odd.value, tensor)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: np.ma.masked_array([1.0, 2.0], [True, False]), "MaskedArray of float64"),
-        (lambda: np.matrix([[1.0]]), "matrix of float64"),
-        (lambda: np.array(["a"]), "numpy.ndarray of <U1"),
-        (lambda: np.longdouble(1), "longdouble of"),
-        (lambda: np.complex128(1j), "complex128"),
-        (lambda: torch.zeros(2, device="meta"), "it is on device meta"),
-        (lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), "it is quantized"),
-        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "it is nested"),
-        (lambda: torch.zeros(2).to_sparse(), "it is torch.sparse_coo"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore")
-def test_what_would_come_back_as_something_else_is_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(GraphftError, match=message):
-        Encoder().encode(make(), "value")
-
-
-def test_a_state_that_contains_itself(tmp_path: Path) -> None:
-    class Knot:
-        def state_dict(self) -> dict[str, Any]:
-            knot: dict[str, Any] = {}
-            knot["knot"] = knot
-            return knot
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    with pytest.raises(GraphftError, match="its state_dict contains itself"):
-        graphft.save_check_point({"knot": Knot()}, TrainStatus(0), tmp_path)
-
-
-def test_a_status_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(GraphftError, match="the status is 3, expected a TrainStatus"):
-        graphft.save_check_point(nn.Linear(1, 1), 3, tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(GraphftError, match="the path of the checkpoints is empty"):
-        graphft.save_check_point(nn.Linear(1, 1), TrainStatus(0), "")
 
 
 def test_the_path_of_a_version(tmp_path: Path) -> None:
@@ -175,15 +110,6 @@ def test_an_error_that_nobody_thought_of_ends_one_save(tmp_path: Path) -> None:
     place.wait()
 
 
-def test_a_metric_that_no_checkpoint_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = CheckPoints(str(tmp_path), keep=Keep(newest=1, best="acc"))
-    place.save(nn.Linear(1, 1), TrainStatus(0, metrics={"accuracy": 0.5}))
-    assert "keep best='acc': no checkpoint in" in caplog.text
-    caplog.clear()
-    place.save(nn.Linear(1, 1), TrainStatus(0, metrics={"acc": 0.5}))
-    assert not caplog.records
-
-
 def test_each_tenth_is_kept_also_where_a_kill_took_its_number() -> None:
     versions = [0, 1, *range(11, 26)]
     assert Keep(newest=1, every=10).of([(v, None) for v in versions]) == {0, 11, 20, 25}
@@ -191,34 +117,3 @@ def test_each_tenth_is_kept_also_where_a_kill_took_its_number() -> None:
     for version in versions:  # the same, when each save deletes
         there = sorted(Keep(newest=1, every=10).of([(v, None) for v in [*there, version]]))
     assert there == [0, 11, 20, 25]
-
-
-def test_damaged_versions_are_none_of_those_to_keep(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = nn.Linear(1, 1)
-    for epoch in range(2):
-        graphft.save_check_point(model, TrainStatus(epoch), tmp_path, keep=2)
-    (newest,) = (tmp_path / "checkpoint-00000001").glob("*.safetensors")
-    newest.write_bytes(b"damaged")
-    caplog.set_level(logging.CRITICAL)
-    place = CheckPoints(str(tmp_path), keep=2)
-    assert place.load(model) == TrainStatus(0)
-    place.save(model, TrainStatus(1))
-    assert sorted(place.store.versions()) == [0, 2]
-
-
-def test_verify_reads_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It opened it, and read its header, for each tensor."""
-
-    class Many:
-        def state_dict(self) -> dict[str, Any]:
-            return {str(i): torch.full((2,), float(i)) for i in range(300)}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    graphft.save_check_point(Many(), TrainStatus(0), tmp_path)
-    store = CheckPoints(tmp_path).store
-    opened, told = [], list[int]()
-    monkeypatch.setattr(store, "_open", lambda name, real=store._open: opened.append(name) or real(name))
-    store.verify(store.manifest(0), told.append)
-    assert len(opened) == 2, "the manifest, and the file"
-    assert told.count(8) == 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ def there_and_back(value: Any) -> Any:
     return decode(json.loads(text), encoder.tensors)
 
 
-plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
 keys = st.text() | st.integers() | st.tuples(st.integers(), st.text())
 values = st.recursive(
     plain,
@@ -49,18 +49,13 @@ def test_any_plain_value_comes_back(value: Any) -> None:
         torch.device("cpu"),
         {"$tensor": "no tensor, but a key that looks like one"},
         {1, 2, 3},
-        frozenset({"a"}),
         np.float32(0.1),
         np.int64(-7),
         {"": {"": [math.inf, -math.inf]}},
         10**40,
         Counter({3: 2, "a": 0, (1, None): -1}),
-        defaultdict(list, {1: [2]}),
-        defaultdict(None, {True: 1.0}),
-        deque([1, (2,)], maxlen=3),
-        deque(),
-        {frozenset({1}): {torch.float16: torch.device("cpu")}, None: {2.5: False}},
-        {"nested": [Counter(a=1), (deque([Counter()]),)]},
+        {(1,): {torch.float16: torch.device("cpu")}, None: {2.5: False}},
+        {"nested": [Counter(a=1), ([Counter()],)]},
         np.bool_(True),
         np.float16(0.5),
     ],
@@ -101,12 +96,8 @@ def test_names_that_meet_are_told_apart() -> None:
     assert [float(found["a"]["b"]), float(found["a.b"])] == [0.0, 1.0]
 
 
-def test_parameters_and_what_requires_a_gradient_come_back() -> None:
-    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
-    for value in (torch.nn.Parameter(torch.ones(2)), frozen, torch.ones(2, requires_grad=True), torch.ones(2)):
-        found = there_and_back({"x": value})["x"]
-        assert (type(found), found.requires_grad, found.is_leaf) == (type(value), value.requires_grad, True)
-        assert torch.equal(found, value)
+deep: Any = []
+deep.append(deep)
 
 
 class Color(enum.IntEnum):
@@ -123,20 +114,20 @@ class Words(Counter[str]):
         object(),
         {"x": [lambda: 1]},
         torch.eye(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        np.ma.masked_array([1.0], [True]),
+        np.longdouble(1),
+        deep,
         np.array(["text"]),
         type,
         Color.RED,
         Words(),
-        defaultdict(lambda: 1),
-        defaultdict(Color),
         namedtuple("Pair", "a b")(1, 2),
         {Color.RED: 1},
-        range(3),
-        np.datetime64(1, "s"),
     ],
 )
 def test_what_cannot_be_saved_is_named(value: Any) -> None:
-    with pytest.raises(GraphftError, match=r"^error\[state\]: model\.x[.0-9x]* cannot be saved"):
+    with pytest.raises(GraphftError, match=r"^error\[state\]: model(\.x[.0-9x]*)? cannot be saved"):
         Encoder().encode({"x": value}, "model")
 
 

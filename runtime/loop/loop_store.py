@@ -14,12 +14,9 @@ from graphft.runtime.checkpoint.manifest import LOOP, Manifest, directory_key, d
 from graphft.runtime.checkpoint.versioned_store import VersionedStore
 
 
-class Superseded(GraphftError):
-    """Another process has committed this version, or a later one: there are two that save to one place."""
-
-
-def superseded(what: str) -> Superseded:
-    return Superseded(
+def superseded(what: str) -> GraphftError:
+    """Another process has committed this version, or a later one: two save to one place."""
+    return GraphftError(
         what,
         rule="superseded",
         help="only one process may save to a path: trainer 0. Is an earlier one of this job still running? One that "
@@ -45,10 +42,6 @@ class LoopStore(VersionedStore):
             listed, found = now, [version for version in now if self.committed(version)]
         return found
 
-    def without_manifest(self) -> list[int]:
-        """Returns versions that do not count, though they have files; the newest first."""
-        return [directory_key(directory)[0] for directory in self.unfinished()]
-
     def committed(self, version: int) -> bool:
         """True if it has a manifest: then it counts, if it is not damaged."""
         return self.has_manifest(directory_name(LOOP, version))
@@ -57,20 +50,14 @@ class LoopStore(VersionedStore):
         """Raises DamagedCheckpoint; DeletedCheckpoint where there is none."""
         return self.read_manifest(directory_name(LOOP, version))
 
-    def next_version(self) -> int:
-        """Returns a number higher than all that left a folder."""
-        return max(self.versions(), default=-1) + 1
-
-    def write(self, version: int, meta: dict[str, Any], tensors: Mapping[str, Tensor]) -> Manifest:
-        """Writes a version and commits it. Raises OSError, Superseded; GraphftError[save] for a dtype that cannot be
-        saved."""
+    def write(self, version: int, meta: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Writes a version and commits it. Raises OSError, GraphftError[superseded]; GraphftError[save] for a dtype
+        that cannot be saved."""
         part = self.write_part(LOOP, version, 0, 1, tensors)
-        manifest = Manifest(LOOP, version, "", (part,), meta)
         newer = [v for v in self.all_committed() if v > version]
-        if newer or not self.create_manifest(manifest):
+        if newer or not self.create_manifest(Manifest(LOOP, version, "", (part,), meta)):
             self.fs.delete(self._at(part.file))
             raise superseded(f"{self.url}: another process has saved version {max([version, *newer])} meanwhile")
-        return manifest
 
     def collect(self, keep: Collection[int]) -> list[int]:
         """Deletes the versions older than the newest, but for those to keep; also what crashes left behind. Returns
@@ -98,14 +85,10 @@ class Keep:
     mode: str = "min"
 
     def __post_init__(self) -> None:
-        if type(self.newest) is not int or self.newest < 1 or type(self.every) is not int or self.every < 0:
+        if self.newest < 1 or self.every < 0 or self.mode not in ("min", "max"):
             raise UsageError(
-                f"Keep(newest={self.newest!r}, every={self.every!r}): expected newest >= 1 and every >= 0",
-                rule="keep",
-                help="keep at least the newest checkpoint",
+                f"{self}: expected newest >= 1, every >= 0, and mode 'min' or 'max'", rule="keep", help="keep=3"
             )
-        if self.mode not in ("min", "max"):
-            raise UsageError(f"Keep(mode={self.mode!r}): expected 'min' or 'max'", rule="keep", help="see help(Keep)")
 
     def of(self, versions: Sequence[tuple[int, float | None]]) -> set[int]:
         """Returns those to keep, of (version, value of the metric `best`). None, and what is no number, is never the
@@ -117,12 +100,3 @@ class Keep:
         sign = 1 if self.mode == "min" else -1
         values = [(sign * value, -version) for version, value in known if value is not None and not math.isnan(value)]
         return kept | ({-min(values)[1]} if values else set())
-
-
-def as_keep(keep: int | Keep) -> Keep:
-    """Returns a `Keep`: a number is that of the newest. Raises UsageError[keep]."""
-    if isinstance(keep, int) and not isinstance(keep, bool):
-        keep = Keep(newest=keep)
-    if not isinstance(keep, Keep):
-        raise UsageError(f"keep is {keep!r}; expected a number, or graphft.Keep(...)", rule="keep", help="keep=3")
-    return keep
