@@ -1,4 +1,4 @@
-"""Options: those that are not there, an error that names what was meant; and numbers."""
+"""Options: errors that name those that are not there, and values that are none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from numbers import Integral
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from graphft.errors import UsageError
 
@@ -17,8 +20,22 @@ P = ParamSpec("P")
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Whether it is a number without a fraction (numpy's, too), and at least so much."""
+    """True for a number without a fraction (numpy's, too) that is at least so much."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def check_values(options: object, limits: Mapping[str, Meta] | None = None, skip: Collection[str] = ()) -> None:
+    """Raises UsageError[option] for the first field of a dataclass whose value is not of its annotated type, or not
+    within `limits`, by field."""
+    for name, hint in get_type_hints(type(options), include_extras=True).items():
+        limit = (limits or {}).get(name)
+        try:
+            if name not in skip:
+                msgspec.convert(getattr(options, name), Annotated[hint, limit] if limit is not None else hint)
+        except msgspec.ValidationError as error:
+            known = " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else ""
+            text = f"{name} is {getattr(options, name)!r}: {error}"
+            raise UsageError(text, rule="option", help=f"give {known}" if known else f"correct {name}") from None
 
 
 def unknown_option(

@@ -16,17 +16,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from graphft.capture.guards import assumptions, captured
-from graphft.capture.loss_results import reported
 from graphft.capture.tracing import emit, trace
 from graphft.errors import GraphftError, UsageError
-from graphft.ir import Kind, Program, Ref, Type, Variable, map_refs, registry
+from graphft.ir import Kind, Program, Type, Variable, registry
 from graphft.ir.literals import evaluate
 from graphft.ir.printer import NAME
 from graphft.ir.symbolic import Symbols
@@ -77,9 +75,8 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any], re
     if not NAME.fullmatch(name):
         raise _fail(f"reduce has {name!r}, expected a name of letters, digits, '_' and '.'", "rename it")
     entries = _entries(program, name, function)
-    _make_room(program, name)
     if name in program.variables:
-        raise _fail(f"reduce has '{name}', which names something else already", "rename it")
+        raise _fail(f"reduce has '{name}', a name that the program has already", "rename it")
     types = {entry: _of_all(program, entry) for entry in entries}
     symbols = Symbols(d for t in types.values() for d in t.shape or () if isinstance(d, int))
 
@@ -121,28 +118,6 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any], re
         definition = registry.get(op.type)
         if definition is not None and definition.effect:
             raise _fail(f"reducer '{name}' draws random numbers ({op.type})", "compute it of the records alone")
-
-
-def _make_room(program: Program, name: str) -> None:
-    """Renames what has this name only because an op of it was captured: users know none of those."""
-    variable = program.variables.get(name)
-    results = program.block("reduce").attrs.get("results", ())
-    if variable is None or variable.kind not in (Kind.TEMP, Kind.CONST) or name in (*reported(program), *results):
-        return
-    other = program.fresh(f"{name}_1")
-    del program.variables[name]
-    program.variables[other] = replace(variable, name=other)
-    if name in program.values:
-        program.values[other] = program.values.pop(name)
-
-    def renamed(ref: Ref) -> Ref:
-        return Ref(other) if ref.name == name else ref
-
-    for block in program.blocks.values():
-        for op in block.ops:
-            op.args = map_refs(op.args, renamed)
-            op.attrs = {key: map_refs(value, renamed) for key, value in op.attrs.items()}
-            op.outputs = tuple(other if output == name else output for output in op.outputs)
 
 
 def _entries(program: Program, name: str, function: Callable[..., Any]) -> Sequence[str]:

@@ -8,14 +8,14 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, cached_property
-from typing import Annotated, Any, Literal, get_type_hints
+from functools import cached_property
+from typing import Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from graphft.data import DataSpec
 from graphft.errors import GraphftError, UsageError
+from graphft.option_names import check_values
 from graphft.plan import Plan
 from graphft.transpiler.validation import ValidationConfig
 
@@ -264,15 +264,6 @@ def check_effects(config: JobConfig, given: Iterable[str]) -> None:
             log.warning("%s has no effect without fault tolerance: ft is False", name)
 
 
-@cache
-def _types() -> dict[str, Any]:
-    return {
-        name: Annotated[hint, _LIMITS[name]] if name in _LIMITS else hint
-        for name, hint in get_type_hints(JobConfig).items()
-        if name not in ("data", "validate")
-    }
-
-
 def _check(config: JobConfig) -> None:
     """Raises UsageError[option] for the first option that makes no sense, and says which."""
     if not isinstance(config.data, DataSpec):
@@ -282,12 +273,7 @@ def _check(config: JobConfig) -> None:
             help="of tensors: graphft.arrays(x=x, y=y, chunk_size=256); of a Dataset class in a file: "
             'graphft.dataset("my_data:MyDataset", {...}, chunk_size=256)',
         )
-    for name, hint in _types().items():
-        value = getattr(config, name)
-        try:
-            msgspec.convert(value, hint)
-        except msgspec.ValidationError as error:
-            raise _bad(name, value, f"{hint}: {error}".replace("typing.", "")) from None
+    check_values(config, _LIMITS, skip=("data", "validate"))
     if config.etcd_endpoints == ():
         raise _bad("etcd_endpoints", (), "None, or one 'host:port' at least")
     if not config.sync and config.pservers > MAX_ASYNC_PSERVERS:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.capture.weights import saved_variables
 from graphft.disk.fileio import scratch_folder
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.ir.printer import format_block
 from graphft.ir.storage import load_program, save_program
@@ -33,11 +33,11 @@ from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.differences import differences
 from graphft.transpiler.passes import pipeline
+from graphft.transpiler.prediction import default_prediction, prediction_of, save_prediction
 from graphft.transpiler.programs import Programs, Stage, run_passes
 from graphft.transpiler.record import (
     FORMAT,
     MARKER,
-    NO_PREDICTION,
     RECORD,
     VALIDATION,
     Fingerprint,
@@ -176,8 +176,6 @@ class Job:
 
         Raises GraphftError for a folder that holds another model's run, or if this job has nothing to predict with.
         """
-        from graphft.transpiler.prediction import prediction_of, save_prediction
-
         folder, program = Path(path), self.prediction or prediction_of(self.origin)
         read_record(folder)
         if saved_variables(load_program(folder / "source")) != saved_variables(self.source):
@@ -223,7 +221,8 @@ class Job:
                 save_program(source, path)
         for name, program in self.programs.by_name().items():
             save_program(program, folder / "programs" / name)
-        self._write_prediction(folder)
+        if (prediction := self.prediction or default_prediction(self.origin)) is not None:
+            save_prediction(prediction, self.source, folder)
         self.config.data.store(folder)
         if self.config.validate is not None:
             self.config.validate.data.store(folder / VALIDATION)
@@ -239,17 +238,6 @@ class Job:
             f.write(json.dumps(record))  # at once, and not indented: data may have a million chunks
             f.flush()
             os.fsync(f.fileno())
-
-    def _write_prediction(self, folder: Path) -> None:
-        """By default, if one can be captured: nobody has asked for it yet, and who does is told what to do."""
-        from graphft.transpiler.prediction import default_prediction, save_prediction
-
-        try:
-            program = self.prediction or default_prediction(self.origin)
-        except Exception as error:  # of the user's model, which is called as it may never be
-            (folder / NO_PREDICTION).write_text(f"{describe(error)}\n")
-        else:
-            save_prediction(program, self.source, folder)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Job:

@@ -19,19 +19,18 @@ from torch import Tensor, nn
 
 from graphft.capture.model import Origin
 from graphft.capture.weights import SAVED, saved_variables
-from graphft.disk.fileio import read_regular
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Kind, Program, Type
 from graphft.ir.literals import names_in
 from graphft.ir.storage import load_program, save_program
 from graphft.transpiler.evaluation import check_evaluation, forward_only
-from graphft.transpiler.record import NO_PREDICTION, PREDICTION
+from graphft.transpiler.record import PREDICTION
 
 log = logging.getLogger("graphft")
 
 NAME = "prediction"
 OUTPUT = "output"
-"""What a result is called that has no name of its own."""
+"""Name of a result that has none of its own."""
 WEIGHTS = (*SAVED, Kind.CONST)
 _AN_ENTRY = "return tensors whose first dimension is that of the inputs, by name: {'scores': scores}"
 _SAY = "say what to predict: transpile(..., predict=lambda model, x: model(x))"
@@ -40,7 +39,7 @@ PredictFn = Callable[..., Any]
 
 
 def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Program:
-    """The forward pass of the model of `origin`, in eval mode, with the inputs that it needs.
+    """Returns the forward pass of the model of `origin`, in eval mode, with the inputs that it needs.
 
     Each of its results (attribute `extras`) has an entry for each record. `predict(model, **inputs)` returns a tensor,
     or several by name; what it does not take of the program's inputs (labels) it is not given. By default, what the
@@ -48,8 +47,7 @@ def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Pr
     """
     if origin is None:
         raise UsageError(
-            "the program was not captured by graphft.build in this process: there is no model that could be captured "
-            "to predict with",
+            "the program was not captured by graphft.build in this process: there is no model to predict with",
             rule="predict",
             help="transpile what graphft.build returned",
         )
@@ -57,10 +55,12 @@ def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Pr
         raise UsageError(
             "what a program that was built with capture=False predicts is not known", rule="predict", help=_SAY
         )
-    if predict is not None:
-        program = origin.forward(NAME, _as_loss(predict), _inputs_of(predict, origin.inputs))
-    else:
-        program = origin.forward(NAME, _of_loss(origin), tuple(origin.inputs))
+    call, inputs = (
+        (_of_loss(origin), tuple(origin.inputs))
+        if predict is None
+        else (_as_loss(predict), _inputs_of(predict, origin.inputs))
+    )
+    program = origin.forward(NAME, call, inputs)
     found = _check_results(program, strict=predict is not None)
     program.attrs["extras"] = tuple(found)
     del program.attrs["loss"]
@@ -74,113 +74,105 @@ def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Pr
     return program
 
 
-def default_prediction(origin: Origin | None) -> Program:
-    """The same, unasked: what there is to tell of the model, the capture of the program that trains has told."""
-    logger = logging.getLogger("graphft")
-    before, logger.disabled = logger.disabled, True
+def default_prediction(origin: Origin | None) -> Program | None:
+    """Returns the same, unasked, or None if it cannot be captured; without warnings, as the capture of the program that
+    trains has given them."""
+    before, log.disabled = log.disabled, True
+    reason = ""
     try:
         return prediction_of(origin)
+    except Exception as error:  # of the user's model, which is called as it may never be
+        reason = describe(error)
+        return None
     finally:
-        logger.disabled = before
+        log.disabled = before
+        if reason:
+            log.info("what the job predicts is not known: %s", reason)
 
 
 # -- what is captured -------------------------------------------------------------------------------------------------
 
 
 def _inputs_of(predict: PredictFn, inputs: Collection[str]) -> Sequence[str]:
-    """Those that `predict` takes, behind the model. Raises UsageError[predict] if it takes anything else."""
+    """Returns those that `predict` takes, behind the model. Raises UsageError[predict] if it takes anything else."""
     try:
         _, *others = inspect.signature(predict).parameters.values()
     except (TypeError, ValueError):
-        raise UsageError(
-            f"predict is a {type(predict).__name__}, expected a function of the model and its inputs",
-            rule="predict",
-            help="predict=lambda model, x: model(x)",
-        ) from None
+        what = f"predict is a {type(predict).__name__}, expected a function of the model and its inputs"
+        raise UsageError(what, rule="predict", help="predict=lambda model, x: model(x)") from None
     if any(p.kind is p.VAR_KEYWORD for p in others):
         return tuple(inputs)
     if unknown := [p.name for p in others if p.name not in inputs and p.default is p.empty]:
-        raise UsageError(
-            f"predict takes {unknown[0]}, and the program has no such input: it has {', '.join(inputs)}",
-            rule="predict",
-            help="name its parameters, behind the model, like inputs of build()",
-        )
+        what = f"predict takes {unknown[0]}, and the program has no such input: it has {', '.join(inputs)}"
+        raise UsageError(what, rule="predict", help="name its parameters, behind the model, like inputs of build()")
     return tuple(p.name for p in others if p.name in inputs)
 
 
 def _as_loss(predict: PredictFn) -> Callable[..., Any]:
-    """`predict` as what `build` captures: results beside a loss, which is dropped later."""
+    """Returns `predict` as what `build` captures: results beside a loss, which is dropped later."""
 
     def call(model: nn.Module, **inputs: Tensor) -> Any:
-        return torch.zeros(()), _named(predict(model, **inputs), strict=True)
+        result = _by_name(predict(model, **inputs))
+        wrong = (
+            "" if isinstance(result, Mapping) else f"a {type(result).__name__}, expected a tensor, or several by name"
+        )
+        for name, value in result.items() if not wrong else ():
+            if not isinstance(value, Tensor):
+                wrong = f"'{name}' as a {type(value).__name__}, expected a tensor"
+        if wrong:
+            raise _bad(f"predict returns {wrong}")
+        return torch.zeros(()), {str(name): value for name, value in result.items()}
 
     return call
 
 
 def _of_loss(origin: Origin) -> Callable[..., Any]:
-    """What the model returns where `loss_fn` calls it."""
+    """Returns the same of what the model returns where `loss_fn` calls it, before `loss_fn` changes it in place."""
     loss_fn = origin.whole_loss_fn()
 
     def call(model: nn.Module, **inputs: Tensor) -> Any:
         returned: list[dict[str, Tensor]] = []
-        hook = model.register_forward_hook(lambda _module, _given, result: returned.append(_kept(result)))
+
+        def keep(_module: nn.Module, _given: Any, result: Any) -> None:
+            found = _by_name(result)
+            named = found.items() if isinstance(found, Mapping) else ()
+            returned.append({str(n): t.clone() for n, t in named if isinstance(t, Tensor) and n != "loss"})
+
+        hook = model.register_forward_hook(keep)
         try:
             loss_fn(model, **inputs)
         finally:
             hook.remove()
         if len(returned) != 1:
-            raise UsageError(
-                f"loss_fn calls the model {len(returned)} times: which of its results is to be predicted?",
-                rule="predict",
-                help=_SAY,
-            )
+            what = f"loss_fn calls the model {len(returned)} times: which of its results is to be predicted?"
+            raise UsageError(what, rule="predict", help=_SAY)
         return torch.zeros(()), returned[0]
 
     return call
 
 
-def _kept(result: Any) -> dict[str, Tensor]:
-    """What the model returns, whatever `loss_fn` does to it in place."""
-    return {name: tensor.clone() for name, tensor in _named(result, strict=False).items()}
-
-
-def _named(result: Any, *, strict: bool) -> dict[str, Tensor]:
-    """Tensors by name; those that are none are left out, or with `strict` an error."""
+def _by_name(result: Any) -> Any:
     if isinstance(result, Tensor):
         return {OUTPUT: result}
-    if isinstance(result, (tuple, list)):
-        result = {f"{OUTPUT}{i}": value for i, value in enumerate(result)}
-    if not isinstance(result, Mapping):
-        raise _bad(f"predict returns a {type(result).__name__}, expected a tensor, or tensors by name")
-    tensors = {str(name): value for name, value in result.items() if isinstance(value, Tensor)}
-    if strict and len(tensors) < len(result):
-        name = next(name for name in result if name not in tensors)
-        raise _bad(f"predict returns '{name}' as a {type(result[name]).__name__}, expected a tensor")
-    return tensors if strict else {n: t for n, t in tensors.items() if n != "loss"}
+    return {f"{OUTPUT}{i}": v for i, v in enumerate(result)} if isinstance(result, (tuple, list)) else result
 
 
 def _check_results(program: Program, *, strict: bool) -> list[str]:
-    """The results that have an entry for each record; others are an error if `strict`."""
+    """Returns the results that have an entry for each record; others are an error if `strict`."""
     batch = {v.shape[0] for v in program.of_kind(Kind.INPUT) if v.shape}
     names = set().union(*(names_in(dim) for dim in batch))
-    found, other = [], ""
+    found = []
     for name in program.attrs.get("extras", ()):
         type = program.variables[name].type
-        if _has_entries(type, batch, names):
+        first, *others = type.shape or (None,)
+        if first in batch and not any(names_in(dim) & names for dim in others if dim is not None):
             found.append(name)
-        else:
-            other = f"'{name}' as {type}"
-    if strict and other:
-        raise _bad(f"predict returns {other}, expected an entry for each record, of one shape whatever the batch")
+        elif strict:
+            raise _bad(f"predict returns '{name}' as {type}, expected an entry for each record, of one shape")
     if not found:
         what = "predict returns" if strict else "where loss_fn calls the model, it returns"
         raise UsageError(f"{what} no tensor with an entry for each record", rule="predict", help=_SAY)
     return found
-
-
-def _has_entries(type: Type, batch: set[int | str], names: set[str]) -> bool:
-    shape = type.shape or ()
-    return bool(shape) and shape[0] in batch and not any(names_in(dim) & names for dim in shape[1:])
 
 
 def _check_inputs(program: Program) -> None:
@@ -202,8 +194,8 @@ def _bad(message: str) -> UsageError:
 
 
 def with_weights(program: Program, state: Mapping[str, Tensor]) -> Program:
-    """A copy with the values of a trained model's `state_dict`; constants keep their own. What it has besides (layers
-    that nothing predicted depends on) is not looked at. Raises GraphftError[weights] for what is missing or differs."""
+    """Returns a copy with the values of a trained model's `state_dict`, which may have more of them; constants keep
+    their own. Raises GraphftError[weights] for what is missing or differs."""
     new, problems = program.clone(), []
     for v in program.of_kind(*WEIGHTS):
         name = next((n for n in (v.name, *v.attrs.get("tied", ())) if n in state), None)
@@ -226,7 +218,7 @@ def with_weights(program: Program, state: Mapping[str, Tensor]) -> Program:
 
 
 def tell_untrained(program: Program, source: Program) -> None:
-    """A warning for each buffer that training changes, and that the model's file does not have (persistent=False)."""
+    """Warns of each buffer that training changes, and that the model's file does not have (persistent=False)."""
     for v in program.of_kind(*WEIGHTS):
         trained = source.variables.get(v.name)
         if trained is not None and trained.kind is Kind.BUFFER and not trained.attrs.get("persistent", True):
@@ -241,30 +233,17 @@ def tell_untrained(program: Program, source: Program) -> None:
 
 
 def save_prediction(program: Program, source: Program, folder: Path) -> None:
-    """Into the job's folder, without the values that come from the trained model of `source`, the job's program."""
+    """Writes it into the job's folder, without the values that come from the trained model of the job's `source`."""
     new, trained = program.clone(), {v.name for v in saved_variables(source)}
     new.values = {name: value for name, value in program.values.items() if name not in trained}
     save_program(new, folder / PREDICTION, sealed=True)
-    (folder / NO_PREDICTION).unlink(missing_ok=True)
-
-
-def has_prediction(folder: Path) -> bool:
-    return (folder / PREDICTION).exists()
-
-
-def _why_none(folder: Path) -> str:
-    try:
-        reason = read_regular(folder / NO_PREDICTION).decode()
-    except (OSError, ValueError):
-        return "it was saved by an older graphft, or its folder was not copied as a whole"
-    return f"what its model returns in loss_fn could not be captured: {reason.strip()}"
 
 
 def load_prediction(folder: Path) -> Program:
-    """What `save_prediction` wrote. Raises UsageError[predict] if the job has none."""
-    if not has_prediction(folder):
+    """Returns what `save_prediction` wrote. Raises UsageError[predict] if the job has none."""
+    if not (folder / PREDICTION).exists():
         raise UsageError(
-            f"the job in {folder} has no program to predict with: {_why_none(folder)}",
+            f"the job in {folder} has no program to predict with: what its model returns was not captured",
             rule="predict",
             help=f"in its script, transpile(..., predict=...) says what to predict, and job.save_prediction('{folder}')"
             " adds it to this run; nothing is trained again",

@@ -29,9 +29,7 @@ VALIDATION = "validation"
 """Folder of what it validates with, if it does."""
 PREDICTION = "prediction"
 """Folder of the program to predict with, if it has one."""
-NO_PREDICTION = "no-prediction.txt"
-"""Why it has none."""
-SAVED = ("source", "programs", "data", VALIDATION, PREDICTION, NO_PREDICTION, MARKER)
+SAVED = ("source", "programs", "data", VALIDATION, PREDICTION, MARKER)
 """What `Job.save` writes beside the record. The marker says where the job's storage is, if it has one."""
 
 

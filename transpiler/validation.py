@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,13 +17,12 @@ from graphft.data import DataSpec
 from graphft.errors import UsageError
 from graphft.option_names import checked_options, is_whole
 from graphft.plan import Plan
-from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlateau, criterion, from_json
+from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlateau, criterion
 
 if TYPE_CHECKING:
     from graphft.ir import Program
 
 EPOCH: Literal["epoch"] = "epoch"
-log = logging.getLogger("graphft")
 _TERMS: dict[str, Any] = {"best": Criterion, "stop": EarlyStopping, "plateau": ReduceLROnPlateau}
 MOST_OPEN = 4
 """So many validations are not over at most: training waits then, since each keeps a checkpoint."""
@@ -102,7 +100,7 @@ class ValidationConfig:
         """The inverse of `to_json`. Raises KeyError, TypeError or GraphftError when `data` is none."""
         if data is None:
             return None
-        terms = {name: from_json(kind, data.get(name)) for name, kind in _TERMS.items()}
+        terms = {name: kind(**data[name]) for name, kind in _TERMS.items() if name in data}
         return ValidationConfig(DataSpec.from_json(data["data"]), int(data["batch_size"]), int(data["every"]), **terms)
 
 
@@ -165,9 +163,7 @@ class Validation:
         for name, function in self.reduce.items() if isinstance(self.reduce, Mapping) else [("", None)]:
             if not isinstance(name, str) or not callable(function):
                 raise _bad("reduce", self.reduce, "functions by name", 'reduce={"auc": auc}')
-        for guess in dict.fromkeys(terms.guess for terms in self.config().criteria):
-            if guess:
-                log.warning("%s", guess)
+        self.config()
         if self.program is not None:
             from graphft.transpiler.evaluation import check_columns, evaluation_of
 

@@ -134,7 +134,7 @@ def test_etcd_that_cannot_be_reached(
     assert message in refused(capsys, "launch", "--etcd", endpoints, "--job", saved)
     assert time.monotonic() - started < 60
     names = sorted(p.name for p in saved.iterdir())
-    assert names == ["data", "job.json", "no-prediction.txt", "programs", "source"], "nothing half-written"
+    assert names == ["data", "job.json", "programs", "source"], "nothing half-written"
 
 
 def test_the_process_ends_too_and_prints_no_traceback() -> None:

@@ -160,9 +160,9 @@ def test_a_pass_that_goes_on_counts_only_while_it_is_the_first(passes: Job) -> N
 
 
 def test_which_value_is_the_best() -> None:
-    lower = ("loss", "val_loss", "top1-error", "ppl", "eval.rmse")
+    lower = ("loss", "val_loss", "ppl", "eval.rmse")
     assert {mode_of(name) for name in lower} == {"min"}
-    assert {mode_of(name) for name in ("accuracy", "auc", "errata", "bleu")} == {"max"}
+    assert {mode_of(name) for name in ("accuracy", "auc", "bleu")} == {"max"}
 
 
 def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture[str], passes: Job) -> None:

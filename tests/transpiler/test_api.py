@@ -278,22 +278,11 @@ def test_a_schedule_that_is_shorter_than_the_job_is_told(
     assert [text[: len(wanted)] for text in told] == ([] if first is None else [wanted])
 
 
-@pytest.mark.parametrize(
-    ("best", "told"),
-    [
-        ("loss", ""),
-        ("val_accuracy", ""),
-        ("macro_f1", ""),
-        ("misclassification", ""),
-        (graphft.Criterion("oddness", "min"), ""),
-        ("oddness", "the highest oddness is taken for the best one; for the other way, give Criterion("),
-        (graphft.EarlyStopping("neg_loss"), "the lowest neg_loss is taken for the best one; for the other way, give E"),
-    ],
-)
-def test_which_way_of_a_metric_is_better_is_told_where_its_name_is_no_usual_one(
-    best: Any, told: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = graphft.arrays(x=torch.ones(4, 2), chunk_size=2)
-    graphft.Validation(data=data, **{"stop" if isinstance(best, graphft.EarlyStopping) else "best": best})
-    assert caplog.text.count("is taken for the best one") == bool(told)
-    assert told in caplog.text
+def test_a_metric_whose_name_does_not_tell_which_way_is_better_needs_a_mode() -> None:
+    for name, mode in (("loss", "min"), ("val_accuracy", "max"), ("macro_f1", "max"), ("misclassification", "min")):
+        assert graphft.Criterion(name).mode == mode
+    assert graphft.Criterion("oddness", "min").mode == "min"
+    for name in ("oddness", "neg_loss"):
+        with pytest.raises(GraphftError, match="lowest or the highest") as caught:
+            graphft.EarlyStopping(name)
+        assert caught.value.rule == "option"

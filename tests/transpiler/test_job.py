@@ -50,7 +50,7 @@ def test_round_trip(job: Job, saved: Path) -> None:
     assert [s.after for s in loaded.passes] == [s.after for s in job.passes]
     assert loaded.passes[-1].programs == job.programs
     loaded.verify()
-    assert sorted(p.name for p in saved.iterdir()) == ["data", "job.json", "no-prediction.txt", "programs", "source"]
+    assert sorted(p.name for p in saved.iterdir()) == ["data", "job.json", "programs", "source"]
     assert sorted(p.name for p in (saved / "data").iterdir()) == ["x.npy", "y.npy"]
 
 
