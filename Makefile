@@ -71,7 +71,7 @@ accept: setup  ## rewrite the golden files from what the code prints now; review
 	@GRAPHFT_ACCEPT=1 $(PY) -m pytest -q $$(grep -rl assert_golden tests --include='test_*.py')
 
 # Parts of others, and those with a target or a page of their own.
-NOT_BENCH := $(addprefix benchmarks/,convergence.py exchange.py push.py ray_%.py zoo%.py)
+NOT_BENCH := $(addprefix benchmarks/,convergence.py exchange.py flights_model.py push.py ray_%.py torch_%.py zoo%.py)
 
 bench: setup  ## what a step costs beside plain PyTorch
 	@set -e; for file in $(filter-out $(NOT_BENCH),$(wildcard benchmarks/*.py)); do $(PY) $$file; done

@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 
+from tests.mutants import MUTANTS, problem
 from tests.support.slow import SLOW
 from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
 
@@ -45,6 +46,11 @@ def all_calls() -> list[tuple[str, str]]:
 
 def calls(*names: str) -> list[str]:
     return [place for place, called in all_calls() if called in names]
+
+
+def test_mutants_can_be_made() -> None:
+    """Their texts follow the code, so that `python -m tests.mutants` tries all of them."""
+    assert [text for mutant in MUTANTS if (text := problem(mutant))] == []
 
 
 def test_nothing_is_placed_by_hash() -> None:
