@@ -96,13 +96,13 @@ MUTANTS = [
     ("async_trainer", "return pushed[:-1] if whole and current.closed is None else pushed", "return pushed"),
     # The chunk queue: one transaction each.
     ("chunk_queue", 'Compare(pending_key(prefix, chunk), "create", 0),', ""),
-    ("chunk_queue", '(Compare(pending_key(prefix, chunk), "create", fence),),', "(),"),
+    ("chunk_queue", 'mine = (Compare(pending_key(prefix, chunk), "create", fence),)', "mine = ()"),
     (
         "chunk_queue",
         "failures = 0 if progress > self.progress else self.failures + (self.open and vanished)",
         "failures = self.failures + (self.open and vanished)",
     ),
-    ("chunk_queue", "if now <= claim_.deadline:", "if now < 0:"),
+    ("runtime/queue/transactions.py", " and ages[kv.key] > timeout:", ":"),
     ("chunk_queue", "failures = self.failures + 1 if batch == self.progress else 1", "failures = self.failures + 1"),
     ("chunk_queue", "set(before) & set(now) or set(now)", "set(before) | set(now)"),
     ("slot_assignment", "floor, ceiling = min(floor, 1), 1", "pass"),
