@@ -21,9 +21,9 @@ from graphft.runtime.etcd.model import Op
 from graphft.runtime.protocol.messages import TASK_CALLS
 from graphft.runtime.protocol.task_events import Changes
 from graphft.runtime.protocol.task_queue import TaskQueue
-from graphft.runtime.roles.task_coordinator.role import TaskCoordinator
-from graphft.runtime.roles.task_coordinator.task_server import TaskServer
-from graphft.runtime.roles.task_coordinator.task_store import TaskStore
+from graphft.runtime.roles.coordinator.coordinator import TaskCoordinator
+from graphft.runtime.roles.coordinator.task_server import TaskServer
+from graphft.runtime.roles.coordinator.task_store import TaskStore
 from graphft.transpiler import Job
 
 

@@ -290,7 +290,7 @@ def _take_hosts(options: argparse.Namespace) -> None:
 
 def _start(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.job_storage import is_published, publish
-    from graphft.runtime.roles.attendance import Attendance
+    from graphft.runtime.roles.health import Attendance
 
     attendance = Attendance(options.health, options.stay, options.leave_status)  # from before torch is loaded
     from graphft.runtime.roles.environment import RoleSpec, explain_on_signal, run_role

@@ -240,18 +240,12 @@ class Keys:
         return f"/{self.job}.status/{role}/{name}"
 
     def proof(self, name: str) -> str:
-        """What processes of a kind prove themselves with: `trainer`, `pserver/<index>`."""
+        """The record of the start check of `trainer`, `pserver/<index>`."""
         return f"/{self.job}.proof/{name}"
 
-    @property
-    def tried(self) -> str:
-        """Trainers whose proof has not come to its end, by id."""
-        return self.proof("tried/")
-
-    @property
-    def trying(self) -> str:
-        """Those of them that live, by id: these hang on their leases."""
-        return self.proof("trying/")
+    def attempts(self, trainer: str) -> str:
+        """How many start checks of this trainer's have begun since one has come to its end."""
+        return self.proof(f"attempts/{trainer}")
 
     @property
     def time(self) -> str:

@@ -128,11 +128,6 @@ def decode_failure(kv: KV | None) -> Failure | None:
     return None if kv is None else msgspec.json.decode(kv.value, type=Failure)
 
 
-def decode_trying(kv: KV) -> Identity:
-    """The value of `/<job>.proof/trying/<id>`: the process that proves itself."""
-    return msgspec.json.decode(kv.value, type=Identity)
-
-
 class TrainerStatus(msgspec.Struct, frozen=True):
     """What a trainer reports of itself. `samples_per_second` is over its last few seconds."""
 

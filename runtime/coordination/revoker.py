@@ -7,7 +7,6 @@ import time
 
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import decode_trying
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.process.identity import UNKNOWN, Identity
 
@@ -20,14 +19,12 @@ LATE_SECONDS, LATE_EVERY_SECONDS = 0.5, 1.0
 
 
 def leases_of_processes(etcd: Store, keys: Keys, deadline: float | None = None) -> list[tuple[Identity, int]]:
-    """Which process each lease is of: of those that have registered, and of trainers that prove themselves before that.
+    """Which process each lease is of: of those that have registered.
 
     `deadline`: in seconds, for each call.
     """
     view = read_view(keys, etcd.range(keys.control, deadline=deadline).kvs)
-    registered = [(r.process, view.leases[r.id]) for r in view.registrations]
-    proving = etcd.range(keys.trying, deadline=deadline).kvs
-    return [(p, lease) for p, lease in [*registered, *((decode_trying(kv), kv.lease) for kv in proving)] if lease]
+    return [(r.process, lease) for r in view.registrations if (lease := view.leases[r.id])]
 
 
 class Revoker:

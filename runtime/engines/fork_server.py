@@ -189,8 +189,8 @@ def serve(job_dir: Path) -> int:
     os.dup2(2, 1)
     import torch
 
-    import graphft.runtime.roles.pserver.round_pserver
-    import graphft.runtime.roles.task_coordinator.role
+    import graphft.runtime.roles.coordinator.coordinator
+    import graphft.runtime.roles.pserver.pserver
     import graphft.runtime.roles.trainer.slot_trainer  # noqa: F401  (that they are loaded is the point)
     from graphft.runtime.roles.environment import RoleSpec, run_role
     from graphft.transpiler import Job

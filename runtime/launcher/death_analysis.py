@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 class _Proof(msgspec.Struct):
-    """As much as is needed of `graphft.runtime.roles.proof.Proof`: this process need not have torch."""
+    """As much as is needed of `graphft.runtime.roles.start_check.Proof`: this process need not have torch."""
 
     run: str
 
@@ -108,7 +108,7 @@ class DeathAnalysis:
             return False
 
     def _where(self, note: Note, verdict: Verdict, peak: int) -> str:
-        verb = {Phase.READING: "reading", Phase.COMPUTING: "computing", Phase.PROVING: "proving itself with"}.get(
+        verb = {Phase.READING: "reading", Phase.COMPUTING: "computing", Phase.PROVING: "checking its start with"}.get(
             note.phase, "reading ahead"
         )
         place = note.place if note.phase not in _AT_NOTHING or note.ahead is None else note.ahead

@@ -32,11 +32,11 @@ from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.protocol.round import Contribution
 from graphft.runtime.roles.blocks import Blocks
-from graphft.runtime.roles.proof import undisturbed
+from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.pserver.norms import lay_out
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
-from graphft.runtime.roles.trainer.scope import trainer_scope
-from graphft.runtime.roles.trainer.step_trial import TrialBatch, TrialComm
+from graphft.runtime.roles.start_check import undisturbed
+from graphft.runtime.roles.trainer.step_check import TrialBatch, TrialComm
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler.layout import ALL_NORMS, gradient_of
 

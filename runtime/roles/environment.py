@@ -1,4 +1,4 @@
-"""Which role this process is: from GRAPHFT_ROLE and friends, from torchrun's RANK, or from the command line."""
+"""The role of this process: from GRAPHFT_ROLE and friends, from torchrun's RANK, or from the command line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, UsageError
-from graphft.ir import registry
 from graphft.runtime.coordination.connect import (
     JobEnded,
     check_note,
@@ -37,11 +36,8 @@ from graphft.runtime.process.threads import prepare_structs
 from graphft.runtime.roles.logs import follow, log_as
 
 if TYPE_CHECKING:
-    from graphft.ir import Program
     from graphft.runtime.roles.health import Health
-    from graphft.runtime.roles.pserver.pserver import Pserver
     from graphft.runtime.roles.role import Role
-    from graphft.runtime.roles.trainer.trainer import Trainer
     from graphft.transpiler import Job, JobRecord
 
 LEAVE_SECONDS = 10.0
@@ -128,12 +124,12 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
     except GraphftError:
         if not (job_dir / "job.json").exists():
             raise
-    _check_same(read_record(job_dir), job, job_dir)
+    check_same(read_record(job_dir), job, job_dir)
     return run_role(Job.load(job_dir), job_dir, spec)
 
 
-def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
-    """Raises GraphftError if this script's job is not the one that was saved. Its processes may draw initial values
+def check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
+    """Raises UsageError if this script's job is not the one that was saved. Its processes may draw initial values
     without a seed, each its own: those of the first one count."""
     from graphft.transpiler.differences import differences, drawn
 
@@ -151,8 +147,8 @@ def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
 def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = None) -> int:
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process/role_process.py).
 
-    `health`: is told the role, once there is one."""
-    log_as(_name_of(spec))
+    `health`: gets the role, once there is one."""
+    log_as(f"{spec.kind} {spec.index if spec.index >= 0 else f'{socket.gethostname()}:{os.getpid()}'}")
     log.info("%s%d", BEGINS, os.getpid())
     explain_on_signal()
     prepare_structs()
@@ -177,7 +173,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
         if isinstance(error, EtcdError) and is_complete(job_dir):
             log.info("the job is complete, and its etcd has ended: %s", error.message)
             return EXIT_OK
-        away = error.exit_status == EXIT_LEASE_LOST  # what etcd's client raised tells nothing more
+        away = error.exit_status == EXIT_LEASE_LOST  # etcd's client tells nothing more
         log.error("%s", error, exc_info=None if away else error.__cause__)
         return error.exit_status
     except KeyboardInterrupt:
@@ -202,98 +198,63 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None
     make_way(etcd, keys, job)
     put_job(etcd, keys, job, job_dir)
     note_etcd(job_dir, etcd)
-    role = _make_role(job, job_dir, spec, etcd)
+    role = make_role(job, job_dir, spec, etcd)
     if role is not None:
         follow(role)
         if health is not None:
             health.process = role
-        _tell_story_on_signal(role)
+        explain_on_signal(role.story)
         role.run()
 
 
-def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Role | None:
+def make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Role | None:
     """Imports what the role needs in the job's mode, and no more. None: a spare pserver was not needed."""
+    index = max(spec.index, 0)
     if spec.kind == "coordinator":
-        from graphft.runtime.roles.coordinator import Coordinator
+        from graphft.runtime.roles.coordinator.coordinator import Coordinator, TaskCoordinator
 
         program = job.coordinator_program()
-        if program.find_op("serve_tasks") is not None:
-            from graphft.runtime.roles.task_coordinator.role import TaskCoordinator
-
-            return TaskCoordinator(job, job_dir, program, etcd, max(spec.index, 0))
-        return Coordinator(job, job_dir, program, etcd, max(spec.index, 0))
+        gives_tasks = program.find_op("serve_tasks") is not None
+        return (TaskCoordinator if gives_tasks else Coordinator)(job, job_dir, program, etcd, index)
     if spec.kind == "trainer":
         from graphft.runtime.queue.transactions import claims_chunks
 
-        claims = claims_chunks(job.trainer_program())
-        any_index = claims or job.config.trainers == 1
-        return _trainer_class(job)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
+        program = job.trainer_program()
+        if not claims_chunks(program) and job.config.trainers > 1:
+            index = spec.index
+        if job.config.sync:
+            from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
+
+            return SlotTrainer(job, job_dir, etcd, index)
+        from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer, UnitTrainer
+
+        accumulates = program.find_op("local_steps") is not None
+        return (UnitTrainer if accumulates else ChunkTrainer)(job, job_dir, etcd, index)
     from graphft.runtime.coordination.run_record import fenced
-    from graphft.runtime.roles.pserver.index_claim import claim_index
+    from graphft.runtime.roles.pserver.pserver import Pserver, claim_index
 
-    program = job.pserver_program(0)
-    make = _pserver_class(program)
     if spec.index >= 0:
-        return make(job, job_dir, etcd, spec.index)
-    keys, ttl = Keys(job.config.name), job.config.lease_ttl if program.find_op("etcd_keep_alive") is not None else 0
+        return Pserver(job, job_dir, etcd, spec.index)
+    leased = job.pserver_program(0).find_op("etcd_keep_alive") is not None
+    keys, ttl = Keys(job.config.name), job.config.lease_ttl if leased else 0
     claimed = claim_index(fenced(etcd, keys, job), keys, job.config.pservers, ttl)
-    return make(job, job_dir, etcd, *claimed) if claimed is not None else None
+    return Pserver(job, job_dir, etcd, *claimed) if claimed is not None else None
 
 
-def _trainer_class(job: Job) -> type[Trainer]:
-    if job.config.sync:
-        from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
-
-        return SlotTrainer
-    if job.trainer_program().find_op("local_steps") is not None:
-        from graphft.runtime.roles.trainer.unit_trainer import UnitTrainer
-
-        return UnitTrainer
-    from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
-
-    return ChunkTrainer
-
-
-def _pserver_class(program: Program) -> type[Pserver]:
-    serve = program.find_op("listen_and_serv")
-    if serve is None:
-        raise UsageError(
-            f"program '{program.name}' does not serve",
-            rule="job-directory",
-            help="a pserver's program has listen_and_serv in block serve: transpile the job again",
-        )
-    if registry.attr(serve, "sync"):
-        from graphft.runtime.roles.pserver.round_pserver import RoundPserver
-
-        return RoundPserver
-    from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
-
-    return BatchPserver
-
-
-def explain_on_signal() -> None:
-    """SIGUSR1: where each thread of this process is, into its log; from the start on, and while the first is stuck."""
+def explain_on_signal(story: Callable[[], list[str]] | None = None) -> None:
+    """On SIGUSR1, logs where each thread of this process is, also while the first is stuck; and its `story`."""
     if threading.current_thread() is threading.main_thread():
         faulthandler.unregister(signal.SIGUSR1)  # of an earlier call: it would take itself for registered still
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        faulthandler.register(signal.SIGUSR1, file=2, chain=True)
-
-
-def _tell_story_on_signal(role: Role) -> None:
-    """SIGUSR1: what this process has seen of late, too."""
-    if threading.current_thread() is threading.main_thread():
-        faulthandler.unregister(signal.SIGUSR1)
-        signal.signal(signal.SIGUSR1, lambda *_: log.warning("asked for its story:\n%s", "\n".join(role.story())))
+        if story is None:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        else:
+            signal.signal(signal.SIGUSR1, lambda *_: log.warning("asked for its story:\n%s", "\n".join(story())))
         faulthandler.register(signal.SIGUSR1, file=2, chain=True)
 
 
 def _await_others(job: Job, embedded: EmbeddedEtcd) -> None:
-    """The others still read from etcd that the job is complete: it ends when they have left."""
+    """Returns when the others have left, which still read from etcd that the job is complete."""
     keys, end = Keys(job.config.name), time.monotonic() + LEAVE_SECONDS
     with Etcd(embedded.endpoints) as etcd:
         while time.monotonic() < end and any(map(etcd.count, (keys.pservers, keys.trainers, keys.coordinators))):
             time.sleep(0.1)
-
-
-def _name_of(spec: RoleSpec) -> str:
-    return f"{spec.kind} {spec.index}" if spec.index >= 0 else f"{spec.kind} {socket.gethostname()}:{os.getpid()}"

@@ -1,4 +1,4 @@
-"""What a scheduler may ask a role over HTTP: whether it lives, and whether others can count on it.
+"""What `graphft start` does for a scheduler that starts a role again: it tells its health, and ends as that expects.
 
     GET /healthz    200: the main thread gets on, and the lease holds; also while it starts, and when the job is over
     GET /readyz     200: it is registered, and a pserver serves
@@ -10,15 +10,21 @@ is for what it cannot see of itself. Off by default: `graphft start --health HOS
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import UsageError
+from graphft.runtime.coordination.job_storage import is_complete
+from graphft.runtime.process.interrupts import Asked
+from graphft.runtime.process.role_process import EXIT_OK, end_by
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.role import Role
@@ -30,14 +36,14 @@ REQUEST_SECONDS = 5.0
 
 
 class Health:
-    """What is known of this process. `process`: its role, once it is made. `over`: the job is complete."""
+    """The health of this process. `process`: its role, once it is made. `over`: the job is complete."""
 
     def __init__(self) -> None:
         self.process: Role | None = None
         self.over = False
 
     def answer(self, path: str) -> tuple[int, str]:
-        """HTTP status and text."""
+        """Returns HTTP status and text."""
         if path not in ("/healthz", "/readyz"):
             return 404, f"there is no {path}, but /healthz and /readyz"
         wrong = self._dead() or (self._unready() if path == "/readyz" else "")
@@ -69,6 +75,34 @@ class Health:
         return f"{self.process.kind} {self.process.member.index}{step}: {self.process.member.progress.doing}"
 
 
+class Attendance:
+    """One role's process, from its start on.
+
+    `health`: where it is told, "" for nowhere. `stay`: the process of a complete job waits for SIGTERM, for a scheduler
+    that starts again whatever ends. `leave_status`: that of a role that ends in order before the job is complete, for a
+    scheduler that takes 0 for done.
+    """
+
+    def __init__(self, health: str, stay: bool, leave_status: int) -> None:
+        self.health, self.stay, self.leave_status = Health(), stay, leave_status
+        if os.getpid() == 1:  # of a container: what it does not handle, the kernel does not deliver
+            signal.signal(signal.SIGTERM, lambda *_: end_by(signal.SIGTERM))
+        if health:
+            serve_health(self.health, health)
+
+    def end(self, status: int, job_dir: Path) -> int:
+        """Returns the exit status of a process whose role has ended with `status`, when it is to end."""
+        if status != EXIT_OK:
+            return status
+        if not is_complete(job_dir):
+            return self.leave_status
+        self.health.over = True
+        self.health.process = None
+        if self.stay:
+            Asked(signal.SIGTERM).wait()
+        return EXIT_OK
+
+
 class _Server(ThreadingTCPServer):
     allow_reuse_address, daemon_threads = True, True
 
@@ -77,14 +111,20 @@ class _Server(ThreadingTCPServer):
         super().__init__((host, port), handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A probe that has given up waiting is the scheduler's news, and no traceback in the role's log."""
+        """Logs a probe that has given up waiting at level DEBUG only."""
         given_up = isinstance(sys.exc_info()[1], ConnectionError | TimeoutError)
         log.log(logging.DEBUG if given_up else logging.ERROR, "a probe could not be answered", exc_info=True)
 
 
 def serve_health(health: Health, address: str) -> int:
     """Answers at `HOST:PORT` from a thread of its own, as long as this process lives. Returns the port (0: any)."""
-    host, port = _split(address)
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise UsageError(
+            f"'{address}' is no address to serve health at",
+            rule="health",
+            help="give HOST:PORT; 0.0.0.0 is every interface",
+        )
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
@@ -99,10 +139,10 @@ def serve_health(health: Health, address: str) -> int:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """A probe each few seconds is no news."""
+            """Logs nothing."""
 
     try:
-        server = _Server(host, port, Handler)
+        server = _Server(host.strip("[]"), int(port), Handler)
     except OSError as error:
         raise UsageError(
             f"health cannot be served at {address}: {error}",
@@ -111,15 +151,3 @@ def serve_health(health: Health, address: str) -> int:
         ) from error
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return int(server.server_address[1])
-
-
-def _split(address: str) -> tuple[str, int]:
-    """Also of an IPv6 host without brackets: what a pod knows of itself has none."""
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise UsageError(
-            f"'{address}' is no address to serve health at",
-            rule="health",
-            help="give HOST:PORT; 0.0.0.0 is every interface",
-        )
-    return host.strip("[]"), int(port)

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from graphft.ir import Program, registry
-from graphft.ops.context import Context
+from graphft.ops.context import Context, ViewPort
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import Session, Store
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.threads import prepare_structs
-from graphft.runtime.roles.blocks import Blocks
-from graphft.runtime.roles.daemon import DaemonBlock
+from graphft.runtime.roles.blocks import Blocks, DaemonBlock
 from graphft.runtime.roles.process_end import ProcessEnd
 from graphft.runtime.roles.session import MemberSession
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
+
+
+class SeenView(ViewPort):
+    """The ViewPort of a pserver and of a coordinator. `seen`: the view as op `etcd_state_watch` took it in last, which
+    the main thread acts on."""
+
+    def __init__(self, member: Member) -> None:
+        self.member, self.seen = member, JobView()
+
+    def watch(self) -> None:
+        self.seen = self.member.view
+        self.member.wake()
 
 
 class Role:
@@ -44,11 +59,16 @@ class Role:
         self.daemon = DaemonBlock(self.blocks, self.member, self.end)
         self.session = self.ctx.session = MemberSession(self.member, self.end, self.status)
 
-    def open_session(self) -> None:
-        """Gets this process's lease, if its program keeps one alive: as the last thing before it renews it and makes
-        its claims.
+    def on_sigterm(self, leave: Callable[[], None]) -> None:
+        """Sets a handler, which takes no lock: the signal may have interrupted code that holds it."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: leave())
 
-        What takes long and needs no claim (opening the data) comes before: a lease does not wait for it.
+    def open_session(self) -> None:
+        """Gets this process's lease, if its program keeps one alive.
+
+        As the last thing before it renews it and makes its claims: what takes long and needs no claim (opening the
+        data) comes before.
         """
         member = self.member
         if member.session is None and self._leased:
@@ -62,24 +82,24 @@ class Role:
         self.daemon.start()
 
     def run(self) -> None:
-        """From start to the end of the job."""
+        """Returns at the end of the job."""
         raise NotImplementedError
 
     def unready(self) -> str:
-        """Why others cannot count on this process now; "" if they can."""
+        """Says why others cannot count on this process now; "" if they can."""
         return "" if self.session.registered else "it is not registered"
 
     @property
     def at_step(self) -> int | None:
-        """The step (a shard: the version) that this process is at, for its log lines; None before it has begun."""
+        """The step (a shard: the version) that this process is at; None before it has begun."""
         return None
 
     def story(self) -> list[str]:
-        """What this role's state machine was told of late, oldest first; nothing if it has none."""
+        """Returns what this role's state machine has taken in of late, oldest first; nothing if it has none."""
         return []
 
     def status(self) -> msgspec.Struct:
-        """What displays show of this process."""
+        """Returns what displays show of this process."""
         raise NotImplementedError
 
     def close(self) -> None:

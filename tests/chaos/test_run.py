@@ -84,7 +84,7 @@ def test_a_job_survives_and_ends_with_the_same_bits(
     prepared: Prepared, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = workplace / "figures.json"
-    kinds = "kill-trainer,kill-pserver,kill-etcd,add-trainer,duplicate,delay,reorder"
+    kinds = "kill-trainer,kill-pserver,kill-etcd,add-trainer"
     status = main(
         [
             "chaos",
@@ -108,7 +108,6 @@ def test_a_job_survives_and_ends_with_the_same_bits(
     assert report["ok"] and report["completed"] and report["identical"]  # noqa: PT018
     assert report["process_faults"] == 4
     assert {"kill-trainer", "kill-pserver", "kill-etcd", "add-trainer"} <= report["faults"].keys()
-    assert report["faults"]["message-duplicate"] > 0
     assert report["generations"] >= 2, "a pserver was killed"
     assert report["tensors_compared"] > 10
     assert "bit-identical  yes" in shown

@@ -21,8 +21,8 @@ from graphft.runtime.data.storage_away import (
     Verdict,
     is_of_storage,
 )
-from graphft.runtime.roles.trainer import storage_wait
-from graphft.runtime.roles.trainer.storage_wait import AWAY, open_when_there
+from graphft.runtime.roles.trainer import batches as storage_wait
+from graphft.runtime.roles.trainer.batches import AWAY, open_when_there
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
 

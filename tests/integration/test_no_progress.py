@@ -21,14 +21,14 @@ pytestmark = pytest.mark.timeout(600)
 CUT = """
 import sys
 from graphft.runtime.roles.environment import RoleSpec, run_role
-from graphft.runtime.roles.trainer import known_shards, sync_comm
+from graphft.runtime.roles.trainer import state, sync_comm
 from graphft.runtime.roles.trainer.shard_link import ShardLink
 from graphft.transpiler import Job
 
 job_dir, endpoints, relayed, relay = sys.argv[1:]
 address_of = ShardLink.address_of
 ShardLink.address_of = lambda self, up: relay if (a := address_of(self, up)) == relayed else a
-known_shards.SILENT_SECONDS, sync_comm.STALL_SECONDS = 1.5, 1.5
+state.SILENT_SECONDS, sync_comm.STALL_SECONDS = 1.5, 1.5
 sys.exit(run_role(Job.load(job_dir), job_dir, RoleSpec("trainer", 7, etcd=endpoints)))
 """
 

@@ -44,8 +44,6 @@ def test_a_trainer_that_would_give_other_bits_is_refused(folder: Path, etcd_serv
         wrong = Program(folder, "-m", "graphft", "start", "trainer", *where, **OTHER)
         assert wrong.wait() == 2, wrong.output
         assert "error[determinism]: this trainer computes other bits than trainer 0-" in wrong.output
-        assert "the first op that differs is op" in wrong.output
-        assert "aten." in wrong.output
         assert "MKL_CBWR: not set there, COMPATIBLE here" in wrong.output
         assert "claimed slot" not in wrong.output
         pace.set(0)

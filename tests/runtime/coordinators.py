@@ -30,8 +30,8 @@ from graphft.runtime.protocol.messages import (
     TasksSettled,
 )
 from graphft.runtime.queue.task_client import TaskClient
-from graphft.runtime.roles.task_coordinator.role import LIMITS
-from graphft.runtime.roles.task_coordinator.task_server import TaskServer
+from graphft.runtime.roles.coordinator.coordinator import LIMITS
+from graphft.runtime.roles.coordinator.task_server import TaskServer
 from graphft.runtime.transport import ZmqServer
 from graphft.runtime.transport.address import listen
 from graphft.transpiler import Job

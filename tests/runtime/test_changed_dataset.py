@@ -12,7 +12,7 @@ import torch
 import graphft
 from graphft.data import DataSpec
 from graphft.errors import UsageError
-from graphft.runtime.roles.environment import _check_same
+from graphft.runtime.roles.environment import check_same
 from graphft.transpiler import Job, read_record
 from graphft.transpiler.differences import data_differences
 from tests.data.datasets import Lines
@@ -60,7 +60,7 @@ def test_a_run_is_resumed_only_as_far_as_its_records_are_known_to_be_the_same(op
     write(line_1250="-1")
     assert data_differences(read_record(FOLDER), job(**options)) == ["the dataset's items"]
     with pytest.raises(UsageError, match="differs in: the dataset's items"):
-        _check_same(read_record(FOLDER), job(**options), FOLDER)
+        check_same(read_record(FOLDER), job(**options), FOLDER)
     write(line_1250="no number")
     assert data_differences(read_record(FOLDER), job(**options)) == ["the dataset's items"]
     write(line_1251="-1")

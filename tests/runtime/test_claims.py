@@ -13,7 +13,7 @@ import pytest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Barred, Generation, Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
-from graphft.runtime.roles.trainer import slot_claims
+from graphft.runtime.roles.trainer import slot_trainer as slot_claims
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
 from tests.support.waiting import until
@@ -105,13 +105,13 @@ def test_a_trainer_that_is_barred_leaves_the_slots_to_others(scene: Stage) -> No
     for one in (trainer, other):
         sees(one, key)
     assert claims(trainer) == set()
-    assert trainer.bar.sidelined()
+    assert trainer.quarantine.sidelined()
     assert claims(other) == set(range(other.config.trainers)), "all of them are its share"
     scene.etcd.put(
         scene.keys.barred(other.member.id), msgspec.json.encode(Barred("the same", "a test")), other.member.lease
     )
     sees(other, scene.keys.barred(other.member.id))
-    assert not other.bar.sidelined()
+    assert not other.quarantine.sidelined()
 
 
 def test_a_slot_that_is_given_away_and_claimed_again_between_two_looks(scene: Stage) -> None:

@@ -18,7 +18,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.messages import BatchAck, BatchPush, Hello, Parameters, Pull, Welcome
-from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
+from graphft.runtime.roles.pserver.pserver import Pserver
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 from graphft.runtime.transport.zeromq import ZmqClient
 from graphft.transpiler import Job
@@ -33,7 +33,7 @@ LR = 0.05
 class Trainer:
     """Pushes gradients that the test makes up to one shard, of one bucket; it keeps what the shard sends."""
 
-    def __init__(self, name: str, shard: BatchPserver) -> None:
+    def __init__(self, name: str, shard: Pserver) -> None:
         self.job, self.client = shard.job, ZmqClient(name, login=shard.member.login)
         self.client.connect(0, shard.member.address)
         self.client.send(0, Hello(self.job.run_id, shard.member.secret, name))
@@ -70,7 +70,7 @@ class Shards:
         job.save(folder)
         with Patient(server.endpoints) as etcd:
             put_job(etcd, Keys(job.config.name), job)
-        self.roles = [BatchPserver(job, folder, Patient(server.endpoints), i) for i in range(job.config.pservers)]
+        self.roles = [Pserver(job, folder, Patient(server.endpoints), i) for i in range(job.config.pservers)]
         self.threads = [threading.Thread(target=role.run, daemon=True) for role in self.roles]
         for thread in self.threads:
             thread.start()

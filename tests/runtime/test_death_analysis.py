@@ -18,11 +18,11 @@ from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.protocol.chunk_queue import Change
-from graphft.runtime.roles.proof import Proof
+from graphft.runtime.roles.start_check import Proof
 from graphft.runtime.transport.wire import Login
 from graphft.transpiler import Job
 
-WHERE = " while proving itself with batch 0 of chunk 2 in pass 0"
+WHERE = " while checking its start with batch 0 of chunk 2 in pass 0"
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def deaths(etcd: Etcd, keys: Keys, tmp_path: Path) -> DeathAnalysis:
 
 
 def record_proof(etcd: Etcd, keys: Keys, run: str = "this-run") -> None:
-    proof = Proof(run, "trainer 1-abcd", "batch 0 of chunk 2", {}, "", 1, b"", {})
+    proof = Proof(run, "trainer 1-abcd", "batch 0 of chunk 2", {}, "", {})
     etcd.put(keys.proof("trainer"), msgspec.json.encode(proof))
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import graphft
+from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.trainer.finite_check import FiniteCheck, is_finite
-from graphft.runtime.roles.trainer.scope import trainer_scope
 from tests.support.programs_by_hand import linear
 
 HUGE = torch.finfo(torch.float32).max

@@ -20,7 +20,7 @@ from graphft.runtime.etcd import Etcd, Lock, Session
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.protocol.messages import Hello
-from graphft.runtime.roles.pserver.round_pserver import RoundPserver
+from graphft.runtime.roles.pserver.pserver import Pserver
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.transpiler import Job
 
@@ -29,7 +29,7 @@ client = lambda: Etcd(endpoints, timeout=20, deadline=60)
 put_job(client(), Keys(job.config.name), job)
 lock = Lock(Session(client(), job.config.lease_ttl).run_thread(), prefix + "lock")
 lock.acquire()
-roles = [make(job, sys.argv[1], client(), 0) for make in (RoundPserver, SlotTrainer)]
+roles = [make(job, sys.argv[1], client(), 0) for make in (Pserver, SlotTrainer)]
 for role in roles:
     role.session.register(role=role.kind, index=0, lease=True)
     role.start_daemon()

@@ -19,10 +19,9 @@ import pytest
 from graphft.errors import UsageError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.roles import attendance as attendance_module
-from graphft.runtime.roles.attendance import Attendance
-from graphft.runtime.roles.environment import RoleSpec, _make_role
-from graphft.runtime.roles.health import Health, serve_health
+from graphft.runtime.roles import health as attendance_module
+from graphft.runtime.roles.environment import RoleSpec, make_role
+from graphft.runtime.roles.health import Attendance, Health, serve_health
 from graphft.transpiler import Job
 from tests.runtime.trainers import stage
 from tests.support.waiting import until
@@ -118,7 +117,7 @@ def test_a_pserver_is_ready_when_it_serves(etcd_server: EmbeddedEtcd, keys: Keys
     handler = signal.getsignal(signal.SIGTERM)
     try:
         with stage(etcd_server, keys, job, tmp_path) as scene:
-            role = _make_role(scene.job, tmp_path, RoleSpec("pserver", 0), scene.etcd)
+            role = make_role(scene.job, tmp_path, RoleSpec("pserver", 0), scene.etcd)
             assert role is not None
             health = Health()
             health.process = role
@@ -150,7 +149,7 @@ def test_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stays_until_it_is_asked_to_go(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     code = (
-        "import sys; from pathlib import Path; from graphft.runtime.roles import attendance as module;"
+        "import sys; from pathlib import Path; from graphft.runtime.roles import health as module;"
         "serve = module.serve_health; module.serve_health = lambda *a: print(serve(*a), flush=True);"
         "a = module.Attendance('127.0.0.1:0', True, 143); sys.exit(a.end(0, Path(sys.argv[1])))"
     )
@@ -171,7 +170,7 @@ def test_stays_until_it_is_asked_to_go(tmp_path: Path) -> None:
 def test_the_first_process_of_a_container_ends_by_sigterm(tmp_path: Path) -> None:
     """The kernel delivers no signal to it that it does not handle: a pod would wait out its grace period."""
     code = (
-        "import os, time; from graphft.runtime.roles.attendance import Attendance;"
+        "import os, time; from graphft.runtime.roles.health import Attendance;"
         "Attendance('', False, 0); print(os.getpid(), flush=True); time.sleep(600)"
     )
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]

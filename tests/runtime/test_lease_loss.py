@@ -24,7 +24,7 @@ TTL, LONG_TTL = 10, 20
 PSERVERS = """
 import os, sys, threading, time
 from graphft.runtime.roles.environment import RoleSpec, run_role
-from graphft.runtime.roles.seen_view import SeenView
+from graphft.runtime.roles.role import SeenView
 from graphft.transpiler import Job
 
 def hangs(self):

@@ -12,7 +12,7 @@ from graphft.optim.optimizers import ClipByGlobalNorm
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.protocol.messages import Partials
-from graphft.runtime.roles.limits import pserver_limits
+from graphft.runtime.roles.programs import pserver_limits
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.transport import Limits, Login, Received, ZmqServer
 from graphft.runtime.transport.buffers import byte_view

@@ -15,9 +15,8 @@ import graphft
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.roles.coordinator import Coordinator
-from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
-from graphft.runtime.roles.pserver.round_pserver import RoundPserver
+from graphft.runtime.roles.coordinator.coordinator import Coordinator
+from graphft.runtime.roles.pserver.pserver import Pserver
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.transpiler import Job
@@ -35,7 +34,7 @@ class Roles:
         job.save(folder)  # with long leases: a role that loses its lease ends the process
         with Patient(server.endpoints) as etcd:
             put_job(etcd, Keys(job.config.name), job)
-        pserver, trainer = (RoundPserver, SlotTrainer) if job.config.sync else (BatchPserver, ChunkTrainer)
+        pserver, trainer = (Pserver, SlotTrainer) if job.config.sync else (Pserver, ChunkTrainer)
         for index in range(2):
             self._start(pserver, index)
             self._start(trainer, index)

@@ -1,8 +1,9 @@
-"""Roles that prove themselves, by what the first one of their kind recorded in a real etcd."""
+"""Start checks of roles, against what the first one of their kind recorded in a real etcd."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,9 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.roles.proof import MAX_OPS, OP_BYTES, OpDigests, Proof
-from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
-from graphft.runtime.roles.pserver.round_pserver import RoundPserver
-from graphft.runtime.roles.trainer import step_proof
-from graphft.runtime.roles.trainer.step_proof import DEATHS
-from graphft.runtime.roles.trainer.step_trial import StepTrial, TrialComm, moved
+from graphft.runtime.roles.pserver.pserver import Pserver
+from graphft.runtime.roles.start_check import Proof
+from graphft.runtime.roles.trainer.step_check import ATTEMPTS, StepTrial, TrialComm, moved
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
 from tests.support.patient import Patient
@@ -61,8 +59,7 @@ def moded(request: pytest.FixtureRequest, etcd_server: EmbeddedEtcd, keys: Keys,
 
 
 def pserver(scene: Stage, index: int = 0) -> Any:
-    kind = RoundPserver if scene.job.config.sync else BatchPserver
-    made = kind(scene.job, scene.folder, Patient(scene.server.endpoints), index)
+    made = Pserver(scene.job, scene.folder, Patient(scene.server.endpoints), index)
     scene.stack.callback(made.transport.close)
     scene.stack.callback(made.close)
     scene.stack.callback(made.server.saver.close)
@@ -81,24 +78,18 @@ def change(scene: Stage, name: str = "trainer", **fields: Any) -> None:
     scene.etcd.put(scene.keys.proof(name), msgspec.json.encode(proof))
 
 
-def other_from(proof: Proof, op: int) -> dict[str, Any]:
-    """Digests that differ from this op on."""
-    ops = proof.ops[: op * OP_BYTES] + bytes(b ^ 255 for b in proof.ops[op * OP_BYTES :])
-    return {"result": "other", "ops": ops}
-
-
 # -- trainers ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
     """In every mode; with random numbers, metrics and the trainer's own scope as they were."""
     first, second = moded.trainer(0), moded.trainer(1)
-    first.prove()
+    first.check_start()
     proof = recorded(moded)
     assert (proof.by, proof.what) == (f"trainer {first.member.id}", "batch 0 of chunk 0")
     assert set(proof.inputs) == {"values of column x", "values of column y", "initial values"}
     state, scope = torch.get_rng_state(), {n: v.clone() for n, v in second.ctx.scope.items()}
-    second.prove()
+    second.check_start()
     assert torch.equal(state, torch.get_rng_state())
     assert scope.keys() == second.ctx.scope.keys()
     assert all(torch.equal(v.nan_to_num(), second.ctx.scope[n].nan_to_num()) for n, v in scope.items())
@@ -107,43 +98,37 @@ def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
     assert {kv.key for kv in moded.etcd.range(moded.keys.proof("")).kvs} == {moded.keys.proof("trainer")}
 
 
-def test_a_trainer_with_other_bits_is_refused_with_the_op_that_gives_them(scene: Stage) -> None:
-    """Lists of settings say nothing of what they leave out."""
-    scene.trainer(0).prove()
-    ops = scene.job.trainer_program().blocks["step"].ops
-    wrong = next(i for i, op in enumerate(ops) if op.type == "aten.addmm")
-    change(scene, **other_from(recorded(scene), wrong), settings={"MKL_CBWR": "COMPATIBLE"})
+def test_a_trainer_with_other_bits_is_refused_with_the_settings_that_differ(scene: Stage) -> None:
+    scene.trainer(0).check_start()
+    change(scene, result="other", settings={"MKL_CBWR": "COMPATIBLE"})
     with pytest.raises(GraphftError) as caught:
-        scene.trainer(1).prove()
+        scene.trainer(1).check_start()
     assert caught.value.rule == "determinism"
-    text = caught.value.message
-    assert f"the first op that differs is op {wrong} of block step, aten.addmm; its operands are %b: float32[1]" in text
-    assert "%x: float32[4, 100] on cpu" in text
-    assert "MKL_CBWR: COMPATIBLE there, not set here" in text
+    assert "MKL_CBWR: COMPATIBLE there, not set here" in caught.value.message
 
 
 def test_without_exact_it_is_only_warned(scene: Stage, caplog: pytest.LogCaptureFixture) -> None:
     job = scene.job
     scene.job = Job(job.source, job.config.replace(exact=False), job.programs, job.run_id)
-    scene.trainer(0).prove()
+    scene.trainer(0).check_start()
     change(scene, result="other")
-    scene.trainer(1).prove()
+    scene.trainer(1).check_start()
     assert "computes other bits than trainer 0-" in caplog.text
 
 
 def test_a_trainer_with_other_data_is_told_so(scene: Stage) -> None:
-    scene.trainer(0).prove()
+    scene.trainer(0).check_start()
     other = job_of(scale=2.0)
     config = scene.job.config.replace(data=other.config.data)
     scene.job = Job(scene.job.source, config, scene.job.programs, scene.job.run_id)
     with pytest.raises(GraphftError, match="it is given other values of column x"):
-        scene.trainer(1).prove()
+        scene.trainer(1).check_start()
 
 
 def test_a_record_of_another_run_is_replaced(scene: Stage) -> None:
-    scene.trainer(0).prove()
+    scene.trainer(0).check_start()
     change(scene, run="another", result="other")
-    scene.trainer(1).prove()
+    scene.trainer(1).check_start()
     assert recorded(scene).by.startswith("trainer 1-")
 
 
@@ -171,55 +156,35 @@ def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
     scene.job = Job(scene.job.source, scene.job.config.replace(data=data), scene.job.programs, scene.job.run_id)
     trainer = scene.trainer(0)
     marker.touch()
-    trainer.prove()
-    assert "goes on without proof" in caplog.text
+    trainer.check_start()
+    assert "goes on without a start check" in caplog.text
     assert "storage is away" in caplog.text
-    (told,) = [event.text for _, event in read_events(scene.etcd, scene.keys)]
-    assert "goes on without proof" in told, "for people who do not read logs"
+    assert [event.kind for _, event in read_events(scene.etcd, scene.keys)] == ["unproved"]
     assert not scene.etcd.range(scene.keys.proof("")).kvs
 
 
-def test_a_batch_that_ends_processes_is_given_up(scene: Stage) -> None:
-    """What ended in the middle left a mark, though its lease is gone. Who is still at it is not counted, and those that
-    ended together (a machine was preempted) count as one."""
-    tried, living = scene.keys.tried, scene.trainer(0)
-    for dead, before in (
-        ("0-dead", b"0"),
-        ("1-dead", b"0"),
-        ("0-later", b"1"),
-        ("1-later", b"1"),
-        (living.member.id, b"2"),
-    ):
-        scene.etcd.put(tried + dead, before)
-    scene.etcd.put(scene.keys.trying + living.member.id, b"{}")
-    scene.trainer(1).prove()
-    assert recorded(scene).by.startswith("trainer 1-"), "after two attempts"
-    scene.etcd.delete(scene.keys.proof("trainer"))
-    scene.etcd.put(tried + "0-last", b"2")
-    scene.trainer(2).prove()
+def attempts(scene: Stage, count: int) -> None:
+    scene.etcd.put(scene.keys.attempts(f"1@{socket.gethostname()}"), str(count).encode())
+
+
+def test_a_batch_that_ends_a_trainer_again_and_again_is_given_up(scene: Stage) -> None:
+    attempts(scene, ATTEMPTS)
+    scene.trainer(1).check_start()
     assert scene.etcd.get(scene.keys.proof("trainer")) is None
-    (told,) = [event.text for _, event in read_events(scene.etcd, scene.keys)]
-    assert "trainer 2 goes on without proof: 3 times in a row, trainers ended" in told
+    assert [event.kind for _, event in read_events(scene.etcd, scene.keys)] == ["unproved"]
+    attempts(scene, ATTEMPTS - 1)
+    scene.trainer(1).check_start()
+    assert {kv.key for kv in scene.etcd.range(scene.keys.proof("")).kvs} == {scene.keys.proof("trainer")}
 
 
 def test_what_somebody_has_computed_is_never_given_up(scene: Stage) -> None:
-    """Found under attack: two trainers that were killed by others switched the proof off for good."""
-    scene.trainer(0).prove()
-    for n in range(DEATHS + 1):
-        scene.etcd.put(f"{scene.keys.tried}{n}-dead", str(n).encode())
+    """Found under attack: two trainers that were killed by others switched the check off for good."""
+    scene.trainer(0).check_start()
+    attempts(scene, ATTEMPTS + 1)
     change(scene, result="other")
-    with pytest.raises(GraphftError, match="computes other bits"):
-        scene.trainer(1).prove()
-
-
-def test_an_interrupt_leaves_no_mark(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(step_proof, "prove", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        scene.trainer(0).prove()
-    assert not scene.etcd.range(scene.keys.proof("")).kvs
+    with pytest.raises(GraphftError) as caught:
+        scene.trainer(1).check_start()
+    assert caught.value.rule == "determinism"
 
 
 @pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 2]), (True, [4])])
@@ -231,12 +196,9 @@ def test_the_shortest_batch_is_tried_as_well(
     job = job_of()
     config = job.config.replace(data=data, drop_last=drop_last)
     with stage(etcd_server, keys, Job(job.source, config, job.programs, job.run_id), tmp_path) as scene:
-        seen: list[Any] = []
         trainer = scene.trainer(0)
-        StepTrial(trainer.member, trainer.blocks, trainer.prefetcher).run(
-            lambda block, index, values: seen.append(values.get("x"))
-        )
-        assert list(dict.fromkeys(len(x) for x in seen if x is not None)) == sizes
+        trial = StepTrial(trainer.member, trainer.blocks, trainer.prefetcher)
+        assert trial._sizes(trainer.prefetcher.get(trial.key)) == sizes
 
 
 def test_a_loss_of_one_record_proves_as_well(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
@@ -256,8 +218,8 @@ def test_a_loss_of_one_record_proves_as_well(etcd_server: EmbeddedEtcd, keys: Ke
         chunks=graphft.arrays(chunk_size=9, x=torch.ones(9, 4), y=torch.zeros(9)),
     )
     with stage(etcd_server, keys, job, tmp_path) as scene:
-        scene.trainer(0).prove()
-        assert recorded(scene).ops
+        scene.trainer(0).check_start()
+        assert recorded(scene).result
 
 
 def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
@@ -287,39 +249,24 @@ def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, 
 def test_each_shard_has_a_record_of_its_own(moded: Stage) -> None:
     shard = pserver(moded)
     before = {n: v.clone() for n, v in shard.ctx.scope.items()}
-    shard.prove()
-    pserver(moded).prove()
-    pserver(moded, 1).prove()
+    shard.check_start()
+    pserver(moded).check_start()
+    pserver(moded, 1).check_start()
     assert recorded(moded, "pserver/0").by == f"pserver {shard.member.id}"
     assert recorded(moded, "pserver/0").result != recorded(moded, "pserver/1").result
     assert before.keys() == shard.ctx.scope.keys()
     assert all(torch.equal(v, shard.ctx.scope[n]) for n, v in before.items())
 
 
-def test_a_shard_with_other_bits_is_refused_with_the_op_that_gives_them(scene: Stage) -> None:
-    """Each op that the optimizer runs is compared, over all of its blocks."""
-    pserver(scene).prove()
-    proof = recorded(scene, "pserver/0")
-    change(scene, "pserver/0", **other_from(proof, len(proof.ops) // OP_BYTES - 1))
-    with pytest.raises(
-        GraphftError,
-        match=r"of one step of the optimizer: the first op that differs is op \d+ of "
-        r"block optimize\.\S+, adam; its operands are",
-    ):
-        pserver(scene).prove()
+def test_a_shard_with_other_bits_is_refused(scene: Stage) -> None:
+    pserver(scene).check_start()
+    change(scene, "pserver/0", result="other")
+    with pytest.raises(GraphftError) as caught:
+        pserver(scene).check_start()
+    assert caught.value.rule == "determinism"
 
 
-# -- digests ----------------------------------------------------------------------------------------------------------
-
-
-def test_of_long_trials_every_so_manyth_op_is_recorded() -> None:
-    """What etcd takes is limited."""
-    block = linear(features=4, minimized=False).blocks["step"]
-    digests = OpDigests()
-    for _ in range(MAX_OPS + 1):
-        digests(block, 0, {})
-    stride, ops = digests.recorded()
-    assert (stride, len(ops)) == (2, OP_BYTES * (MAX_OPS // 2 + 1))
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 def bits(code: str, **environment: str) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.round import Contribution
-from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
+from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 
 
@@ -45,7 +45,7 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
 def test_the_scope_holds_views_of_the_bucket_and_its_sum() -> None:
     memory = memory_of()
     bucket = memory.buckets[0]
-    assert bucket.nbytes == 28
+    assert bucket.flat.nbytes == 28
     memory.scope["a"].fill_(5)
     memory.scope["b@GRAD"].fill_(7)
     assert bucket.flat.tolist() == [5, 5, 5, 5, 10, 11, 12]
@@ -136,7 +136,7 @@ def test_unaligned_frames() -> None:
 
 
 def values(memory: ShardBuffers, version: int) -> list[float]:
-    return as_tensor(memory.frame(0, version), torch.float32).tolist()
+    return as_tensor(memory.published(0, version).frame, torch.float32).tolist()
 
 
 def test_the_current_and_the_previous_version_are_kept() -> None:
@@ -149,26 +149,17 @@ def test_the_current_and_the_previous_version_are_kept() -> None:
     assert values(memory, 2)[:4] == [2] * 4
     for gone in (1, 4):
         with pytest.raises(KeyError, match=f"version {gone}"):
-            memory.frame(0, gone)
-
-
-def test_buffers_are_used_again() -> None:
-    memory = memory_of()
-    places = []
-    for version in range(6):
-        memory.publish(version)
-        places.append(memory.published(0, version).flat.data_ptr())
-    assert len(set(places)) == 2
+            memory.published(0, gone)
 
 
 def test_a_copy_is_not_written_over_while_it_is_sent() -> None:
     memory = memory_of()
     memory.publish(0)
     sending, done = Sending(), Sending(done=True)
-    frame = memory.frame(0, 0)
+    frame = memory.published(0, 0).frame
     before = bytes(frame)
     for sent in (done, sending, done):
-        memory.pin(0, 0, sent)
+        memory.published(0, 0).sends.append(sent)
     for version in range(1, 6):
         memory.scope["a"].fill_(version)
         memory.publish(version)
@@ -180,24 +171,11 @@ def test_a_copy_is_used_again_once_it_was_sent() -> None:
     memory = memory_of()
     memory.publish(0)
     place, sending = memory.published(0, 0).flat.data_ptr(), Sending()
-    memory.pin(0, 0, sending)
+    memory.published(0, 0).sends.append(sending)
     memory.publish(1)
     sending.done = True
     memory.publish(2)
     assert memory.published(0, 2).flat.data_ptr() == place
-
-
-def test_publishing_after_going_back() -> None:
-    memory = memory_of()
-    for version in (6, 7):
-        memory.publish(version)
-    memory.pin(0, 7, Sending())
-    memory.scope["a"].fill_(-1)
-    memory.publish(5)
-    assert values(memory, 5)[0] == -1
-    for gone in (4, 6, 7):
-        with pytest.raises(KeyError):
-            memory.frame(0, gone)
 
 
 # -- whole states ---------------------------------------------------------------------------------------------------
@@ -228,16 +206,12 @@ def test_restore_refuses_what_does_not_fit_and_changes_nothing(name: str, value:
     assert memory.buckets[0].flat.tolist() == [0, 1, 2, 3, 10, 11, 12]
 
 
-def test_frame_fault() -> None:
-    bucket = memory_of().buckets[0]
-    assert frame_fault(bucket, memoryview(bytes(28))) == ""
-    assert frame_fault(bucket, memoryview(bytes(24))) == "expected 28 bytes, got 24"
-    assert frame_fault(bucket, None) == "expected 28 bytes, got 0"
-    assert frame_fault(None, memoryview(b"")) == "there is no such bucket"
-    mask = ShardBuffers({"mask": torch.zeros(3, dtype=torch.bool)})
-    mask.make_bucket(0, ["mask"], "first")
-    assert frame_fault(mask.buckets[0], memoryview(bytearray([0, 1, 1]))) == ""
-    assert "other bytes than 0 and 1" in frame_fault(mask.buckets[0], memoryview(bytearray([0, 1, 2])))
+def test_faults_of_frames() -> None:
+    memory = memory_of()
+    assert memory.fault(0, memoryview(bytes(28))) == ""
+    assert memory.fault(0, memoryview(bytes(24)))
+    assert memory.fault(0, None)
+    assert memory.fault(1, memoryview(b""))
 
 
 @given(st.lists(st.binary(max_size=5), min_size=1, max_size=3), st.sampled_from(["first", "mean"]))
@@ -246,7 +220,7 @@ def test_a_frame_without_a_fault_can_be_reduced(frames: list[bytes], reduce: str
     memory = ShardBuffers({"v": torch.zeros(4 // dtype.itemsize, dtype=dtype)})
     memory.make_bucket(0, ["v"], reduce)
     views = [memoryview(bytearray(f)) for f in frames]
-    right = [Contribution(i, 1, {0: f}) for i, f in enumerate(views) if not frame_fault(memory.buckets[0], f)]
+    right = [Contribution(i, 1, {0: f}) for i, f in enumerate(views) if not memory.fault(0, f)]
     assert len(right) <= len([f for f in frames if len(f) == 4])
     if right:
         memory.reduce(right)
@@ -270,17 +244,6 @@ def test_a_backup_is_the_version_that_was_published() -> None:
         memory.back_up(1)
     memory.back_up(-1)
     assert memory.scope["a@BACKUP"].data_ptr() == memory.scope["a"].data_ptr(), "without a version: the live one"
-
-
-def test_copies_that_are_not_kept_any_more_are_reused() -> None:
-    memory = memory_of()
-    for version in range(6):
-        memory.publish(version, keep={0})
-    held = {memory.published(0, v).flat.data_ptr() for v in (0, 4, 5)}
-    assert len(held) == 3
-    memory.publish(6)
-    assert memory.published(0, 6).flat.data_ptr() in held, "that of 0 or 4"
-    assert {p.version for p in memory._published[0]} == {5, 6}
 
 
 def test_only_parameters_have_backups() -> None:

@@ -17,7 +17,7 @@ from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.data import BatchKey
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.roles.trainer import storage_wait
+from graphft.runtime.roles.trainer import batches as storage_wait
 from tests.runtime.trainers import Stage, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until

@@ -30,7 +30,7 @@ def test_what_a_restored_etcd_has_lost_is_saved_again_also_when_a_call_is_fenced
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fence that does not hold makes memory what etcd has: that must be what was saved last."""
-    monkeypatch.setattr("graphft.runtime.roles.task_coordinator.task_server.CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("graphft.runtime.roles.coordinator.task_server.CHECK_SECONDS", 0.0)
     one: Coordinator = scene.coordinator().start()
     trainer = scene.trainer()
     revision = scene.etcd.put(scene.keys.of_shard(0).generation, b'{"number": 0}')
@@ -50,7 +50,7 @@ def test_an_etcd_that_was_restored_is_noticed_by_the_next_write(
     tmp_path: Path, keys: Keys, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While calls come, each save writes what a look at the records would have missed."""
-    monkeypatch.setattr("graphft.runtime.roles.task_coordinator.task_server.CHECK_SECONDS", 1e9)
+    monkeypatch.setattr("graphft.runtime.roles.coordinator.task_server.CHECK_SECONDS", 1e9)
     data, backup = tmp_path / "etcd" / "data", tmp_path / "backup"
     with EmbeddedEtcd(tmp_path / "etcd") as server, scene_of(server, keys, job) as scene:
         one = scene.coordinator().start()

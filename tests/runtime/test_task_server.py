@@ -385,7 +385,7 @@ def test_a_chunk_that_loses_more_pieces_than_a_record_can_name_fails_the_job(
 def test_a_task_at_which_holders_keep_vanishing_goes_on_without_its_rest(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphft.runtime.roles.task_coordinator.task_server.LOST_CLAIMS", 1)
+    monkeypatch.setattr("graphft.runtime.roles.coordinator.task_server.LOST_CLAIMS", 1)
     one = scene.coordinator().start(max_failures=1)
     victim, trainer = scene.trainer(0), scene.trainer(1)
     ((chunk, _),) = victim.get().items()

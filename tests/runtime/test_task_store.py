@@ -17,7 +17,7 @@ from graphft.runtime.protocol.messages import FinishTasks, GetTasks, ReleaseTask
 from graphft.runtime.protocol.task_events import Answer, Asked, Living, QueueOptions
 from graphft.runtime.protocol.task_pass import GROUP
 from graphft.runtime.protocol.task_queue import TaskQueue
-from graphft.runtime.roles.task_coordinator.task_store import GROUPS, TaskStore
+from graphft.runtime.roles.coordinator.task_store import GROUPS, TaskStore
 from graphft.transpiler import Job
 from tests.protocol.task_rigs import durable
 from tests.runtime.coordinators import Scene, scene_of

@@ -13,9 +13,8 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.protocol.events import FromShard, Rollback, ShardUp
 from graphft.runtime.protocol.messages import Welcome
-from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
+from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer, UnitTrainer
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
-from graphft.runtime.roles.trainer.unit_trainer import UnitTrainer
 from graphft.transpiler import Job
 from tests.support.patient import Patient
 from tests.support.waiting import until

@@ -19,7 +19,7 @@ from graphft.runtime.coordination.status import count_queue
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_OK
-from graphft.runtime.roles.environment import RoleSpec, _make_role
+from graphft.runtime.roles.environment import RoleSpec, make_role
 from graphft.transpiler.layout import SKIPPED_STEPS
 from tests.sim.disk import Disk, SimPath
 from tests.sim.etcd import Client, Way
@@ -129,7 +129,7 @@ class Simulation:
         try:
             etcd: Any = Client(self.way, process)
             put_job(etcd, self.keys, self.job)
-            role = _make_role(self.job, self.folder, spec, etcd)  # type: ignore[arg-type]
+            role = make_role(self.job, self.folder, spec, etcd)  # type: ignore[arg-type]
             if role is not None:
                 role.run()
             return EXIT_OK

@@ -36,7 +36,7 @@ from graphft.runtime.process.identity import UNKNOWN, identify
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.threads import prepare_structs
 from graphft.runtime.protocol import task_pass, task_queue
-from graphft.runtime.roles.task_coordinator import task_store
+from graphft.runtime.roles.coordinator import task_store
 from graphft.runtime.transport import ZmqClient, ZmqServer
 from graphft.runtime.transport.address import advertise_host, network_identity
 from tests.sim.disk import Disk, SimOs, SimPath, SimShutil

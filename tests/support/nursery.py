@@ -215,7 +215,7 @@ def _become(request: dict[str, Any], streams: list[int], connection: socket.sock
 
 
 if __name__ == "__main__":
-    import graphft.runtime.roles.pserver.round_pserver
+    import graphft.runtime.roles.pserver.pserver
     import graphft.runtime.roles.trainer.slot_trainer
     from graphft import build  # noqa: F401  (that all of it is loaded is the point)
 

@@ -1,10 +1,9 @@
-"""What an async shard serves: it applies every batch once, when it comes, and keeps checkpoints of its own."""
+"""An async shard: it applies every batch once, when it comes, and keeps checkpoints of its own."""
 
 from __future__ import annotations
 
 import functools
 import json
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.round import Contribution
 from graphft.runtime.queue.passes import Requeue
 from graphft.runtime.roles.pserver.shard_server import ShardServer
-
-log = logging.getLogger("graphft")
 
 
 @dataclass(eq=False, repr=False)
@@ -40,10 +37,10 @@ class BatchServer(ShardServer):
         self._passes = 0
         """So many passes, from the first on, are wholly applied."""
         self._final = False
-        """Whether the last checkpoint was taken."""
+        """The last checkpoint was taken."""
         self._chunk_steps: dict[int, dict[int, int]] = {}
         self._asked, self._due = float("-inf"), False
-        """When a checkpoint was asked for because of the last one's age, and whether that is still to be taken."""
+        """When a checkpoint was asked for because of the last one's age; True while that is still to be taken."""
 
     # -- ServerPort ---------------------------------------------------------------------------------------------
 
@@ -53,14 +50,7 @@ class BatchServer(ShardServer):
         Only then, so that no trainer completes a chunk with what the shard before acknowledged, are the chunks
         put back to todo that are done, but not here.
         """
-        self.recovery.when_storage_answers(self.recovery.join)
-        if self.recovery.restarted:
-            self.member.events.emit(
-                "restarted",
-                f"pserver {self.member.index} is back at version {self.recovery.generation.step}, "
-                f"its generation {self.recovery.generation.number}",
-                step=self.recovery.generation.step,
-            )
+        self.recovery.join()
         self._go_back()
 
     def save_check_point(self, names: Sequence[str], keep: int) -> None:
@@ -90,7 +80,7 @@ class BatchServer(ShardServer):
 
     def serve(self, options: ServeOptions) -> None:
         self.options = options
-        self.commits.ensure_generation(resume=False)  # where one was to be gone on with, load_check_point did
+        self.commits.ensure_generation(resume=False)  # load_check_point did, if there was one to resume
         self._make_machine()
         self.member.progress.begin("serving")
         while not self.over():
@@ -148,11 +138,8 @@ class BatchServer(ShardServer):
         self._passes, self._final = 0, False
         count = self.member.retry_while_leased(functools.partial(self.requeue.run, self.ledger))
         if count:
-            self.member.events.emit(
-                "requeued",
-                f"{count} chunks are to do again: pserver {self.member.index} lacks some of each",
-                chunks=count,
-            )
+            text = f"{count} chunks are to do again: pserver {self.member.index} lacks some of each"
+            self.member.events.emit("requeued", text, chunks=count)
 
     def follow(self) -> None:
         seen, mine = self.view.seen, self.machine.generation
@@ -161,14 +148,7 @@ class BatchServer(ShardServer):
         self.recovery.overtake(mine, self.saver.committed_in(mine), generation, committed)
         self.saver.look_after_part(mine, committed)
         if generation is not None and generation.number > self.machine.generation:
-            log.info(
-                "generation %d: back from version %d to %d (%s)",
-                generation.number,
-                self.machine.version,
-                generation.step,
-                generation.reason,
-            )
-            self.recovery.generation = generation
+            self.recovery.follow(generation, self.machine.version)
             self._go_back()
             self._make_machine()
         super().follow()
@@ -180,7 +160,7 @@ class BatchServer(ShardServer):
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _whole_passes(self) -> int:
-        """How many passes are wholly applied here, but for what is left out."""
+        """Returns how many passes are wholly applied here, but for discarded batches."""
         while self._passes < self.config.plan.passes and self._whole(self._passes):
             self._passes += 1
         return self._passes
@@ -194,7 +174,7 @@ class BatchServer(ShardServer):
         return not self.member.retry_while_leased(functools.partial(self.requeue.lacking, self.machine.ledger, index))
 
     def _finish(self) -> None:
-        """When all is applied here: the last checkpoint. The first shard then commits all shards' as the job's."""
+        """Takes the last checkpoint when all is applied here. The first shard then commits all shards' as the job's."""
         view, plan = self.member.view, self.config.plan
         all_done = view.pass_ is not None and view.pass_.pass_index >= plan.passes
         if (all_done or self.machine.version >= plan.total_steps) and not self._final:

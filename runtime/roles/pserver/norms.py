@@ -1,4 +1,4 @@
-"""Shards exchanging partial sums, so that clipping by global norm has the same bits on any number of shards."""
+"""Shards exchange partial sums, so that clipping by global norm has the same bits on any number of shards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from graphft.ir import Block
 from graphft.runtime.coordination.job_view import JobView
-from graphft.runtime.protocol.messages import Message
+from graphft.runtime.protocol.events import SendShard
 from graphft.runtime.transport import Limits, Login, ZmqClient
 from graphft.runtime.transport.buffers import as_tensor
 from graphft.transpiler.layout import ALL_NORMS
@@ -32,15 +32,13 @@ class PartialSumsExchange:
         self._connected: dict[int, str] = {}
 
     def fault(self, shard: int, frame: memoryview | None) -> str:
-        """What is wrong with another shard's partial sums. Without a frame, it had no contribution."""
+        """Says what is wrong with another shard's partial sums; "" if nothing is. No frame: it had no contribution."""
         if not self.order:
             return ""  # this shard needs none of them
         wanted = 8 * max((start + count for s, start, count in self.order if s == shard), default=0)
-        return (
-            ""
-            if frame is None or 0 < wanted == frame.nbytes
-            else (f"partial sums of shard {shard}: expected {wanted} bytes, got {frame.nbytes}")
-        )
+        if frame is None or 0 < wanted == frame.nbytes:
+            return ""
+        return f"partial sums of shard {shard}: expected {wanted} bytes, got {frame.nbytes}"
 
     def fill(self, scope: MutableMapping[str, Any], partials: Sequence[Any]) -> None:
         """Lays all shards' partial sums out in canonical order. A shard without a contribution counts as zeros."""
@@ -56,10 +54,10 @@ class PartialSumsExchange:
                 self._connected[shard] = record.id
                 self.client.connect(shard, record.address)
 
-    def send(self, view: JobView, shard: int, message: Message, payload: Any) -> None:
+    def send(self, view: JobView, effect: SendShard) -> None:
         """Sends, best effort: what is lost is asked for again. Answers are not read."""
         self.connect(view)
-        self.client.send(shard, message, payload)
+        self.client.send(effect.shard, effect.message, effect.payload)
         for _ in range(ANSWERS):  # not as long as there are some: a faulty shard might never stop
             if self.client.receive(0) is None:
                 break
@@ -69,8 +67,8 @@ class PartialSumsExchange:
 
 
 def lay_out(order: Sequence[tuple[int, int, int]], sums: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
-    """The shards' partial sums in the canonical order of (shard, start, count), zeros for a shard without any; None if
-    there are none to lay out."""
+    """Returns the shards' partial sums in the canonical order of (shard, start, count), zeros for a shard without any;
+    None if there are none to lay out."""
     pieces = []
     for shard, start, count in order:
         values = sums.get(shard)

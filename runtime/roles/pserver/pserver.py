@@ -1,27 +1,34 @@
-"""A pserver: one shard of what evolves. The process; what it serves is in round_server and batch_server."""
+"""A pserver's process: one shard of what evolves. What it serves is in round_server (sync) and batch_server (async)."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import signal
-import threading
+import time
+import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from graphft.errors import UsageError
-from graphft.runtime.etcd import EtcdError, Session, Store
+from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver
+from graphft.runtime.checkpoint.commit import Commits
+from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.checkpoint.writer import Saver
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.process.role_process import end_by
-from graphft.runtime.queue.passes import close_passes, close_tasks
+from graphft.runtime.queue.passes import Requeue, RequeueByCoordinator, close_passes, close_tasks
 from graphft.runtime.queue.task_client import TaskClient, waking
-from graphft.runtime.roles.limits import pserver_limits
-from graphft.runtime.roles.pserver.shard_proof import prove_shard
+from graphft.runtime.roles.programs import pserver_limits
+from graphft.runtime.roles.pserver.batch_server import BatchServer
+from graphft.runtime.roles.pserver.optimizer_check import check_optimizer
+from graphft.runtime.roles.pserver.round_server import RoundServer
 from graphft.runtime.roles.pserver.shard_server import ShardServer
-from graphft.runtime.roles.role import Role
-from graphft.runtime.roles.seen_view import SeenView
+from graphft.runtime.roles.role import Role, SeenView
 from graphft.runtime.transport import ZmqServer
 from graphft.runtime.transport.address import listen
 
@@ -30,12 +37,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("graphft")
 
+SPARE_SECONDS = 0.2
+"""Between two looks of a spare pserver."""
+
 
 class Pserver(Role):
-    """One shard's process. Subclasses make `server`, its ServerPort."""
+    """One shard's process."""
 
     kind = "pserver"
-    server: ShardServer
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         if not 0 <= index < job.config.pservers:
@@ -50,30 +59,47 @@ class Pserver(Role):
         self.member.wake = self.transport.wake
         self.member.address = listen(self.transport, [parse_endpoint(e).host for e in etcd.endpoints])
         self.view = self.ctx.view = SeenView(self.member)
-        self.tasks = self._make_task_client()
-        self.server = self.ctx.server = self.make_port()
+        self.tasks: TaskClient | None = None
+        """Calls the coordinator, if the job has one that gives out tasks."""
+        if job.coordinator_program().find_op("serve_tasks") is not None:
+            self.tasks = TaskClient(self.member)
+            self.member.wake = waking(self.transport, self.tasks)
+        self.server = self.ctx.server = self._make_server()
         for name, value in self.program.values.items():
             self.ctx.scope[name] = value.detach().clone()
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        self.on_sigterm(self._leave)
         self.open_session()
 
+    def _make_server(self) -> ShardServer:
+        member, config, run = self.member, self.config, self.job.run_id
+        shared: dict[str, Any] = {
+            "member": member,
+            "blocks": self.blocks,
+            "end": self.end,
+            "view": self.view,
+            "transport": self.transport,
+            "job_dir": self.job_dir,
+        }
+        shard, of = member.index, config.pservers
+        if config.sync:
+            commits = Commits(member.etcd, member.keys, checkpoints_of(self.job_dir), shard, of, run, member.id)
+            saver = Saver(commits, member.events, self.job, self.job_dir, self.close_records)
+            return RoundServer(**shared, commits=commits, saver=saver, limits=self.limits)
+        keys, store = member.keys.of_shard(shard), checkpoints_of(self.job_dir, shard)
+        own = AsyncCommits(member.etcd, keys, store, shard, of, run, member.id)
+        saver = AsyncSaver(own, member.events, self.job, self.job_dir, self.close_records)
+        requeue = (
+            RequeueByCoordinator(member, self.tasks)
+            if self.tasks is not None
+            else Requeue(member.etcd, member.keys, config.plan)
+        )
+        return BatchServer(**shared, commits=own, saver=saver, requeue=requeue)
+
     def _leave(self) -> None:
-        """On SIGTERM. One that serves gives its lease back first, so that its successor need not wait for its end."""
+        """One that serves gives its lease back first, so that its successor need not wait for its end."""
         if self.server.machine is None or self.server.leaving:
             end_by(signal.SIGTERM)
         self.server.leaving = True
-
-    def _make_task_client(self) -> TaskClient | None:
-        """Calls the coordinator, if the job has one that gives out tasks."""
-        if self.job.coordinator_program().find_op("serve_tasks") is None:
-            return None
-        client = TaskClient(self.member)
-        self.member.wake = waking(self.transport, client)
-        return client
-
-    def make_port(self) -> ShardServer:
-        raise NotImplementedError
 
     def close_records(self) -> None:
         """At the job's end: leaves no record of the queue open."""
@@ -85,10 +111,9 @@ class Pserver(Role):
             close_passes(self.member.etcd, self.member.keys, self.config.plan, end)
 
     def run(self) -> None:
-        """From start to the end of the job."""
         self.start_daemon()
         try:
-            self.prove()
+            self.check_start()
             self.blocks.run("init")
             self.blocks.run("serve")
         finally:
@@ -105,8 +130,8 @@ class Pserver(Role):
             log.info("left: SIGTERM asked this pserver to")
             end_by(signal.SIGTERM)
 
-    def prove(self) -> None:
-        prove_shard(self.member, self.blocks)
+    def check_start(self) -> None:
+        check_optimizer(self.member, self.blocks)
 
     def unready(self) -> str:
         return super().unready() or ("" if self.server.machine is not None else "its shard has no state so far")
@@ -116,7 +141,34 @@ class Pserver(Role):
         return self.server.machine.version if self.server.machine is not None else None
 
     def story(self) -> list[str]:
-        return self.server.story()
+        return self.server.machine.story.of() if self.server.machine is not None else []
 
     def status(self) -> msgspec.Struct:
         return self.server.status()
+
+
+def claim_index(etcd: Store, keys: Keys, pservers: int, ttl: int) -> tuple[int, Session | None] | None:
+    """Returns the lowest index that no live pserver has or is about to take, claimed on the lease of a new session.
+
+    While all are taken it waits as a spare, which has no lease. `ttl`: of the lease in seconds, 0 for none. None: the
+    job is over.
+    """
+    told = False
+    while (state := etcd.get(keys.state)) is None or state.value == b"running":
+        taken = {kv.key for prefix in (keys.pservers, keys.index_claims) for kv in etcd.range(prefix).kvs}
+        for index in range(pservers):
+            if not {keys.pserver(index), keys.index(index)} & taken:
+                session = Session(etcd, ttl) if ttl else None
+                lease = session.lease if session is not None else 0
+                claim = put_op(keys.index(index), uuid.uuid4().hex.encode(), lease)
+                if etcd.txn([absent(keys.pserver(index)), absent(claim.key)], [claim], token=claim.key).ok:
+                    if session is not None:
+                        session.keep(etcd.urls)
+                    return index, session
+                if session is not None:
+                    session.close()
+        if not told:
+            log.info("all %d pservers are alive; waiting to take the place of one that dies", pservers)
+            told = True
+        time.sleep(SPARE_SECONDS)
+    return None

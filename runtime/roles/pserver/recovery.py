@@ -1,4 +1,4 @@
-"""Where a shard goes on: its generation, and the checkpoint that this begins at."""
+"""Recovery of a shard: its generation, and the checkpoint that this begins at."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 STORAGE_SECONDS, MAX_STORAGE_SECONDS, REMIND_SECONDS = 0.5, 5.0, 60.0
 """Pauses between tries to read checkpoints, and between messages that say so."""
 LATE_SECONDS = 2.0
-"""What is committed shows in the view after so long at most, or etcd itself is asked for it."""
+"""A commit shows in the view after so long at most, or etcd itself is asked for it."""
 LOAD_LIMITS = 10
 """Restoring a checkpoint may take so many times as long as anything else that the main thread does."""
 
@@ -68,7 +68,7 @@ class Recovery:
         return math.inf
 
     def _tell_of_start(self, found: Generation) -> None:
-        """Of a run that etcd did not know, and that goes on from what the disk holds."""
+        """Tells of a run that etcd did not know, and that goes on from the disk."""
         manifest = self.commits.manifest_of(found)
         source = manifest.meta.get(MADE, {}).get(SOURCE) if manifest is not None else None
         if source is not None:
@@ -82,19 +82,23 @@ class Recovery:
         )
 
     def join(self) -> None:
-        """Joins the shard's generation: as it is on a first start; raising the generation on a restart.
+        """Joins the shard's generation: as it is on a first start; raising the generation on a restart."""
+        self.when_storage_answers(self._join)
+        if self.restarted:
+            number, step = self.generation.number, self.generation.step
+            text = f"pserver {self.member.index} is back; generation {number} goes on from step {step}"
+            self.member.events.emit("restarted", text, step=step)
 
-        And before, if etcd was restored from a backup: the job goes on from what the disk holds.
-        """
+    def _join(self) -> None:
+        """Joins; before, if etcd was restored from a backup: the job goes on from the disk."""
         if found := self.commits.ensure_generation():
             self._tell_of_start(found)
         behind = self.commits.catch_up()
         if behind is not None:
             self.member.events.emit(
                 "etcd-behind",
-                f"etcd does not know of the newest checkpoint (all was ended before it was "
-                "told, or it was restored from a backup): "
-                f"generation {behind.number} begins at step {behind.step}, where the newest whole "
+                "etcd does not know of the newest checkpoint (all was ended before it was told, or it was restored "
+                f"from a backup): generation {behind.number} begins at step {behind.step}, where the newest whole "
                 "checkpoint is",
                 step=behind.step,
             )
@@ -135,6 +139,13 @@ class Recovery:
             time.sleep(pause)
             pause = min(2 * pause, MAX_STORAGE_SECONDS)
 
+    def follow(self, newer: Generation, version: int) -> None:
+        """Takes on a newer generation, which others may have raised."""
+        self.member.events.log.info(
+            "generation %d: back from version %d to step %d (%s)", newer.number, version, newer.step, newer.reason
+        )
+        self.generation = newer
+
     def load(self) -> None:
         """Takes on the state that the generation began at; goes further back if its file is damaged."""
         self.when_storage_answers(self._load)
@@ -149,23 +160,16 @@ class Recovery:
             except DamagedCheckpoint as error:
                 damaged = self.generation.step
                 self.generation = self.commits.rollback("damaged checkpoint", below=damaged)  # or it waits, which tells
-                self.member.events.emit(
-                    "damaged-checkpoint",
-                    f"checkpoint of step {damaged} is damaged, going back further: {error.message}",
-                )
+                text = f"checkpoint of step {damaged} is damaged, going back further: {error.message}"
+                self.member.events.emit("damaged-checkpoint", text)
 
     def overtake(
         self, mine: int, committed: Committed | None, seen: Generation | None, known: Committed | None
     ) -> None:
-        """Goes on when etcd was restored from a backup meanwhile, and knows less than this process, which lives on.
+        """Goes on when etcd was restored from a backup meanwhile, and knows less than this process: `mine`, the number
+        of its generation, and the newest checkpoint that it has `committed`, against those of the view.
 
         A view that is behind looks the same, so etcd itself is asked; for a commit only when it is late.
-
-        Args:
-            mine: The number of the generation that the shard is in.
-            committed: The newest checkpoint that the shard has committed in it.
-            seen: The generation of the view.
-            known: The newest checkpoint of the view.
         """
         if seen is None or seen.number > mine:
             return
@@ -177,15 +181,11 @@ class Recovery:
         with contextlib.suppress(TransientEtcdError):
             raised = self.when_storage_answers(lambda: self.commits.overtake(mine, committed))
             if raised is not None:
-                self.member.events.emit(
-                    "etcd-behind",
-                    f"etcd was restored from a backup while the job runs: generation "
-                    f"{raised.number} begins at step {raised.step}",
-                    step=raised.step,
-                )
+                text = f"etcd was restored from a backup: generation {raised.number} begins at step {raised.step}"
+                self.member.events.emit("etcd-behind", text, step=raised.step)
 
     def _is_late(self) -> bool:
-        """Whether a commit has been missing for LATE_SECONDS, once in that time."""
+        """True when a commit has been missing for LATE_SECONDS, once in that time."""
         now = time.monotonic()
         self._missed = min(self._missed, now)
         if now - self._missed < LATE_SECONDS:

@@ -1,11 +1,11 @@
-"""What a sync shard serves: it closes a step when the contributions of all slots are in."""
+"""A sync shard: it closes a step when the contributions of all slots are in, and takes slots from idle trainers."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,8 +14,9 @@ import torch
 from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.metadata import QUEUE, VALIDATE, sync_queue
 from graphft.runtime.coordination.job_view import wanted_steps
-from graphft.runtime.coordination.records import Asked, Generation
-from graphft.runtime.etcd import LeaseLost
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.records import Asked, Barred, Generation
+from graphft.runtime.etcd import EtcdError, LeaseLost, create_is, delete_op, put_op
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.events import (
@@ -36,9 +37,9 @@ from graphft.runtime.protocol.events import (
     StepsWanted,
     SyncOptions,
 )
+from graphft.runtime.protocol.failure_detection import IdleSlots
 from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
 from graphft.runtime.protocol.sync_shard import SyncShard
-from graphft.runtime.roles.pserver.idle_slot_watch import IdleSlotWatch
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.roles.pserver.shard_server import ShardServer
 from graphft.runtime.transport import Limits
@@ -50,6 +51,8 @@ log = logging.getLogger("graphft")
 
 NOTICE_SECONDS = 1.0
 """For how long a shard may not have heard of a checkpoint that is asked for."""
+LOOK_SECONDS = 0.25
+"""Between two looks at idle slots."""
 
 
 @dataclass(eq=False, repr=False)
@@ -64,10 +67,10 @@ class RoundServer(ShardServer):
         self.idle_slots: IdleSlotWatch
         self.norms: PartialSumsExchange | None = None
         self.validated: frozenset[int] = frozenset()
-        """After how many steps the model is validated."""
+        """Steps after which the model is validated."""
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
         self._wanted = self.config.total_steps
-        """Steps that are wanted, as the machine was told last."""
+        """Steps that the machine was asked for last."""
         self._asked: Asked | None = None
         """The checkpoint that the machine was asked for last."""
         self._awaited: tuple[Asked | None, float] = (None, 0.0)
@@ -78,7 +81,7 @@ class RoundServer(ShardServer):
             RoundSkipped: self._skipped,
             SendShard: self._send_shard,
             RequestRollback: self._request_rollback,
-            Finished: self._finished,
+            Finished: lambda effect: log.info("reached the last version, %d", effect.step),
         }
 
     def close(self) -> None:
@@ -89,30 +92,24 @@ class RoundServer(ShardServer):
     # -- ServerPort ---------------------------------------------------------------------------------------------
 
     def load_check_point(self) -> None:
-        """Joins the job's generation: as it is on a first start; raising the generation on a restart."""
-        self.recovery.when_storage_answers(self.recovery.join)
-        if self.recovery.restarted:
-            self.member.events.emit(
-                "restarted",
-                f"pserver {self.member.index} is back; generation {self.recovery.generation.number} goes on "
-                f"from step {self.recovery.generation.step}",
-                step=self.recovery.generation.step,
-            )
+        self.recovery.join()
         self.recovery.load()
 
     def save_check_point(self, names: Sequence[str], keep: int) -> None:
-        """Clones the values; the saver writes and commits them while steps go on."""
+        """Clones the values; the saver writes and commits them meanwhile."""
         values = self.buffers.clone(names)
-        step = self.machine.version
-        self._snapshots = {s: v for s, v in self._snapshots.items() if s == self.commits_step()} | {step: values}
+        step, committed = self.machine.version, self.member.view.committed
+        kept = {s: v for s, v in self._snapshots.items() if committed is not None and s == committed.step}
+        self._snapshots = kept | {step: values}
         queue = sync_queue(self.config.plan, step)
         meta = {QUEUE: queue} | ({VALIDATE: True} if step in self.validated else {})
         self.saver.submit(self.machine.generation, step, values, keep, meta=meta)
 
     def serve(self, options: ServeOptions) -> None:
         self.options, self.idle_slots = options, IdleSlotWatch(self.member, options.idle_timeout)
+        exchanges = self._exchanges()
         self.validated = validated_steps(self.config.plan, options.validate_every, options.validate_passes)
-        self.commits.ensure_generation(resume=False)  # where one was to be gone on with, load_check_point did
+        self.commits.ensure_generation(resume=False)  # load_check_point did, if there was one to resume
         self.buffers.publish(self.recovery.generation.step)
         self.machine = SyncShard(
             SyncOptions(
@@ -125,7 +122,7 @@ class RoundServer(ShardServer):
                 self.member.secret,
                 options.checkpoint_every,
                 self.validated | frozenset(self.config.plan.start_steps[1:] if options.checkpoint_passes else ()),
-                self._exchanges(),
+                exchanges,
                 options.recovery and self.recovery.restarted,
                 options.recovery_timeout,
                 options.on_barrier_timeout,
@@ -137,7 +134,7 @@ class RoundServer(ShardServer):
             generation=self.recovery.generation.number,
             version=self.recovery.generation.step,
         )
-        if self._exchanges():
+        if exchanges:
             me, block = self.member, self.blocks.program.blocks.get("reduce")
             self.norms = PartialSumsExchange(me.id, me.index, block, self.limits, me.login)
         self.record_metrics(self.machine.version)
@@ -158,12 +155,9 @@ class RoundServer(ShardServer):
         """
         view, machine = self.member.view, self.machine
         generation, asked, committed = view.generation, view.asked, view.committed
-        if (
-            machine is None
-            or generation is None
-            or generation.number != machine.generation
-            or self.recovery.age(committed) < seconds
-        ):
+        if machine is None or generation is None or generation.number != machine.generation:
+            return
+        if self.recovery.age(committed) < seconds:
             return
         reached = committed.step if committed is not None else -1
         if asked is not None and asked.generation == generation.number and asked.step > reached:
@@ -207,16 +201,9 @@ class RoundServer(ShardServer):
 
     def _go_back(self, generation: Generation) -> None:
         """Goes back to where a newer generation began."""
-        log.info(
-            "generation %d: back from version %d to step %d (%s)",
-            generation.number,
-            self.machine.version,
-            generation.step,
-            generation.reason,
-        )
+        self.recovery.follow(generation, self.machine.version)
         self.counters["rollbacks"] += 1
         self.counters["steps-repeated"] += max(0, self.machine.version - generation.step)
-        self.recovery.generation = generation
         self.recovery.load()
         self.buffers.publish(generation.step)
         if self.norms is not None:
@@ -228,20 +215,12 @@ class RoundServer(ShardServer):
         return self.config.plan.pass_of(self.machine.version)
 
     def restore(self, generation: Generation) -> None:
-        self.buffers.restore(self._state_at(generation))
-
-    def _state_at(self, generation: Generation) -> Mapping[str, torch.Tensor]:
-        if generation.step in self._snapshots:
-            return self._snapshots[generation.step]
-        manifest = self.commits.manifest_of(generation)
-        if manifest is None:
-            return self.initial_values()
-        return self.commits.store.read_part(manifest, self.member.index)[0]
-
-    def commits_step(self) -> int:
-        """Step of the newest committed checkpoint; -1 before the first."""
-        committed = self.member.view.committed
-        return committed.step if committed is not None else -1
+        values = self._snapshots.get(generation.step)
+        if values is None:
+            manifest = self.commits.manifest_of(generation)
+            read = self.commits.store.read_part(manifest, self.member.index) if manifest is not None else None
+            values = read[0] if read is not None else self.initial_values()
+        self.buffers.restore(values)
 
     # -- effects ------------------------------------------------------------------------------------------------
 
@@ -253,7 +232,7 @@ class RoundServer(ShardServer):
         self.step(PartialsReady(effect.generation, effect.step, payload))
 
     def _apply(self, effect: ApplyRound) -> None:
-        """One round's optimization; the published copy of the version before stays for trainers that must recompute."""
+        """Optimizes; the published copy of the version before stays for trainers that must recompute."""
         if self.norms is not None:
             self.norms.fill(self.blocks.ctx.scope, effect.partials)
         else:
@@ -280,8 +259,8 @@ class RoundServer(ShardServer):
             self.count(Count("empty-rounds", effect.reason))
 
     def _take_decision(self, step: int) -> None:
-        """Of the first step behind a validation: from here on learning rates are those that follow from it. Trainers
-        have seen what was decided, so etcd knows it; what this process watches may be behind."""
+        """In the first step behind a validation, takes on the learning rates that follow from it. Trainers have seen
+        what was decided, so etcd knows it; the view of this process may be behind."""
         if not self.options.scaled_rates or step not in self.validated:
             return
         kv = self.member.retry_while_leased(lambda: self.member.etcd.get(self.member.keys.decided))
@@ -297,7 +276,7 @@ class RoundServer(ShardServer):
 
     def _send_shard(self, effect: SendShard) -> None:
         assert self.norms is not None
-        self.norms.send(self.member.view, effect.shard, effect.message, effect.payload)
+        self.norms.send(self.member.view, effect)
 
     def _request_rollback(self, effect: RequestRollback) -> None:
         generation = self.member.view.generation
@@ -309,10 +288,52 @@ class RoundServer(ShardServer):
                 step=raised.step,
             )
 
-    def _finished(self, effect: Finished) -> None:
-        log.info("reached the last version, %d", effect.step)
-
     def _exchanges(self) -> bool:
-        """Whether shards exchange partial sums each round (clipping by global norm)."""
+        """True if shards exchange partial sums each round (clipping by global norm)."""
         programs = [self.member.job.pserver_program(i) for i in range(self.config.pservers)]
         return any("reduce" in p.blocks and "order" in p.blocks["reduce"].attrs for p in programs)
+
+
+class IdleSlotWatch:
+    """Takes slots of which nothing comes from their trainers, so that others get them. `timeout`: seconds for which
+    nothing may come of a slot that a round waits for; 0: for ever."""
+
+    def __init__(self, member: Member, timeout: float) -> None:
+        self.member, self.timeout = member, timeout
+        self._idle, self._look_at = IdleSlots(timeout), 0.0
+        self.heard = self._idle.heard
+
+    def look(self, machine: SyncShard) -> None:
+        """While all shards serve, this one waits for trainers only."""
+        view, now = self.member.view, time.monotonic()
+        if not self.timeout or now < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        waits = (
+            machine.phase == "collecting"
+            and not (machine.finished or machine.paused)
+            and len(view.trainers) > 1
+            and len(view.pservers) == self.member.config.pservers
+        )
+        holders = {
+            slot: (trainer, view.claims[slot]) for slot, trainer in view.slots.items() if trainer in view.trainers
+        }
+        at, missing = (machine.generation, machine.version), machine.round.missing() if waits else ()
+        for slot in self._idle.look(now, at, missing, holders):
+            self._take(slot, *holders[slot])
+
+    def _take(self, slot: int, trainer: str, claim: int) -> None:
+        """Takes a slot from a trainer, and puts that into quarantine, so that another gets the slot."""
+        member = self.member
+        reason = f"nothing of slot {slot} came to pserver {member.index} for {self.timeout:.0f} s"
+        barred = msgspec.json.encode(Barred(reason, member.id))
+        bar = put_op(member.keys.barred(trainer), barred, member.view.leases[trainer])
+        key = member.keys.slot(slot)
+        try:
+            taken = member.etcd.txn([create_is(key, claim)], [delete_op(key), bar]).ok
+        except EtcdError as error:  # or its lease has ended: then so has its claim
+            log.warning("slot %d: %s", slot, error.message)
+            return
+        if taken:
+            text = f"slot {slot} was taken from trainer {trainer}: nothing came of it for {self.timeout:.0f} s"
+            member.events.emit("idle-slot", text, slot=slot, trainer=trainer)

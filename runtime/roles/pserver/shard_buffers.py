@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,16 +25,12 @@ class Bucket:
     flat: Tensor
     total: Tensor
 
-    @property
-    def nbytes(self) -> int:
-        return self.flat.numel() * self.flat.element_size()
-
 
 class _Published:
-    """A copy of a bucket at one version, and the sends that still read it."""
+    """A copy of a bucket at one version, its bytes, and the sends that still read it."""
 
-    def __init__(self, flat: Tensor, version: int) -> None:
-        self.flat, self.version = flat, version
+    def __init__(self, flat: Tensor, version: int, frame: memoryview) -> None:
+        self.flat, self.version, self.frame = flat, version, frame
         self.sends: list[Sent] = []
 
     @property
@@ -45,7 +40,7 @@ class _Published:
 
 
 class ShardBuffers:
-    """What one shard holds. Owned by its loop's thread.
+    """One shard's values. Owned by its loop's thread.
 
     Peers are sent copies (`published`), so that the optimizer may change the live values while ZeroMQ still reads
     what an answer refers to. The current version's copy and the one before are kept, and those that gradients are
@@ -71,6 +66,13 @@ class ShardBuffers:
             self.scope[grad_name(name)] = total.view(value.shape)
         self.buckets[index] = bucket
         self._published[index] = []
+
+    def fault(self, index: int, frame: memoryview | None) -> str:
+        """Says what is wrong with a frame for a bucket; "" if nothing is."""
+        bucket = self.buckets.get(index)
+        if bucket is None:
+            return "there is no such bucket"
+        return fault_of(frame, bucket.flat.nbytes, bucket.flat.dtype)
 
     # -- a round ------------------------------------------------------------------------------------------------
 
@@ -98,24 +100,20 @@ class ShardBuffers:
             copies = self._published[index]
             kept = [p for p in copies if p.version in stay]
             spare = next((p for p in copies if p.version not in stay and p.idle), None)
-            flat = spare.flat if spare is not None else torch.empty_like(bucket.flat)
-            flat.copy_(bucket.flat)
+            if spare is None:
+                flat = torch.empty_like(bucket.flat)
+                spare = _Published(flat, version, byte_view(flat))
+            spare.flat.copy_(bucket.flat)
+            spare.version = version
             # Copies that are still being sent stay alive through their frames; we only stop counting on them.
-            self._published[index] = [*kept, _Published(flat, version)]
+            self._published[index] = [*kept, spare]
 
     def published(self, index: int, version: int) -> _Published:
-        """Raises KeyError when that version is not kept."""
+        """Returns the copy of this version; whoever sends its frame appends to `sends`. KeyError: it is not kept."""
         for copy in self._published[index]:
             if copy.version == version:
                 return copy
         raise KeyError(f"bucket {index} of version {version}")
-
-    def frame(self, index: int, version: int) -> memoryview:
-        return byte_view(self.published(index, version).flat)
-
-    def pin(self, index: int, version: int, sent: Sent) -> None:
-        """The frame of this version is being sent: it is not written over until `sent` is done."""
-        self.published(index, version).sends.append(sent)
 
     def back_up(self, version: int) -> None:
         """Lets the scope's `x@BACKUP` be a view of parameter x as of a version that is kept; -1: of the live one."""
@@ -167,10 +165,3 @@ def _weighted_sum(total: Tensor, parts: Sequence[Tensor], weights: Sequence[floa
     total.mul_(weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         total.add_(part * weight)
-
-
-def frame_fault(bucket: Bucket | None, frame: Any) -> str:
-    """What is wrong with a frame for this bucket; "" if nothing is."""
-    if bucket is None:
-        return "there is no such bucket"
-    return fault_of(frame, bucket.nbytes, bucket.flat.dtype)

@@ -1,7 +1,4 @@
-"""A shard's services, as far as sync and async mode share them: the state machine between the socket and the blocks.
-
-What is served in which mode is in round_server and batch_server.
-"""
+"""A shard's services that sync and async mode share: the state machine between the socket and the blocks."""
 
 from __future__ import annotations
 
@@ -28,13 +25,13 @@ from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, ShardEvent, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.roles.blocks import Blocks
-from graphft.runtime.roles.learning_rates import rate_names, rates_in
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.process_end import ProcessEnd
+from graphft.runtime.roles.programs import learning_rates_of
 from graphft.runtime.roles.pserver.recovery import Recovery
-from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
+from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
 from graphft.runtime.roles.pserver.step_metrics import StepMetrics
-from graphft.runtime.roles.seen_view import SeenView
+from graphft.runtime.roles.role import SeenView
 from graphft.runtime.transport import ServerTransport
 from graphft.transpiler.layout import SKIPPED_STEPS
 
@@ -47,10 +44,8 @@ SPARE_PEERS = 64
 
 @dataclass(eq=False, repr=False)
 class ShardServer(ServerPort):
-    """Used by the shard's main thread, which owns buffers, socket and machine; `saver` writes files beside it.
-
-    Subclasses make the machine in `serve`, and give what carries its effects out in `effects`.
-    """
+    """Used by the shard's main thread, which owns buffers, socket and machine. Subclasses make the machine in `serve`,
+    and add what carries its effects out to `effects`."""
 
     member: Member
     blocks: Blocks
@@ -67,7 +62,7 @@ class ShardServer(ServerPort):
         self.options: ServeOptions
         self.machine: Any = None
         self.leaving = False
-        """Whether this process was asked to go; set by a signal's handler."""
+        """This process was asked to go; set by a signal's handler."""
         self.buffers = ShardBuffers(blocks.ctx.scope)
         self.recovery = Recovery(member, self.end, self.commits, self.job_dir, self.restore)
         self.counters: Counter[str] = Counter()
@@ -77,12 +72,12 @@ class ShardServer(ServerPort):
             TakeCheckpoint: lambda _: self.take_checkpoint(),
         }
         self._events: deque[ShardEvent | AsyncShardEvent] = deque()
-        """What the machine is to take in; the first is at work."""
+        """For the machine to take in; the first is at work."""
         self._trainers: frozenset[str] = frozenset()
-        self._rounds: list[float] = []
+        self._rounds: deque[float] = deque(maxlen=51)
         self._applied = 0
         self._checkpoint_seconds = 0.0
-        self._rate_names = rate_names(blocks.program)
+        self._learning_rates = learning_rates_of(blocks.program)
         self.metrics: StepMetrics | None = None
         """Shard 0's."""
 
@@ -110,7 +105,7 @@ class ShardServer(ServerPort):
         raise NotImplementedError
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """What this shard's variables are before the first step."""
+        """Returns this shard's variables before the first step."""
         program = self.blocks.program
         return {v.name: program.values[v.name] for v in program.of_kind(Kind.PARAM, Kind.BUFFER, Kind.STATE)}
 
@@ -145,29 +140,26 @@ class ShardServer(ServerPort):
             self.metrics.record(self.epochs_over())
 
     def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
-        """What is wrong with a message's frame, before anything looks into it; "" if nothing is."""
-        if isinstance(message, (Push, BatchPush)):
-            return frame_fault(self.buffers.buckets.get(message.bucket), frame)
-        return ""
+        """Says what is wrong with a message's frame, before anything looks into it; "" if nothing is."""
+        return self.buffers.fault(message.bucket, frame) if isinstance(message, (Push, BatchPush)) else ""
 
     def follow(self) -> None:
-        """Takes in what changed in etcd."""
-        self._forget(frozenset(self.member.view.trainers))
-
-    def _forget(self, trainers: frozenset[str]) -> None:
-        """Drops what the machine keeps of trainers that are gone. A peer is one connection of a trainer."""
-        gone, self._trainers = self._trainers - trainers, trainers
-        for peer in [p for p in self.machine.peers if self.machine.peers.name(p) in gone] if gone else ():
-            self.step(PeerLeft(peer))
+        """Takes in what changed in etcd; drops what the machine keeps of trainers that are gone."""
+        trainers = self.member.view.trainers.keys()
+        if gone := self._trainers - trainers:
+            for peer in [p for p in self.machine.peers if self.machine.peers.name(p) in gone]:
+                self.step(PeerLeft(peer))
+        if gone or len(trainers) > len(self._trainers):
+            self._trainers = frozenset(trainers)
 
     @property
     def max_peers(self) -> int:
-        """Names of peers that the machine knows at once: many more than a job has."""
+        """Bound of the peers that the machine knows at once: many more than a job has."""
         return SPARE_PEERS + 4 * (self.config.trainers + self.config.pservers)
 
     def over(self) -> bool:
-        """Whether the job is, or this process is to go. Shard 0 ends the job: once the last step is committed, it
-        exports the model, and every validation is over."""
+        """True when the job is over, or this process is to go. Shard 0 ends the job: once the last step is committed
+        and every validation is over, it exports the model."""
         self.saver.check()
         if self.leaving or self.member.over():
             return True
@@ -182,12 +174,12 @@ class ShardServer(ServerPort):
     # -- effects ------------------------------------------------------------------------------------------------
 
     def note_update(self) -> None:
-        """Gradients were applied: for the rate that displays show."""
-        self._rounds = [*self._rounds[-50:], time.monotonic()]
+        """Counts applied gradients, for the rate that displays show."""
+        self._rounds.append(time.monotonic())
         self._applied += 1
 
     def leave_out(self, version: int, keep: Collection[int] = ()) -> None:
-        """A step (async: a batch) that is not finite: it counts, for the schedule too, and changes nothing else."""
+        """Counts a step (async: a batch) that is not finite, for the schedule too; it changes nothing else."""
         if self.options.schedule_block:
             self.blocks.run(self.options.schedule_block)
         self.blocks.run(self.options.skip_block)
@@ -197,8 +189,8 @@ class ShardServer(ServerPort):
     def _reply(self, effect: Reply) -> None:
         peer, message = effect.peer.encode("latin-1"), effect.message
         if isinstance(message, Parameters):
-            frame = self.buffers.frame(message.bucket, message.version)
-            self.buffers.pin(message.bucket, message.version, self.transport.send(peer, message, frame))
+            copy = self.buffers.published(message.bucket, message.version)
+            copy.sends.append(self.transport.send(peer, message, copy.frame))
         else:
             self.transport.send(peer, message)
 
@@ -207,7 +199,7 @@ class ShardServer(ServerPort):
         log.debug("%s: %s", effect.name, effect.reason)
 
     def take_checkpoint(self) -> None:
-        """Steps wait while the state is copied; the time of that is told."""
+        """Copies the state, for which steps wait."""
         if self.options.checkpoint_block:
             began = time.monotonic()
             self.blocks.run(self.options.checkpoint_block)
@@ -215,32 +207,29 @@ class ShardServer(ServerPort):
 
     # -- for people ---------------------------------------------------------------------------------------------
 
-    def story(self) -> list[str]:
-        return self.machine.story.of() if self.machine is not None else []
-
     @property
     def rate(self) -> float:
-        """Rounds per second of late."""
-        rounds = self._rounds
+        """Returns rounds per second of late."""
+        rounds = list(self._rounds)
         return rate(len(rounds) - 1, rounds[-1] - rounds[0]) if rounds else 0.0
 
     def status(self) -> msgspec.Struct:
-        machine = self.machine
+        machine, scope = self.machine, self.blocks.ctx.scope
         return ShardStatus(
             machine.version if machine else 0,
             machine.generation if machine else 0,
             self.rate,
             self._applied,
             {**self.counters, **self.saver.counters, **self.transport.counters},
-            skipped_steps=int(self.blocks.ctx.scope.get(SKIPPED_STEPS, 0)),
+            skipped_steps=int(scope.get(SKIPPED_STEPS, 0)),
             checkpoint_seconds=round(self._checkpoint_seconds, 4),
-            learning_rates=rates_in(self.blocks.ctx.scope, self._rate_names),
+            learning_rates={name: float(scope[name]) for name in self._learning_rates if name in scope},
             checkpoint_age=self._checkpoint_age(),
             metrics=self.metrics.newest if self.metrics is not None else {},
         )
 
     def committed(self) -> Committed | None:
-        """The newest committed checkpoint that this shard goes by."""
+        """Returns the newest committed checkpoint that this shard goes by."""
         return self.member.view.committed
 
     def _checkpoint_age(self) -> float | None:

@@ -33,10 +33,10 @@ class StepMetrics:
         self._table = TableWriter(job_dir, names, version)
         self._next_upload = 0.0
         self._recorded: int | None = None
-        """Epochs that etcd was told of. The newest one is told again by a process that begins."""
+        """Epochs that etcd knows. A process that begins tells the newest one again."""
 
     def add(self, step: int, contributions: Sequence[Contribution], applied: bool = True) -> None:
-        """Adds the row of a step: of contributions in slot order, which are not `applied` if the step is discarded."""
+        """Adds the row of a step: of contributions in slot order, which are not `applied` if it is discarded."""
         told = [one for one in contributions if one.values]
         weights = [one.samples for one in told]
         samples = sum(weights)
@@ -54,7 +54,7 @@ class StepMetrics:
         self._recorded = None
 
     def record(self, over: int) -> None:
-        """Tells etcd of the epochs that are over. To be called now and then: it goes on where etcd did not answer."""
+        """Tells etcd of the epochs that are over. Called now and then: it goes on where etcd did not answer."""
         if self._table.waiting:
             self._table.write()
         recorded = max(0, over - 1) if self._recorded is None else min(self._recorded, over)

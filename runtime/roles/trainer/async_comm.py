@@ -9,28 +9,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphft.ir import Program, registry
 from graphft.ops.context import ChunkWork, CommPort, NoData, OnNonfinite, Slices, WorkChanged
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
 from graphft.runtime.protocol.events import AsyncTrainerOptions, BeginBatch, ChunkKey, CloseBatch, Dropped, Loaded, Took
 from graphft.runtime.queue.async_queue import Ledgers
-from graphft.runtime.roles.trainer.bar import Bar
-from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink, buckets_of
+from graphft.runtime.roles.programs import buckets_of, push_timeout_of
+from graphft.runtime.roles.trainer.quarantine import Quarantine
+from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
 from graphft.runtime.transport.buffers import unpack
-
-
-def push_timeout_of(program: Program) -> float:
-    """Seconds that a shard has to apply a batch."""
-    barrier = program.find_op("send_barrier")
-    assert barrier is not None
-    return float(registry.attr(barrier, "push_timeout"))
 
 
 @dataclass(eq=False, repr=False)
 class AsyncComm(ShardLink, CommPort, Ledgers):
-    """The CommPort of an async trainer, and what its queue wants to know of the shards."""
+    """The CommPort of an async trainer, and its queue's view of the shards' ledgers."""
 
-    bar: Bar
+    quarantine: Quarantine
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,11 +34,11 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
 
     @property
     def interrupted(self) -> bool:
-        """Whether this trainer is to end, or to give its work away, and hence waits for nothing that may take long."""
-        return self.state.leaving or self.member.view.over or self.bar.sidelined()
+        """True if this trainer is to end, or to give its work away, and hence waits for nothing that may take long."""
+        return self.state.leaving or self.member.view.over or self.quarantine.sidelined()
 
     def begin(self, work: ChunkWork) -> None:
-        """The sends that follow are of this batch, or unit."""
+        """Begins the contribution of this batch, or unit."""
         self.begin_contribution()
         self.do(BeginBatch((work.pass_index, work.chunk), work.batch))
 
@@ -58,7 +51,7 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
         self.do(Dropped(key))
 
     def await_ledgers(self, key: ChunkKey) -> None:
-        """Waits until the shards have told what they have of a chunk; not longer than for any other answer."""
+        """Waits until the shards have answered what they have of a chunk; not longer than for any other answer."""
         end = time.monotonic() + self._answer_seconds
         self.take_in(0)
         while not self.machine.known(key) and time.monotonic() < end:

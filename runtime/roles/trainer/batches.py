@@ -1,29 +1,158 @@
-"""The batches that a trainer computes: read, noted in its work record, checked."""
+"""The batches that a trainer computes: read, noted in its work record, checked; and waits for storage that is away.
+
+A read that fails as storage is away is made again, and the trainer says so. While it waits it looks after its shards,
+and leaves at once when it is asked to or its work changes. It does not renew its claims: after `chunk_timeout` a
+trainer whose storage works may take them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from graphft.errors import GraphftError, describe
 from graphft.ir import Program
-from graphft.ops.context import ChunkWork, DataPort
-from graphft.runtime.data import BatchKey, Prefetcher
+from graphft.ops.context import ChunkWork, DataPort, WorkChanged
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.data import BatchKey, Prefetcher, Reader
+from graphft.runtime.data.storage_away import START_SECONDS, WAIT_SECONDS, Patience, Verdict, is_of_storage
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord
 from graphft.runtime.roles.trainer.finite_check import FiniteCheck
+from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
 from graphft.runtime.roles.trainer.state import TrainerState
-from graphft.runtime.roles.trainer.storage_wait import StorageWait
+
+log = logging.getLogger("graphft")
+
+AWAY = "storage-away"
+"""Rule of the error of a trainer that has waited for storage in vain: no chunk's fault."""
+QUIET_SECONDS = 0.5
+"""Shorter waits are not told."""
+TELL_SECONDS = 15.0
+"""Between two log lines of one wait."""
+BACK_OFF_SECONDS = 10.0
+"""For how long a trainer whose work was taken while it waited claims no slot: another one's storage may work."""
+
+
+@dataclass(eq=False, repr=False)
+class StorageWait:
+    """Reads batches, and looks after the shards while it waits. `state.waiting` says what it waits for."""
+
+    member: Member
+    state: TrainerState
+    link: ShardLink
+    prefetcher: Prefetcher
+    reader: Reader
+
+    def __post_init__(self) -> None:
+        self._no_claims_before = 0.0
+        self._told_at = 0.0
+
+    def batch(self, key: BatchKey) -> dict[str, torch.Tensor]:
+        """Returns the batch. Raises WorkChanged, or the reader's error: at once when it is none of storage.
+
+        Files are read by no code of the user's, so a read of theirs that takes long waits for storage, and is no hang.
+        """
+        try:
+            with self._long("reading files") if self.reader.spec.kind == "files" else contextlib.nullcontext():
+                return self.prefetcher.get(key)
+        except GraphftError as error:
+            if not is_of_storage(error):
+                raise
+            with self._long("waiting for storage"):
+                return self._again(key, error)
+
+    def _long(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """Storage's clients have time-outs of their own, and may take minutes to give up."""
+        return self.member.progress.within(WAIT_SECONDS, doing)
+
+    def may_claim(self) -> bool:
+        """True if storage is there, as far as this trainer knows. From any thread."""
+        return not self.state.waiting and time.monotonic() >= self._no_claims_before
+
+    def _again(self, key: BatchKey, error: GraphftError) -> dict[str, torch.Tensor]:
+        patience = Patience(time.monotonic(), WAIT_SECONDS)
+        try:
+            while True:
+                self._judge(patience, key, error)
+                self._pause(patience.pause)
+                try:
+                    return self.reader.batch(*key)
+                except GraphftError as again:
+                    if not is_of_storage(again):
+                        raise
+                    error = again
+        except WorkChanged:
+            self._no_claims_before = time.monotonic() + BACK_OFF_SECONDS
+            raise
+        finally:
+            if self.state.waiting:
+                self.state.waiting = ""
+                seconds = time.monotonic() - patience.began
+                text = f"trainer {self.member.index} waited for storage for {seconds:.1f} s"
+                self.member.events.emit("storage-waited", text, chunk=key.chunk)
+
+    def _judge(self, patience: Patience, key: BatchKey, error: GraphftError) -> None:
+        """Returns if the read is to be made again. Raises the error if the chunk is bad, another if storage is away."""
+        neighbour = self.reader.probe(key.chunk, patience.tries)
+        now = time.monotonic()
+        verdict = patience.failed(now, neighbour)
+        if verdict is Verdict.BAD:
+            raise error
+        if verdict is Verdict.AWAY:
+            raise GraphftError(
+                f"storage has been away for {now - patience.began:.0f} s: {error.message}",
+                rule=AWAY,
+                help="nothing is lost: start the job again when its data can be read",
+            ) from error
+        if now - patience.began < QUIET_SECONDS:
+            return
+        text = f"waiting for storage: {describe(error.__cause__ or error)}"
+        if not self.state.waiting:
+            self.member.events.emit("storage-wait", f"trainer {self.member.index} is {text}", neighbour=neighbour)
+            self._told_at = now
+        elif now - self._told_at > TELL_SECONDS:
+            self._told_at = now
+            log.warning("%s", text)
+        self.state.waiting = text
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self.link.interrupted:
+                raise WorkChanged
+            self.link.pump(min(left, POLL_SECONDS))
+
+
+def open_when_there(make: Callable[[], Reader]) -> Reader:
+    """Returns `make()`, which is called again while storage is away, for START_SECONDS. Raises GraphftError then."""
+    patience = Patience(time.monotonic(), START_SECONDS)
+    while True:
+        try:
+            return make()
+        except GraphftError as error:
+            if not is_of_storage(error):
+                raise
+            if patience.failed(time.monotonic(), None) is not Verdict.WAIT:
+                raise GraphftError(
+                    f"the data could not be opened for {START_SECONDS:.0f} s: {error.message}",
+                    rule=AWAY,
+                    help=error.help,
+                ) from error
+            log.warning("waiting for storage: %s", error.message)
+        time.sleep(patience.pause)
 
 
 @dataclass(eq=False, repr=False)
 class Batches(DataPort):
-    """The DataPort of a trainer.
-
-    `begin`: told of each batch before it is read. `count`: batches of a unit of local accumulation; 1 without.
-    """
+    """The DataPort of a trainer. `begin`: called with each batch before it is read. `count`: batches of a unit of local
+    accumulation; 1 without."""
 
     program: Program
     batch_size: int
@@ -38,25 +167,24 @@ class Batches(DataPort):
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
         self.state.work, self.state.batch_samples = work, work.samples
         self.begin(work)
-        counted = self.state.unit or work  # the queue counts units, where there are some
+        counted, key, check = self.state.unit or work, self._key(work), self.check  # the queue counts units
         place = Place(counted.pass_index, counted.chunk, counted.batch)
         self.work_record.begin(Phase.READING, place, counted.claim)
-        batch = self.storage.batch(self._key(work))
-        self.check.columns = {c: batch[c] for c in columns}
-        self.check.numbers = functools.partial(self.prefetcher.numbers, self._key(work))
-        self.check.names = self.prefetcher.names
+        batch = self.storage.batch(key)
+        check.columns = {c: batch[c] for c in columns}
+        check.numbers, check.names = functools.partial(self.prefetcher.numbers, key), self.prefetcher.names
         if "assume" in self.program.attrs:
-            check_dims(self.program, {c: batch[c] for c in columns})
-        self.work_record.begin(Phase.COMPUTING, place, counted.claim)
-        return [batch[c] for c in columns]
+            check_dims(self.program, check.columns)
+        self.work_record.mark(Phase.COMPUTING)
+        return list(check.columns.values())
 
     def read_ahead(self, work: ChunkWork) -> None:
         """Begins to make a batch that will be wanted; of a unit, its first one."""
         self.schedule(replace(work, batch=work.batch * self.count))
 
     def schedule(self, work: ChunkWork) -> None:
-        """The same, of a batch of the chunk. Not after a process that died at work: then it is known what this one is
-        at, should it die, too."""
+        """Begins to make a batch of the chunk. Not after a process that died at work: then it is known which batch this
+        one is at, should it die, too."""
         if work.samples and not self.state.careful:
             self.prefetcher.schedule(self._key(work))
 

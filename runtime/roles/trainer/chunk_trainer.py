@@ -1,23 +1,30 @@
-"""An async trainer: computes batches of the chunks that it claims; every shard applies each of them when it comes."""
+"""Async trainers: they compute batches of the chunks that they claim; every shard applies each of them when it comes.
+
+With local accumulation a trainer computes several batches of a chunk, a unit, between two pushes.
+"""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from graphft.ops.context import EndOfPass, NoData, WorkChanged
+from graphft.errors import GraphftError
+from graphft.ir import Kind, registry
+from graphft.ops.context import ChunkWork, EndOfPass, LocalPort, NoData, WorkChanged
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.process.work_record import Phase
-from graphft.runtime.queue.async_queue import AsyncQueue, StaticAssignment
+from graphft.runtime.queue.async_queue import AsyncQueue, StaticAssignment, batches_of
 from graphft.runtime.queue.chunk_queue import OpenQueue
 from graphft.runtime.queue.coordinator_queue import CoordinatorOpenQueue
 from graphft.runtime.queue.etcd_queue import EtcdOpenQueue
-from graphft.runtime.roles.trainer.async_comm import AsyncComm, push_timeout_of
-from graphft.runtime.roles.trainer.bar import Bar
+from graphft.runtime.roles.blocks import Blocks
+from graphft.runtime.roles.programs import learning_rates_of, push_timeout_of
+from graphft.runtime.roles.trainer.async_comm import AsyncComm
 from graphft.runtime.roles.trainer.batches import Batches
-from graphft.runtime.roles.trainer.known_shards import KnownShards
-from graphft.runtime.roles.trainer.storage_wait import StorageWait
+from graphft.runtime.roles.trainer.quarantine import Quarantine
+from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import TrainerView
 
@@ -30,19 +37,19 @@ class ChunkTrainer(Trainer):
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, etcd, index)
-        member, state, program, ctx = self.member, self.state, self.program, self.ctx
-        self.shards = shards = KnownShards(push_timeout_of(program))
-        self.bar = bar = Bar(member, shards, self.claim_timeout)
-        self.view = TrainerView(member, state, bar)
-        self.comm = comm = AsyncComm(member, self.transport, state, self.work_record, shards, program, self.check, bar)
-        self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
-        self.data = self.make_data()
-        self.queue = AsyncQueue(member, self._make_records(), comm, state, self.data.read_ahead)
-        ctx.view, ctx.comm, ctx.data, ctx.queue, ctx.claims = self.view, comm, self.data, self.queue, self.queue
+        member, state, ctx = self.member, self.state, self.ctx
+        self.shards = KnownShards(push_timeout_of(self.program))
+        self.quarantine = Quarantine(member, self.shards, self.claim_timeout)
+        self.view = ctx.view = TrainerView(member, state, self.quarantine)
+        self.comm = ctx.comm = AsyncComm(**self.link_parts(), quarantine=self.quarantine)
+        self.data = ctx.data = self.make_data(self.comm)
+        self.data.begin = self.comm.begin
+        self.queue = AsyncQueue(member, self._make_records(), self.comm, state, self.data.read_ahead)
+        ctx.queue = ctx.claims = self.queue
         self.end.on_hung.append(self._report_hung)
 
     def _make_records(self) -> OpenQueue:
-        """Returns who keeps the queue's records, as the program's operators have it."""
+        """Returns the queue's records, as the program's operators have it."""
         if self.program.find_op("get_task") is not None:
             records = CoordinatorOpenQueue(self.member, self.make_task_client(), self.state, self.comm.generations)
             self._closing.append(records.close)
@@ -51,24 +58,9 @@ class ChunkTrainer(Trainer):
             return EtcdOpenQueue(self.member, self.state, self.comm.generations)
         return StaticAssignment(self.member)
 
-    def make_data(self) -> Batches:
-        """The DataPort: each batch is pushed by itself."""
-        return Batches(
-            self.program,
-            self.config.batch_size,
-            self.state,
-            self.work_record,
-            self.prefetcher,
-            self.storage,
-            self.check,
-            begin=self.comm.begin,
-        )
-
-    # -- the loop -----------------------------------------------------------------------------------------------
-
     def work(self) -> None:
         self.state.work = None
-        if self.bar.sidelined():
+        if self.quarantine.sidelined():
             self.queue.release_all()
             self.comm.pump(IDLE_SECONDS)
             return
@@ -87,7 +79,7 @@ class ChunkTrainer(Trainer):
             self.work_record.end()
 
     def _work_on(self) -> None:
-        """A batch; or the next pass begins, which may have to be waited for, too."""
+        """Computes a batch, or begins the next pass, which may have to be waited for, too."""
         try:
             self.compute()
             self.ctx.step += 1
@@ -96,7 +88,7 @@ class ChunkTrainer(Trainer):
             self.blocks.run("pass")
 
     def _report(self, error: Exception) -> bool:
-        """Returns whether that is all: records that no trainer can read are discarded, and this one goes on."""
+        """Returns True if this trainer goes on: records that no trainer can read are discarded."""
         work = self.state.work
         if work is None or not blames_batch(error):
             return False
@@ -116,10 +108,8 @@ class ChunkTrainer(Trainer):
         self.work_record.mark(Phase.REPORTED)
         return False
 
-    # -- the end ------------------------------------------------------------------------------------------------
-
     def _report_hung(self, what: str) -> None:
-        """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
+        """Counts a batch that is never done as one that cannot be computed."""
         reading, work = self.prefetcher.reading, self.state.work
         if reading is not None:  # perhaps read ahead, of a chunk that is not begun
             batch = reading.batch_index // self.data.count
@@ -130,3 +120,68 @@ class ChunkTrainer(Trainer):
 
     def leave(self) -> None:
         self.queue.release_all()
+
+
+class Units(LocalPort):
+    """The LocalPort of an async trainer. A unit is pushed when its last batch is computed, so a trainer that dies in it
+    has pushed nothing of it. `learning_rates`: of its last batch, where trainers have the optimizers."""
+
+    def __init__(self, member: Member, blocks: Blocks, state: TrainerState, comm: AsyncComm, data: Batches) -> None:
+        self.config, self.blocks, self.state, self.comm, self.data = member.config, blocks, state, comm, data
+        self.learning_rates: dict[str, float] = {}
+        self._rates = learning_rates_of(blocks.program)
+        self._batch: ChunkWork | None = None
+        batches = self.config.data.batches(self.config.batch_size, self.config.drop_last)
+        self._batches = self.config.passes * sum(batches)
+
+    def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
+        config = self.config
+        self.comm.begin(unit)
+        self.state.unit = unit
+        rates: tuple[Any, ...] = ()
+        # A version is a unit, and the last ones of chunks are shorter: batches that were applied, on average.
+        done = self.comm.machine.newest() * self._batches // config.plan.total_steps
+        order, size = config.plan.order(unit.pass_index, unit.chunk), config.batch_size
+        works = batches_of(unit, count=count, batch_size=size, seed=config.seed, order=order, number=done)
+        for work, following in zip(works, [*works[1:], None], strict=True):
+            if work is not works[0] and self.comm.interrupted:
+                raise WorkChanged  # nothing of the unit was pushed: the next holder of the chunk computes it
+            self._batch = work
+            if following is not None:
+                self.data.schedule(following)
+            rates = self.blocks.run(block, self._rates)
+            self.comm.pump(0)  # a long unit is no sign of death
+        self.learning_rates = dict(zip(self._rates, map(float, rates), strict=True))
+        self.state.work, self.state.batch_samples = unit, unit.samples
+
+    def local_batch(self, unit: ChunkWork) -> ChunkWork:
+        if self._batch is None or unit != self.state.unit:
+            raise GraphftError(
+                "block local runs outside of its unit",
+                rule="local-block",
+                help="let local_steps run it, with the chunk that the step got",
+            )
+        return self._batch
+
+
+class UnitTrainer(ChunkTrainer):
+    """Modes half_async and geo_sgd. The queue, the shards' ledgers and the metrics know units only: the plan is one of
+    units."""
+
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
+        super().__init__(job, job_dir, etcd, index)
+        op = self.program.find_op("local_steps")
+        assert op is not None
+        self.data.begin, self.data.count = id, registry.attr(op, "count")  # a batch is read for its unit
+        self.units = self.ctx.local = Units(self.member, self.blocks, self.state, self.comm, self.data)
+
+    def compute(self) -> None:
+        super().compute()
+        if not self.check.finite:
+            # The unit was discarded, but mode geo_sgd's own optimizer has seen it: its state may not be finite. It
+            # begins as in a trainer that is started again.
+            for v in self.program.of_kind(Kind.STATE):
+                self.ctx.scope[v.name].copy_(self.program.values[v.name])
+
+    def learning_rates(self) -> dict[str, float]:
+        return self.units.learning_rates

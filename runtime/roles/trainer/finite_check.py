@@ -1,4 +1,4 @@
-"""Whether what a trainer is about to contribute is finite; and if not, what of it is not, in words.
+"""The check that a trainer's contribution is finite; if it is not, what is known of the cause, for people.
 
 The cost is one sum per bucket, of the frame that was packed a moment ago and is still in the processor's cache: a sum
 is finite only if all of its terms are. Finite terms may have an infinite sum; so that is confirmed value by value.
@@ -9,21 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
-from graphft.errors import UsageError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program
-from graphft.runtime.execute.finite import is_finite, listed, nonfinite_of, nonfinite_rows
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.execute.finite import is_finite, listed, no_longer_finite, nonfinite_of, nonfinite_rows
 from graphft.transpiler.layout import gradient_of
 
 RULE = "nonfinite"
 SHOWN = 5
-"""So many records are named."""
+"""Records that are named, at most."""
 
 
 class NonFinite(UsageError):
-    """The job is to stop: training would go on with values that are not finite. Computing it again cannot mend it."""
+    """The error that stops the job: training would go on with values that are not finite."""
 
 
 @dataclass(eq=False)
@@ -35,16 +39,16 @@ class FiniteCheck:
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """The batch that was read last."""
     numbers: Callable[[], Sequence[int]] = tuple
-    """Which records of the data it has."""
+    """Returns the numbers of its records in the data."""
     names: Callable[[Sequence[int]], list[str]] = list  # type: ignore[assignment]
-    """What a person finds records of the data by."""
+    """Returns what a person finds records of the data by."""
     loss: float | None = None
     gradients: dict[str, int] = field(default_factory=dict)
     """By parameter, how many values of its gradient are not finite."""
     inputs: dict[str, int] = field(default_factory=dict)
     """By column, how many values are not finite, of the batch that was at hand then."""
     records: list[int] = field(default_factory=list)
-    """Which records of the data these values are of."""
+    """The records of the data that these values are of."""
     told: int = 0
 
     def __post_init__(self) -> None:
@@ -61,8 +65,6 @@ class FiniteCheck:
 
     def begin(self) -> None:
         self.loss, self.gradients, self.inputs, self.records = None, {}, {}, []
-
-    # -- what is looked at ----------------------------------------------------------------------------------------
 
     def look_at_loss(self, loss: Tensor) -> None:
         value = loss.item()
@@ -85,21 +87,22 @@ class FiniteCheck:
             self.inputs, self.records = found, sorted(numbers[row] for row in rows if row < len(numbers))
 
     def names_of_samples(self, samples: Sequence[int]) -> list[str]:
-        """What a person finds these samples of the batch by."""
+        """Returns what a person finds these samples of the batch by."""
         numbers = self.numbers()
         return self.names([numbers[sample] for sample in samples])
 
-    # -- in words -------------------------------------------------------------------------------------------------
-
     def describe(self) -> str:
-        """What is not finite, and what is known of the cause."""
+        """Says what is not finite, and what is known of the cause."""
         parts = [f"the loss is {self.loss}"] if self.loss is not None else []
         if self.gradients:
             parts.append(f"the gradients of {listed(self.gradients)} are not finite")
         parameters = (v.name for v in self.program.of_kind(Kind.PARAM, Kind.FROZEN))
         already = nonfinite_of({n: self.scope[n] for n in parameters if n in self.scope})
         if self.inputs:
-            parts.append(f"the batch itself holds such values in column {listed(self.inputs)}{self._of_records()}")
+            more = len(self.records) - SHOWN
+            shown = ", ".join(self.names(self.records[:SHOWN])) + f" and {more} more" * (more > 0)
+            of = f", of {shown}" if self.records else ""
+            parts.append(f"the batch itself holds such values in column {listed(self.inputs)}{of}")
         elif already:
             parts.append(
                 f"so are parameters before this step: {listed(already)}: by an update before, or from the start"
@@ -108,12 +111,39 @@ class FiniteCheck:
             parts.append("the batch and the parameters before this step are finite")
         return "; ".join(parts)
 
-    def _of_records(self) -> str:
-        more = len(self.records) - SHOWN
-        shown = ", ".join(self.names(self.records[:SHOWN])) + f" and {more} more" * (more > 0)
-        return f", of {shown}" if self.records else ""
-
     def worth_telling(self) -> bool:
-        """The 1st, 2nd, 4th, 8th ... time."""
+        """True the 1st, 2nd, 4th, 8th ... time."""
         self.told += 1
         return self.told & (self.told - 1) == 0
+
+
+def newest_good_checkpoint(member: Member, job_dir: Path) -> str:
+    """Says where the newest checkpoint with finite values only is. Reads checkpoints, newest first."""
+    config = member.config
+    if not config.ft:
+        return "there is no checkpoint: the job has no fault tolerance"
+    stores = [checkpoints_of(job_dir, shard) for shard in ([None] if config.sync else range(config.pservers))]
+    try:
+        found = [_newest(member, store) for store in stores]
+    except GraphftError as error:
+        return f"which checkpoint is the newest good one cannot be told: {error.message}"
+    if None in found:
+        return "no checkpoint that is committed so far holds finite values only"
+    named = ", ".join(
+        f"step {m.step} ({store.where(m.directory)})" for store, m in zip(stores, found, strict=True) if m is not None
+    )
+    return f"the newest good checkpoint is that of {named}"
+
+
+def _newest(member: Member, store: CheckpointStore) -> Manifest | None:
+    for manifest in store.manifests():
+        mine = manifest.run == member.job.run_id
+        if mine and all(_is_good(member, store, manifest, part.shard) for part in manifest.parts):
+            return manifest
+    return None
+
+
+def _is_good(member: Member, store: CheckpointStore, manifest: Manifest, shard: int) -> bool:
+    member.progress.beat()
+    tensors, _ = store.read_part(manifest, shard)
+    return not no_longer_finite(tensors, member.job.pserver_program(shard).values)

@@ -8,13 +8,12 @@ import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError, ordinal
 from graphft.ir import Program
-from graphft.ops.context import WorkChanged
+from graphft.ops.context import OnNonfinite, Slices, WorkChanged
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.process.work_record import WorkRecord
 from graphft.runtime.protocol.events import (
@@ -31,16 +30,12 @@ from graphft.runtime.protocol.events import (
     TrainerEvent,
 )
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
-from graphft.runtime.roles.limits import received_buckets
 from graphft.runtime.roles.logs import tell_event
+from graphft.runtime.roles.programs import received_buckets
 from graphft.runtime.roles.trainer.finite_check import RULE, FiniteCheck, NonFinite
-from graphft.runtime.roles.trainer.known_shards import KnownShards
-from graphft.runtime.roles.trainer.state import TrainerState
+from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
 from graphft.runtime.transport import ClientTransport
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, fault_of
-
-if TYPE_CHECKING:
-    from graphft.ops.context import OnNonfinite, Slices
 
 log = logging.getLogger("graphft")
 
@@ -50,7 +45,7 @@ BUFFER_SECONDS = 60.0
 
 @dataclass(eq=False, repr=False)
 class ShardLink:
-    """Used by the trainer's main thread only; what other threads see comes through `state.control`, in order."""
+    """Used by the trainer's main thread only; events that other threads find come through `state.control`, in order."""
 
     member: Member
     transport: ClientTransport
@@ -70,13 +65,13 @@ class ShardLink:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the work at hand is to be left: this trainer is to go, the job is over, or the work has changed."""
+        """True when the work at hand is to be left: this trainer is to go, the job is over, or the work has changed."""
         raise NotImplementedError
 
     # -- events in ----------------------------------------------------------------------------------------------
 
     def pump(self, seconds: float) -> None:
-        """Takes in what has arrived; waits up to `seconds` for something."""
+        """Takes in what has arrived; waits up to `seconds` for it."""
         with self.work_record.waiting():
             self.take_in(seconds)
         if self.shards.machine is not None:
@@ -99,7 +94,7 @@ class ShardLink:
             self.member.changed.set()  # the daemon thread claims slots for a trainer that has met all shards
 
     def _fault(self, shard: int, message: AnyMessage, frame: memoryview | None) -> str:
-        """What is wrong with the frame of a bucket, before anything looks into it."""
+        """Says what is wrong with the frame of a bucket, before anything looks into it."""
         if isinstance(message, Parameters) and (shard, message.bucket) in self._sizes:
             return fault_of(frame, *self._sizes[shard, message.bucket])
         return ""
@@ -115,7 +110,7 @@ class ShardLink:
             self.control(event)
 
     def address_of(self, up: ShardUp) -> str:
-        """Where a shard that came up is reached."""
+        """Returns the address of a shard that came up."""
         return self.state.addresses[up.incarnation]
 
     def control(self, event: TrainerControl) -> None:
@@ -150,8 +145,8 @@ class ShardLink:
                 )
 
     def send(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> bool:
-        """Packs a bucket of gradients and hands it to the machine, which sends it. A shard that takes no data is waited
-        for, and met anew at last; False: then. `check`: whether the bucket is finite."""
+        """Packs a bucket of gradients and hands it to the machine, which sends it. Waits for a shard that takes no
+        data, and meets it anew at last; returns False then. `check`: the bucket must be finite."""
         key = (shard, bucket)
         if key not in self._buffers:
             self._buffers[key] = BucketBuffers(BucketLayout.of(tensors, slices))
@@ -175,7 +170,7 @@ class ShardLink:
         self._reports.append((self.state.batch_samples, tuple(map(float, values))))
 
     def reported(self) -> tuple[float, ...]:
-        """Returns what the contribution at hand reports: of a unit, means over its samples; of an empty one nothing."""
+        """Returns the values that the contribution at hand reports: of a unit, means over its samples."""
         if len(self._reports) < 2:
             return self._reports[0][1] if self._reports else ()
         samples = sum(count for count, _ in self._reports)
@@ -188,12 +183,16 @@ class ShardLink:
         self._reports = []
 
     def decide(self, on_nonfinite: OnNonfinite, what: str) -> bool:
-        """Whether the contribution that ends now, `what` in words, is finite. Raises NonFinite if the job is to stop
-        because it is not."""
+        """Returns True if the contribution that ends now, `what` in words, is finite. Raises NonFinite if the job is to
+        stop because it is not."""
         check = self.check
         if on_nonfinite == "warn":
-            self._warn(what)
-        if check.finite or on_nonfinite == "warn":
+            loss = next(iter(self.reported()), 0.0)
+            if not math.isfinite(loss) and check.worth_telling():
+                text = f"{what}: the loss is {loss} (the {ordinal(check.told)} that is not finite)"
+                self.member.events.emit("nonfinite", f'{text}; training goes on with it: on_nonfinite="warn"')
+            return True
+        if check.finite:
             return True
         if on_nonfinite == "stop":
             raise NonFinite(
@@ -215,18 +214,8 @@ class ShardLink:
             )
         return False
 
-    def _warn(self, what: str) -> None:
-        """Tells of a loss that is not finite, in a job that goes on all the same."""
-        loss = next(iter(self.reported()), 0.0)
-        if not math.isfinite(loss) and self.check.worth_telling():
-            self.member.events.emit(
-                "nonfinite",
-                f"{what}: the loss is {loss} (the {ordinal(self.check.told)} that is not finite); "
-                'training goes on with it: on_nonfinite="warn"',
-            )
-
     def _pack(self, buffers: BucketBuffers, tensors: Sequence[Tensor]) -> memoryview:
-        """The bucket's frame. A shard that takes no data is waited for as for any answer: it may be gone meanwhile.
+        """Returns the bucket's frame. Waits for a shard that takes no data as for any answer: it may be gone meanwhile.
 
         Raises GraphftError (rule buffer-in-use) after BUFFER_SECONDS, WorkChanged when this trainer was asked to leave.
         """
@@ -240,12 +229,3 @@ class ShardLink:
                 if self.state.leaving:
                     raise WorkChanged from None
                 self.pump(0)
-
-
-def buckets_of(program: Program, shards: int) -> tuple[tuple[int, ...], ...]:
-    """The buckets of each shard, as block step receives them."""
-    recvs = [op for op in program.blocks["step"].ops if op.type == "recv"]
-    buckets: list[list[int]] = [[] for _ in range(shards)]
-    for op in recvs:
-        buckets[op.attrs["shard"]].append(op.attrs["bucket"])
-    return tuple(tuple(sorted(b)) for b in buckets)

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
 from graphft.ir import registry
-from graphft.ops.context import NoData, NotYet, WorkChanged
-from graphft.runtime.etcd import Store
+from graphft.ops.context import NoData, NotYet, SlotsPort, WorkChanged
+from graphft.runtime.coordination.job_view import asked_steps, wanted_steps
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.etcd import Store, absent, create_is, delete_op, put_op, value_is
 from graphft.runtime.process.work_record import Phase
-from graphft.runtime.protocol.events import Work
+from graphft.runtime.protocol.events import SlotLost, Work
+from graphft.runtime.protocol.slot_assignment import Assignment, assign
 from graphft.runtime.queue.chunk_queue import SlotQueue
 from graphft.runtime.queue.coordinator_queue import CoordinatorSlotQueue
 from graphft.runtime.queue.etcd_queue import EtcdSlotQueue
 from graphft.runtime.queue.sync_queue import SyncQueue
-from graphft.runtime.roles.trainer.bar import Bar
-from graphft.runtime.roles.trainer.batches import Batches
-from graphft.runtime.roles.trainer.known_shards import SyncShards
-from graphft.runtime.roles.trainer.slot_claims import SlotClaims
-from graphft.runtime.roles.trainer.storage_wait import StorageWait
+from graphft.runtime.roles.trainer.batches import StorageWait
+from graphft.runtime.roles.trainer.quarantine import Quarantine
+from graphft.runtime.roles.trainer.state import SyncShards, TrainerState
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import SyncTrainerView
+from graphft.transpiler.validation import is_validated
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
+log = logging.getLogger("graphft")
+
 CHANGE_SECONDS = 5.0
 """For which a trainer that has lost a claim waits to hear why."""
+LATE_SECONDS = 2.0
+"""A view that does not know of a claim by then is of an etcd that was restored from a backup, and lost it."""
 
 
 class SlotTrainer(Trainer):
@@ -40,41 +48,44 @@ class SlotTrainer(Trainer):
     shards: SyncShards
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
-        claims = job.trainer_program().find_op("etcd_claim_slots") is not None
         super().__init__(job, job_dir, etcd, index)
         self._computing: Work | None = None
-        """What block step computes now."""
-        member, state, program, ctx = self.member, self.state, self.program, self.ctx
-        self.shards = shards = SyncShards()
-        self.bar = bar = Bar(member, shards, self.claim_timeout)
-        self.view = view = SyncTrainerView(member, state, bar, claims)
-        self.queue = queue = SyncQueue(member, self._make_records(shards), ctx, shards, state)
-        link = (member, self.transport, state, self.work_record, shards, program, self.check)
-        self.comm = comm = SyncComm(*link, ctx, queue)
-        self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
-        self.data = Batches(
-            program, self.config.batch_size, state, self.work_record, self.prefetcher, self.storage, self.check
+        """The work of block step now."""
+        member, state, ctx = self.member, self.state, self.ctx
+        self.shards = SyncShards()
+        self.quarantine = Quarantine(member, self.shards, self.claim_timeout)
+        claims = self.program.find_op("etcd_claim_slots") is not None
+        self.view = view = ctx.view = SyncTrainerView(member, state, self.quarantine, claims)
+        self.queue = SyncQueue(member, self._make_records(), ctx, self.shards, state)
+        ctx.queue = ctx.claims = self.queue
+        self.comm = ctx.comm = SyncComm(**self.link_parts(), ctx=ctx, queue=self.queue)
+        self.data = ctx.data = self.make_data(self.comm)
+        self.slots = ctx.slots = SlotClaims(
+            member=member,
+            state=state,
+            shards=self.shards,
+            quarantine=self.quarantine,
+            queue=self.queue,
+            comm=self.comm,
+            storage=self.storage,
+            view=view,
         )
-        self.slots = SlotClaims(member, state, shards, bar, queue, comm, self.storage, view)
-        ctx.view, ctx.queue, ctx.claims, ctx.comm, ctx.data, ctx.slots = view, queue, queue, comm, self.data, self.slots
         self.end.on_hung.append(self._report_hung)
 
-    def _make_records(self, shards: SyncShards) -> SlotQueue | None:
-        """Returns who keeps the queue's records, as the program's operators have it."""
+    def _make_records(self) -> SlotQueue | None:
+        """Returns the queue's records, as the program's operators have it."""
         if self.program.find_op("get_task") is not None:
-            return CoordinatorSlotQueue(self.member, self.make_task_client(), shards, self.state)
+            return CoordinatorSlotQueue(self.member, self.make_task_client(), self.shards, self.state)
         if self.program.find_op("etcd_get_chunk") is not None:
-            return EtcdSlotQueue(self.member, shards, self.state)
+            return EtcdSlotQueue(self.member, self.shards, self.state)
         return None
-
-    # -- the loop -----------------------------------------------------------------------------------------------
 
     def work(self) -> None:
         work = self.comm.begin()
         if work is None:
             if self.shards.finished:
                 self.queue.forget_claims()
-            if self.bar.sidelined():
+            if self.quarantine.sidelined():
                 self.slots.release_slots()
             self.comm.pump(IDLE_SECONDS)
         else:
@@ -101,7 +112,11 @@ class SlotTrainer(Trainer):
         except GraphftError as error:
             if not blames_batch(error):
                 raise
-            if not self._is_next(work):
+            # A batch is read before its step's parameters are there. If it were blamed then, the discarded one would
+            # depend on which trainer is ahead: a record that fails in two passes is to be found in the first of them.
+            try:
+                self.comm.await_shards(self.config.pservers)
+            except WorkChanged:
                 return
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
             text, (records, certain) = f"{text}, at step {work.step}, slot {work.slot}", bad_records(error)
@@ -116,24 +131,12 @@ class SlotTrainer(Trainer):
             self._computing = None
             self.work_record.end()
 
-    def _is_next(self, work: Work) -> bool:
-        """Waits until all steps before this one are done; False: its work has changed meanwhile.
-
-        A batch is read before its step's parameters are there. If it were blamed then, what is discarded would depend
-        on which trainer is ahead: a record that fails in two passes is to be found in the first of them.
-        """
-        try:
-            self.comm.await_shards(self.config.pservers)
-        except WorkChanged:
-            return False
-        return True
-
     def _is_void(self, generation: int, known: bool) -> bool:
         """Waits until this trainer is in the generation that begins with a batch discarded.
 
-        What counts is the generation that the protocol's machine is in: the daemon's view may be ahead of it, and the
-        same work would be begun again. `known`: whether etcd has left the batch out. If not, the claim is somebody
-        else's by now, or there are no claims: False if the work stays as it is all the same.
+        That of the protocol's machine: the daemon's view may be ahead of it, and the same work would be begun again.
+        `known`: etcd has discarded the batch. If not, the claim is somebody else's by now, or there are no claims:
+        returns False if the work stays as it is all the same.
         """
         until = time.monotonic() + CHANGE_SECONDS
         while not (self.member.over() or self.state.leaving) and self.shards.generation == generation:
@@ -144,7 +147,7 @@ class SlotTrainer(Trainer):
         return True
 
     def _contribute_nothing(self) -> None:
-        """The slot has no data at this step: an empty contribution is a barrier without sends."""
+        """Contributes without data: a barrier without sends."""
         ops = self.program.blocks["step"].ops
         barrier = next(i for i, op in enumerate(ops) if op.type == "send_barrier")
         with suppress(WorkChanged):
@@ -161,21 +164,17 @@ class SlotTrainer(Trainer):
             if located is not None and self.queue.expects(located):
                 self.data.read_ahead(self.queue.work_of(located))
 
-    # -- the end ------------------------------------------------------------------------------------------------
-
     def _report_hung(self, what: str) -> None:
-        """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
+        """Counts a batch that is never done as one that cannot be computed."""
         reading = self.prefetcher.reading
-        if reading is not None:  # perhaps read ahead: what is to be computed now waits for it
-            self.queue.report_batch(
-                reading.pass_index, reading.chunk, reading.batch_index, self.hung_reading(what, reading)
-            )
+        if reading is not None:  # perhaps read ahead: the next step waits for it
+            what = self.hung_reading(what, reading)
+            self.queue.report_batch(reading.pass_index, reading.chunk, reading.batch_index, what)
         elif self._computing is not None:
             self.queue.report_failure(self._computing, what)
 
     def leave(self) -> None:
-        view = self.member.view
-        if not view.over:
+        if not self.member.view.over:
             for slot in self.shards.slots():
                 self.slots.hand_over(slot)
         self.queue.settle()
@@ -183,3 +182,85 @@ class SlotTrainer(Trainer):
     def close(self) -> None:
         self.queue.close()
         super().close()
+
+
+@dataclass(eq=False, repr=False)
+class SlotClaims(SlotsPort):
+    """The SlotsPort of a sync trainer: the daemon thread claims, the main thread hands over."""
+
+    member: Member
+    state: TrainerState
+    shards: SyncShards
+    quarantine: Quarantine
+    queue: SyncQueue
+    comm: SyncComm
+    storage: StorageWait
+    view: SyncTrainerView
+
+    def __post_init__(self) -> None:
+        self._assignment = Assignment()
+        self._claimed_at, self._claims_again_at = 0, 0.0
+
+    def await_pass(self) -> None:
+        step, config, view = self.queue.ctx.step, self.member.config, self.member.view
+        if step >= asked_steps(config, view):
+            raise NotYet("the next epoch to be asked for")
+        if step >= wanted_steps(config, view):
+            open_step = next(iter(view.validating), None)
+            of = "a validation" if open_step is None else f"the validation of step {open_step}"
+            raise NotYet(of, validation=True)
+
+    def await_validation(self, every: int, passes: bool) -> None:
+        step = self.queue.ctx.step
+        if is_validated(self.member.config.plan, step, every, passes):
+            self.await_pass()
+
+    def claim_slots(self, slots: int, policy: str) -> None:
+        member, view = self.member, self.member.view
+        if view.over or self.state.leaving or self.shards.finished:
+            return  # a trainer that leaves now was through with its slots
+        if not self.storage.may_claim():
+            return  # it could not compute them
+        if member.watcher.revision < self._claimed_at and time.monotonic() < self._claims_again_at:
+            return  # the view does not know of the last claim yet, and would have this trainer claim too much
+        self._assignment = assign(
+            slots=slots,
+            live=view.trainers,
+            holders=view.slots,
+            me=member.id,
+            policy=policy,
+            barred=self.quarantine.others(view),
+        )
+        if not (member.progress.fresh(self.state.lost_at) and self.shards.meets(view.pservers)):
+            return  # its slots would wait, and all others with them
+        for slot in self._assignment.claim:
+            key = member.keys.slot(slot)
+            result = member.etcd.txn([absent(key)], [put_op(key, member.id.encode(), member.lease)], token=key)
+            if result.ok:
+                self._claimed_at, self._claims_again_at = result.revision, time.monotonic() + LATE_SECONDS
+                self._tell_claimed(slot)
+        if self._assignment.claim:
+            self.view.watch()
+
+    def _tell_claimed(self, slot: int) -> None:
+        log.info("claimed slot %d (%s)", slot, self._assignment.reason)
+        if self.comm.started:
+            me = self.member
+            me.events.emit("takeover", f"trainer {me.index} took over slot {slot}", slot=slot, trainer=me.id)
+
+    def release_slots(self) -> None:
+        assignment, self._assignment = self._assignment, Assignment()
+        for slot in assignment.release:
+            if slot in self.shards.slots():
+                self.hand_over(slot)
+                log.info("handed slot %d over (%s)", slot, assignment.reason)
+
+    def hand_over(self, slot: int) -> None:
+        """Gives the chunks and the slot back. It is lost here before it is free there: the watch may tell later that it
+        was claimed again."""
+        claim = self.shards.claim_of(slot)
+        self.queue.release(slot)
+        self.comm.control(SlotLost(slot, claim))
+        member, key = self.member, self.member.keys.slot(slot)
+        mine = [create_is(key, claim), value_is(key, member.id.encode())]
+        member.retry_while_leased(lambda: member.etcd.txn(mine, [delete_op(key)]))

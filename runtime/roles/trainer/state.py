@@ -1,17 +1,24 @@
-"""What a trainer's main loop, its ports and its daemon thread share."""
+"""What a trainer's main loop, its ports and its daemon thread share: its state, and what it knows of its shards."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from graphft.ops.context import ChunkWork, NotYet
+from graphft.runtime.coordination.records import Registration
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol.events import TrainerControl
+from graphft.runtime.protocol.sync_trainer import SyncTrainer
 from graphft.runtime.queue.chunk_queue import Pace
+from graphft.runtime.queue.sync_queue import Shards
 
 RATE_WINDOW = 50
+SILENT_SECONDS = 5.0
+"""For which a shard may leave a question open."""
 
 
 @dataclass
@@ -24,7 +31,7 @@ class TrainerState(Pace):
     control: deque[TrainerControl] = field(default_factory=deque)
     """Events that the daemon thread found, for the main thread to take in."""
     addresses: dict[str, str] = field(default_factory=dict)
-    """Where shards are reached, by incarnation."""
+    """The addresses of shards, by incarnation."""
     lost_at: float = float("-inf")
     """When a slot was lost last, by the clock of `progress`."""
     counters: Counter[str] = field(default_factory=Counter)
@@ -40,20 +47,18 @@ class TrainerState(Pace):
     paused: NotYet | None = None
     """Why its next step is not wanted so far."""
     waiting: str = ""
-    """What is waited for, in words, while storage is away."""
+    """The reason of a wait for storage, in words."""
     pumped: float = field(default_factory=lambda: time.monotonic())
     """When the main thread looked after the shards last, and all that were asked had answered."""
     samples: int = 0
     times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
-    """Of the last batches: when each was computed, and its samples."""
+    """When each of the last batches was computed, and its samples."""
 
     def computed(self, samples: int) -> None:
         """Counts a batch."""
         self.samples += samples
         self.careful = max(0, self.careful - 1)
         self.times.append((time.monotonic(), samples))
-
-    # -- Pace ---------------------------------------------------------------------------------------------------
 
     @property
     def pace(self) -> float:
@@ -69,3 +74,63 @@ class TrainerState(Pace):
     def alive_since(self, then: float) -> bool:
         computed = bool(self.times) and self.times[-1][0] > then
         return computed or (self.pumped > then and not self.waiting)
+
+
+class KnownShards:
+    """Reads the protocol's machine, from any thread. The main thread steps it (`ShardLink`).
+
+    `machine` has `step(event, now) -> effects`; None until the job has begun. `patience`: seconds for which a shard may
+    leave a question open.
+    """
+
+    def __init__(self, patience: float = 0.0) -> None:
+        self.machine: Any = None
+        self.patience = max(SILENT_SECONDS, patience)
+
+    def silent(self) -> tuple[int, ...]:
+        """Returns the shards that have answered nothing for a while though they were asked."""
+        return self.machine.silence.over(self.patience) if self.machine is not None else ()
+
+    def meets(self, pservers: Mapping[int, Registration]) -> bool:
+        """True if each of these shards has welcomed this trainer."""
+        if self.machine is None:
+            return not pservers
+        connections = self.machine.connections
+        return all(
+            connections[s].introduced and connections[s].incarnation == record.id for s, record in pservers.items()
+        )
+
+    def met(self) -> int:
+        """Returns how many shards have welcomed this trainer."""
+        return sum(c.introduced for c in self.machine.connections) if self.machine is not None else 0
+
+
+class SyncShards(KnownShards, Shards):
+    """A sync trainer's: with the slots that it contributes for."""
+
+    machine: SyncTrainer | None
+
+    def slots(self) -> list[int]:
+        return sorted(self.machine.slots) if self.machine is not None else []
+
+    def claim_of(self, slot: int) -> int:
+        return self.machine.slots[slot].claim if self.machine is not None else 0
+
+    @property
+    def generation(self) -> int:
+        """The generation that this trainer is in; the view that its daemon watches may be ahead."""
+        return self.machine.generation if self.machine is not None else -1
+
+    def lowest(self) -> int:
+        lowest = self.machine.lowest() if self.machine is not None else None
+        return -1 if lowest is None else lowest
+
+    @property
+    def finished(self) -> bool:
+        """True when every shard has the job's last version."""
+        return self.machine is not None and self.machine.finished
+
+    @property
+    def work_changed(self) -> bool:
+        """True when there is other work to do than what was begun, or none."""
+        return self.machine is None or self.machine.work_changed

@@ -22,8 +22,9 @@ from graphft.runtime.protocol.events import (
 )
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
 from graphft.runtime.queue.sync_queue import SyncQueue
-from graphft.runtime.roles.trainer.known_shards import SyncShards
-from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink, buckets_of
+from graphft.runtime.roles.programs import buckets_of
+from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
+from graphft.runtime.roles.trainer.state import SyncShards
 from graphft.runtime.transport.buffers import unpack
 
 log = logging.getLogger("graphft")
@@ -37,7 +38,7 @@ without the interpreter's lock."""
 
 @dataclass(eq=False, repr=False)
 class SyncComm(ShardLink, CommPort):
-    """The CommPort of a sync trainer. `queue` is told when a slot is lost, and when the job goes back."""
+    """The CommPort of a sync trainer. `queue` hears of lost slots, and when the job goes back."""
 
     shards: SyncShards
     ctx: Context
@@ -57,13 +58,11 @@ class SyncComm(ShardLink, CommPort):
 
     @property
     def started(self) -> bool:
-        """Whether this trainer has taken part in a step."""
+        """True if this trainer has taken part in a step."""
         return self.ctx.step > 0
 
-    # -- events in ----------------------------------------------------------------------------------------------
-
     def begin(self) -> Work | None:
-        """The next work, begun; None when there is nothing to do now."""
+        """Begins the next work, and returns it; None when there is nothing to do now."""
         self.take_in(0)
         if self.shards.machine is None:
             return None
@@ -124,7 +123,6 @@ class SyncComm(ShardLink, CommPort):
 
     def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None:
         machine = self._machine()
-        self.take_in(0)
         while not machine.has(shard, bucket) or machine.work_changed:
             if self.interrupted:
                 raise WorkChanged
@@ -144,10 +142,8 @@ class SyncComm(ShardLink, CommPort):
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
         if not self.check.finite and self._machine().work_changed:
             raise WorkChanged  # it may be of a history that is over, and is not to be acted upon
-        finite = self.decide(on_nonfinite, self._contribution())
+        work, what = self.state.work, f"step {self.ctx.step}, slot {self.ctx.slot}"
+        if work is not None:
+            what += f" (batch {work.batch} of chunk {work.chunk} in pass {work.pass_index})"
+        finite = self.decide(on_nonfinite, what)
         self.do(Closed(shards, finite, self.reported()))
-
-    def _contribution(self) -> str:
-        work = self.state.work
-        batch = f" (batch {work.batch} of chunk {work.chunk} in pass {work.pass_index})" if work is not None else ""
-        return f"step {self.ctx.step}, slot {self.ctx.slot}{batch}"

@@ -1,6 +1,6 @@
-"""A trainer: computes gradients. Stateless: what evolves lives on the pservers, so it may die at any time.
+"""A trainer computes gradients. What evolves lives on the pservers, so it may die at any time.
 
-What sync and async trainers share: data, metrics, status, leaving. Their loops are in slot_trainer and chunk_trainer.
+Sync and async trainers share data, metrics, status, leaving; their loops are in slot_trainer and chunk_trainer.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import signal
-import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,17 +29,15 @@ from graphft.runtime.process.progress import DATASETS
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.queue.transactions import claims_chunks
-from graphft.runtime.roles.limits import trainer_limits
+from graphft.runtime.roles.programs import trainer_limits, trainer_scope
 from graphft.runtime.roles.role import Role
-from graphft.runtime.roles.trainer.bar import Bar
-from graphft.runtime.roles.trainer.finite_check import FiniteCheck, NonFinite
-from graphft.runtime.roles.trainer.good_checkpoint import newest_good_checkpoint
-from graphft.runtime.roles.trainer.known_shards import KnownShards
+from graphft.runtime.roles.trainer.batches import Batches, StorageWait, open_when_there
+from graphft.runtime.roles.trainer.finite_check import FiniteCheck, NonFinite, newest_good_checkpoint
 from graphft.runtime.roles.trainer.loading import Loading
-from graphft.runtime.roles.trainer.scope import trainer_scope
-from graphft.runtime.roles.trainer.state import TrainerState
-from graphft.runtime.roles.trainer.step_proof import prove_step
-from graphft.runtime.roles.trainer.storage_wait import open_when_there
+from graphft.runtime.roles.trainer.quarantine import Quarantine
+from graphft.runtime.roles.trainer.shard_link import ShardLink
+from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
+from graphft.runtime.roles.trainer.step_check import check_step
 from graphft.runtime.roles.trainer.validator import Validator
 from graphft.runtime.roles.trainer.view import TrainerView
 from graphft.runtime.transport import ZmqClient
@@ -63,29 +59,18 @@ OF_THE_BATCH = frozenset({"op-failed", "read", "feed", "data"})
 
 
 def blames_batch(error: Exception) -> bool:
-    """Whether an error of a step is one of its batch: user code's, or what reading and computing it gives."""
+    """True if an error of a step is one of its batch: user code's, or one of reading or computing it."""
     return not isinstance(error, GraphftError) or error.rule in OF_THE_BATCH
 
 
 def bad_records(error: BaseException | None) -> tuple[frozenset[int], bool]:
-    """Positions in its chunk of the records that an error of a step is about, none if it does not say; and whether no
-    trainer can read them."""
+    """Returns the positions in its chunk of the records that an error of a step is about, none if it does not say; and
+    True if no trainer can read them."""
     while error is not None:
         if isinstance(error, BadRecords):
             return error.positions, error.certain
         error = error.__cause__
     return frozenset(), False
-
-
-def _check_index(job: Job, index: int) -> None:
-    """Without a queue in etcd, which work a trainer does follows from its index."""
-    trainers = job.config.trainers
-    if not claims_chunks(job.trainer_program()) and not 0 <= index < trainers:
-        raise UsageError(
-            f"there is no trainer {index}: without fault tolerance each of the job's {trainers} has an index",
-            rule="role",
-            help=f"give --index or GRAPHFT_INDEX: 0 to {trainers - 1}",
-        )
 
 
 class Trainer(Role):
@@ -96,11 +81,17 @@ class Trainer(Role):
 
     kind = "trainer"
     shards: KnownShards
-    bar: Bar
+    quarantine: Quarantine
     view: TrainerView
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
-        _check_index(job, index)
+        trainers = job.config.trainers
+        if not claims_chunks(job.trainer_program()) and not 0 <= index < trainers:  # its work follows from its index
+            raise UsageError(
+                f"there is no trainer {index}: without fault tolerance each of the job's {trainers} has an index",
+                rule="role",
+                help=f"give --index or GRAPHFT_INDEX: 0 to {trainers - 1}",
+            )
         super().__init__(job, job_dir, job.trainer_program(), etcd, index)
         self.state = TrainerState()
         self.transport = ZmqClient(self.member.id, trainer_limits(self.program), self.member.login)
@@ -124,14 +115,14 @@ class Trainer(Role):
         return float(registry.attr(op, "timeout")) if op is not None else math.inf
 
     def make_task_client(self) -> TaskClient:
-        """Calls the coordinator. What wakes the main thread wakes those who wait for an answer, too."""
+        """Returns a client of the coordinator, whose waits end when the main thread is woken."""
         client = TaskClient(self.member)
         self.member.wake = waking(self.transport, client)
         self._closing.append(client.close)
         return client
 
     def count_failure(self, queue: SyncQueue | AsyncQueue, report: Callable[[], bool]) -> bool:
-        """Whether a failure of a batch is counted now. With a coordinator, the program's block `failed` reports it."""
+        """Returns True if a failure of a batch was counted. With a coordinator, block `failed` reports it."""
         if "failed" not in self.program.blocks:
             return report()
         queue.failing = report
@@ -139,10 +130,9 @@ class Trainer(Role):
         return queue.counted
 
     def _open_data(self) -> tuple[Reader, Reader | None]:
-        """Makes the readers, of what is trained on and of what is held out. That takes as long as the Datasets'
-        construction does: without a lease so far. It seeds the global generators: later it would disturb a step."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        """Makes the readers of the training and the held-out data. That takes as long as the Datasets' construction
+        does: without a lease so far. It seeds the global generators: later it would disturb a step."""
+        self.on_sigterm(self._leave)
         reset_signals_in_forks()
         self.work_record.mark(Phase.LOADING)
         validate, held_out = self.config.validate, None
@@ -161,7 +151,7 @@ class Trainer(Role):
         return make() if spec.kind == "arrays" else open_when_there(make)
 
     def _leaves_now(self) -> bool:
-        """Whether this process is to end while it loads: it holds nothing that it would have to give back."""
+        """True if this process is to end while it loads: it holds nothing that it would have to give back."""
         if self.state.leaving:
             self.work_record.mark(Phase.LEFT)
         return self.state.leaving
@@ -169,13 +159,37 @@ class Trainer(Role):
     def _note_ahead(self, key: BatchKey | None) -> None:
         self.work_record.ahead(Place(*key[:3]) if key is not None else None)
 
+    def link_parts(self) -> dict[str, Any]:
+        """Returns the fields of a `ShardLink`."""
+        return {
+            "member": self.member,
+            "transport": self.transport,
+            "state": self.state,
+            "work_record": self.work_record,
+            "shards": self.shards,
+            "program": self.program,
+            "check": self.check,
+        }
+
+    def make_data(self, link: ShardLink) -> Batches:
+        self.storage = StorageWait(self.member, self.state, link, self.prefetcher, self.reader)
+        return Batches(
+            program=self.program,
+            batch_size=self.config.batch_size,
+            state=self.state,
+            work_record=self.work_record,
+            prefetcher=self.prefetcher,
+            storage=self.storage,
+            check=self.check,
+        )
+
     # -- from start to end --------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """From start until the job is complete, or SIGTERM asks this trainer to leave."""
         self.start_daemon()
         try:
-            self.prove()
+            self.check_start()
             with suppress(WorkChanged):  # it was asked to leave before it had begun
                 self.blocks.run("init")
             self.view.take_in()
@@ -205,8 +219,8 @@ class Trainer(Role):
             log.info("left: SIGTERM asked this trainer to")
             self.work_record.mark(Phase.LEFT)
 
-    def prove(self) -> None:
-        prove_step(self.member, self.blocks, self.state, self.work_record, self.prefetcher)
+    def check_start(self) -> None:
+        check_step(self.member, self.blocks, self.work_record, self.prefetcher)
 
     def work(self) -> None:
         """Computes the next batch; without one, waits a moment."""
@@ -222,18 +236,17 @@ class Trainer(Role):
         self.state.computed(self.state.batch_samples)
 
     def _leave(self) -> None:
-        """On a signal, which may have interrupted code that holds the transport's lock: it takes none itself."""
         self.state.leaving = True
 
     def hung_reading(self, what: str, reading: BatchKey) -> str:
-        """Why this trainer ends, though its main thread was `what`: it waited for a batch that is never read."""
+        """Says why this trainer ends, though its main thread was `what`: it waited for a batch that is never read."""
         return (
             f"trainer {self.member.index} made {what} or waiting for data: batch {reading.batch_index} of chunk "
             f"{reading.chunk} in pass {reading.pass_index} was being read"
         )
 
     def _blame_no_batch(self) -> None:
-        """This process ends itself, and has said why: no batch that it was at is to blame."""
+        """Notes that no batch is to blame: this process ends itself, and has said why."""
         if self.work_record.phase != Phase.PROVING:
             self.work_record.mark(Phase.IDLE)
         self.work_record.ahead(None)
@@ -241,7 +254,7 @@ class Trainer(Role):
     # -- what is reported ---------------------------------------------------------------------------------------
 
     def _fail_job(self, error: NonFinite) -> None:
-        """The job is not to go on: it ends everywhere, with this error as its reason."""
+        """Ends the job everywhere, with this error as its reason."""
         reason = f"{error.message}; {newest_good_checkpoint(self.member, self.job_dir)}"
         self.member.retry_while_leased(
             lambda: tell_failed(self.member.etcd, self.member.keys, Failure(reason, error.help))
@@ -250,43 +263,38 @@ class Trainer(Role):
 
     def tell_failure(self, what: str, error: Exception, **fields: Any) -> str:
         """Puts an error of the user's step into the job's events; returns it as text."""
-        text = describe(error.__cause__ or error) + self._whole_numbers()
+        text = describe(error.__cause__ or error)
+        if self.work_record.phase == Phase.COMPUTING:  # a class that there is not, an index that is too large
+            text += whole_numbers(self.check.columns, self.check.names_of_samples)
         self.member.events.emit(
             "step-failed", f"{what} failed: {text}", traceback="".join(traceback.format_exception(error)), **fields
         )
         return text
-
-    def _whole_numbers(self) -> str:
-        """Between what the batch's whole numbers are, if it was being computed: a class that there is not, an index
-        that is too large."""
-        if self.work_record.phase != Phase.COMPUTING:
-            return ""
-        return whole_numbers(self.check.columns, self.check.names_of_samples)
 
     @property
     def at_step(self) -> int | None:
         return self.ctx.step if self.state.pass_index >= 0 else None
 
     def story(self) -> list[str]:
-        return self.shards.story()
+        return self.shards.machine.story.of() if self.shards.machine is not None else []
 
     def learning_rates(self) -> dict[str, float]:
-        """Those that it uses itself: none where pservers have the optimizers."""
+        """Returns those that it uses itself: none where pservers have the optimizers."""
         return {}
 
     def status(self) -> msgspec.Struct:
-        state = self.state
+        state, paused = self.state, self.state.paused
         return TrainerStatus(
-            self.ctx.step,
-            max(state.pass_index, 0),
-            state.samples,
-            state.rate,
-            state.counters["skipped"],
-            {**state.counters, **self.transport.counters},
-            state.waiting or (f"waiting for {state.paused.what}" if state.paused is not None else ""),
-            list(self.bar.silent),
-            self.work_record.split.read(),
-            state.paused is not None,
-            self.learning_rates(),
-            state.paused is not None and state.paused.validation,
+            step=self.ctx.step,
+            pass_index=max(state.pass_index, 0),
+            samples=state.samples,
+            samples_per_second=state.rate,
+            skipped=state.counters["skipped"],
+            counters={**state.counters, **self.transport.counters},
+            waiting=state.waiting or (f"waiting for {paused.what}" if paused is not None else ""),
+            unreached=list(self.quarantine.silent),
+            seconds=self.work_record.split.read(),
+            paused=paused is not None,
+            learning_rates=self.learning_rates(),
+            validating=paused is not None and paused.validation,
         )

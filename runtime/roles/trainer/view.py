@@ -1,4 +1,4 @@
-"""What a trainer makes of the watched view of its job: events of the protocol, for its main thread to take in."""
+"""A trainer's view of its job: what changes in etcd becomes events of the protocol, for its main thread to take in."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from graphft.ops.context import ViewPort
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.protocol.events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost, TrainerControl
-from graphft.runtime.roles.trainer.bar import Bar
+from graphft.runtime.roles.trainer.quarantine import Quarantine
 from graphft.runtime.roles.trainer.state import TrainerState
 
 
 class TrainerView(ViewPort):
     """The ViewPort of a trainer. Shards that come and go become events in `state.control`."""
 
-    def __init__(self, member: Member, state: TrainerState, bar: Bar) -> None:
-        self.member, self.state, self.bar = member, state, bar
+    def __init__(self, member: Member, state: TrainerState, quarantine: Quarantine) -> None:
+        self.member, self.state, self.quarantine = member, state, quarantine
         self._known = JobView()
         self._lock = threading.Lock()
 
     def watch(self) -> None:
         if self.take_in():
-            self.bar.update()
+            self.quarantine.update()
 
     def take_in(self) -> bool:
         """Turns what changed in etcd into events, and wakes the main thread. From any thread. False: the job has not
@@ -40,11 +40,11 @@ class TrainerView(ViewPort):
         return True
 
     def begun(self, view: JobView) -> bool:
-        """Whether the job has begun, so that its events mean something."""
+        """True when the job has begun, so that its events mean something."""
         return True
 
     def changes(self, before: JobView, after: JobView) -> list[TrainerControl]:
-        """The protocol's events that lead from one view to the next."""
+        """Returns the protocol's events that lead from one view to the next."""
         events: list[TrainerControl] = []
         for shard in sorted(before.pservers.keys() | after.pservers.keys()):
             was, now = before.pservers.get(shard), after.pservers.get(shard)
@@ -58,11 +58,11 @@ class TrainerView(ViewPort):
 class SyncTrainerView(TrainerView):
     """The ViewPort of a sync trainer: generations and its slots become events, too.
 
-    `claims`: whether its program claims slots; otherwise it works on that of its index for good.
+    `claims`: its program claims slots; otherwise it works on that of its index for good.
     """
 
-    def __init__(self, member: Member, state: TrainerState, bar: Bar, claims: bool) -> None:
-        super().__init__(member, state, bar)
+    def __init__(self, member: Member, state: TrainerState, quarantine: Quarantine, claims: bool) -> None:
+        super().__init__(member, state, quarantine)
         self._claims = claims
 
     def begun(self, view: JobView) -> bool:
@@ -84,5 +84,5 @@ class SyncTrainerView(TrainerView):
         return [*rollback, *super().changes(before, after), *lost, *gained]
 
     def _mine(self, view: JobView) -> set[tuple[int, int]]:
-        """Slots of this trainer's, each with the revision of its claim."""
+        """Returns this trainer's slots, each with the revision of its claim."""
         return {(v, view.claims[v]) for v, holder in view.slots.items() if holder == self.member.id}

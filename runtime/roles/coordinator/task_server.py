@@ -47,8 +47,8 @@ from graphft.runtime.protocol.task_events import (
 )
 from graphft.runtime.protocol.task_queue import TaskQueue
 from graphft.runtime.queue.transactions import going_back, or_end, tell_discarded
+from graphft.runtime.roles.coordinator.task_store import Fence, TaskStore
 from graphft.runtime.roles.process_end import ProcessEnd
-from graphft.runtime.roles.task_coordinator.task_store import Fence, TaskStore
 from graphft.runtime.transport import ServerTransport
 
 log = logging.getLogger("graphft")

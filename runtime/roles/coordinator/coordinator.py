@@ -1,0 +1,123 @@
+"""A coordinator's process: one that waits for the job's end, as the launcher does by itself; and one that gives out
+tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from graphft.errors import GraphftError
+from graphft.ir import Program
+from graphft.ops.context import ClaimsPort, CoordinatorPort
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.run_record import put_job, run_record
+from graphft.runtime.etcd import Store
+from graphft.runtime.etcd.channel import parse_endpoint
+from graphft.runtime.queue.transactions import StaleClaims
+from graphft.runtime.roles.coordinator.task_server import TaskServer
+from graphft.runtime.roles.role import Role, SeenView
+from graphft.runtime.transport import Limits, ZmqServer
+from graphft.runtime.transport.address import listen
+from graphft.transpiler import Job
+
+LIMITS = Limits(max_frame=4096, max_header=1 << 20)
+
+
+class JobKeeper(CoordinatorPort):
+    """Writes the job's record, and waits for its end."""
+
+    def __init__(self, member: Member, job_dir: Path) -> None:
+        self.member, self.job_dir = member, job_dir
+
+    def put_job(self, pservers: int) -> None:
+        member = self.member
+        put_job(member.etcd, member.keys, member.job, self.job_dir)
+        member.etcd.put(member.keys.ps_desired, str(pservers).encode())
+
+    def await_job(self) -> None:
+        member, state = self.member, self.member.keys.state
+        member.progress.begin("waiting for the job's end")
+        while not member.view.over:
+            member.progress.beat()
+            member.watcher.wait(lambda kvs: state in kvs and kvs[state].value != b"running", 5.0)
+            member.check_lease()
+        if member.view.state == "failed":
+            raise GraphftError(
+                f"job {member.keys.job} failed", rule="job-failed", help="see its events: graphft status"
+            )
+
+
+class OthersClaims(ClaimsPort):
+    """The claims of others, seen by a process that claims nothing itself."""
+
+    def __init__(self, member: Member) -> None:
+        self.member, self._stale_claims = member, StaleClaims(member.etcd, member.keys, member.events)
+
+    def renew(self, timeout: float) -> None:
+        record = self.member.view.pass_
+        if record is not None:
+            self._stale_claims.look(record.pass_index, timeout)
+
+
+class Coordinator(Role):
+    """Waits for the job's end."""
+
+    kind = "coordinator"
+
+    def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int) -> None:
+        super().__init__(job, job_dir, program, etcd, index)
+        self.ctx.view, self.ctx.claims = SeenView(self.member), OthersClaims(self.member)
+        self.ctx.coordinator = JobKeeper(self.member, self.job_dir)
+        self.open_session()
+
+    def run(self) -> None:
+        try:
+            self.blocks.run("init")
+            self.start_daemon()
+            self.blocks.run("serve")
+        finally:
+            self.close()
+
+    def status(self) -> msgspec.Struct:
+        return run_record(self.job)
+
+
+class TaskCoordinator(Role):
+    """Stands by until it holds the lock; then serves until the job is over, or the lock is lost. A process serves once:
+    one that has lost the lock ends, and its launcher starts another, which reads the queues anew."""
+
+    kind = "coordinator"
+
+    def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int) -> None:
+        super().__init__(job, job_dir, program, etcd, index)
+        self._leaving = False
+        self.on_sigterm(self._leave)
+        self.transport = ZmqServer(LIMITS, self.member.login)
+        self.member.wake, self.member.leaving = self.transport.wake, lambda: self._leaving
+        self.member.address = listen(self.transport, [parse_endpoint(e).host for e in etcd.endpoints])
+        self.ctx.view = SeenView(self.member)
+        self.ctx.coordinator = JobKeeper(self.member, self.job_dir)
+        self.open_session()
+        assert self.member.session is not None
+        self.server = TaskServer(self.member, self.member.session, self.transport, self.end)
+        self.ctx.task_server = self.server
+
+    def _leave(self) -> None:
+        self._leaving = True
+
+    def run(self) -> None:
+        self.start_daemon()
+        try:
+            self.blocks.run("init")
+            self.blocks.run("serve")
+        finally:
+            self.server.close()
+            self.close()
+            self.transport.close()
+
+    def story(self) -> list[str]:
+        return self.server.queue.story.of()
+
+    def status(self) -> msgspec.Struct:
+        return self.server.status()

@@ -1,1 +1,0 @@
-"""A coordinator that gives out tasks (`transpile(dispatch="coordinator")`)."""

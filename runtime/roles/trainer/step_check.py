@@ -1,0 +1,208 @@
+"""A trainer's start check: block step, once, on values near the initial ones and the first batch of the data, in a
+scope of its own, with ports that lead nowhere.
+
+Not on the initial values themselves: where many are zero (a head, an adapter), every machine computes the same.
+
+The batch is read as any other, so it may fail, hang, or end the process. An error is told, and the trainer goes on
+without the check; so does one whose last attempts ended with their processes, as long as no trainer has computed the
+batch. The queue then finds out what is wrong with the batch, and discards it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphft.capture.loss_results import reported
+from graphft.errors import GraphftError, describe
+from graphft.ir import Kind
+from graphft.ops.context import (
+    NO_TERMS,
+    ChunkWork,
+    ClaimTerms,
+    CommPort,
+    Context,
+    DataPort,
+    Interrupt,
+    LocalPort,
+    OnNonfinite,
+    QueuePort,
+    Slices,
+    SlotsPort,
+)
+from graphft.plan import batch_seed
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.data import BatchKey, Prefetcher
+from graphft.runtime.process.work_record import Phase, Place, WorkRecord
+from graphft.runtime.queue.async_queue import batches_of
+from graphft.runtime.roles.blocks import Blocks
+from graphft.runtime.roles.programs import trainer_scope
+from graphft.runtime.roles.start_check import compare, digest, is_recorded, undisturbed
+from graphft.runtime.transport.buffers import BucketLayout, byte_view, pack, unpack
+from graphft.transpiler import Job
+
+log = logging.getLogger("graphft")
+
+ATTEMPTS = 3
+"""Attempts in a row that ended with their processes, after which there is none."""
+
+
+def check_step(member: Member, blocks: Blocks, work_record: WorkRecord, prefetcher: Prefetcher) -> None:
+    """Compares what this trainer makes of the first batch with what the first trainer made of it.
+
+    Raises GraphftError[determinism].
+    """
+    if member.view.over or member.leaving():
+        return
+    key, attempts = member.keys.proof("trainer"), member.keys.attempts(f"{member.index}@{socket.gethostname()}")
+    made = member.etcd.get(attempts)
+    before = int(made.value) if made is not None else 0
+    if before >= ATTEMPTS and not is_recorded(member, key):
+        _go_on(member, f"{before} times in a row, this trainer ended while it computed the batch for it")
+        return
+    trial = StepTrial(member, blocks, prefetcher)
+    with member.progress.within(member.progress.usual, "making its start check"):
+        member.etcd.put(attempts, str(before + 1).encode())
+        work_record.begin(Phase.PROVING, Place(*trial.key[:3]))
+        try:
+            inputs, result = trial.run()
+        except Interrupt:
+            return
+        except Exception as error:
+            _go_on(member, f"it could not compute the batch for it: {describe(error)}")
+            return
+        finally:
+            work_record.mark(Phase.IDLE)
+            member.etcd.delete(attempts)
+        compare(member, key, trial.what, inputs, result)
+
+
+def _go_on(member: Member, why: str) -> None:
+    text = f"trainer {member.index} goes on without a start check: {why}"
+    log.warning("%s", text)
+    member.events.emit("unproved", text)
+
+
+class StepTrial(LocalPort):
+    """Block step (and block local), with a scope and ports of its own."""
+
+    def __init__(self, member: Member, blocks: Blocks, prefetcher: Prefetcher) -> None:
+        self.job, self.config, self.blocks, self.prefetcher = member.job, member.config, blocks, prefetcher
+        self.program, config = blocks.program, self.config
+        chunk = next(c for c, n in enumerate(config.data.batches(config.batch_size, config.drop_last)) if n)
+        self.key = BatchKey(0, chunk, 0, config.batch_size)
+        self.what = f"batch 0 of chunk {chunk}"
+        self._reported = reported(self.program)
+        self._ctx = Context()
+        self._work: ChunkWork | None = None
+        self._results: list[Tensor] = []
+
+    def run(self) -> tuple[dict[str, str], str]:
+        """Returns digests of what goes in, by name, and of what comes out."""
+        with undisturbed():
+            batch, fetch = self.prefetcher.get(self.key), self._reported
+            if self.program.find_op("local_steps") is not None:
+                fetch = ()
+            for size in self._sizes(batch):
+                comm, ctx = TrialComm(self.job), Context(trainer_scope(self.program), device=self.config.device)
+                work = ChunkWork(0, self.key.chunk, 0, size, batch_seed(self.config.seed, 0, 0))
+                ports = TrialBatch(work, {name: value[:size] for name, value in batch.items()})
+                ctx.queue, ctx.slots, ctx.data, ctx.comm, ctx.local = ports, ports, ports, comm, self
+                self._ctx = ctx
+                self._results += self._run("step", fetch)
+                self._results += _in_order(comm.pushed)
+        inputs = {f"values of column {name}": digest([value]) for name, value in batch.items()}
+        return inputs | {"initial values": digest(_in_order(comm.pulled))}, digest(self._results)
+
+    def _sizes(self, batch: Mapping[str, Tensor]) -> list[int]:
+        """The batch as it is, and as short as the shortest of the data: libraries choose other kernels for that."""
+        config, whole = self.config, len(next(iter(batch.values())))
+        short = {c.records % config.batch_size for c in config.data.chunks} - {0} if not config.drop_last else set()
+        return [whole, *(size for size in sorted(short)[:1] if size < whole)]
+
+    def _run(self, name: str, fetch: tuple[str, ...]) -> tuple[Any, ...]:
+        return self.blocks.lowered(self.program.blocks[name], fetch)(self._ctx, self._ctx.scope)
+
+    def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
+        config = self.config
+        order = config.plan.order(unit.pass_index, unit.chunk)
+        for work in batches_of(unit, count=count, batch_size=config.batch_size, seed=config.seed, order=order):
+            self._work = work
+            self._results += self._run(block, self._reported)
+
+    def local_batch(self, unit: ChunkWork) -> ChunkWork:
+        if self._work is None:
+            raise GraphftError("block local runs outside of a unit", rule="local-block")
+        return self._work
+
+
+def _in_order(buckets: Mapping[tuple[int, int], Tensor]) -> list[Tensor]:
+    return [buckets[key] for key in sorted(buckets)]
+
+
+class TrialBatch(QueuePort, SlotsPort, DataPort):
+    """One batch to compute. No chunk is claimed for it, and no slot."""
+
+    def begin_pass(self) -> None: ...
+    def complete(self) -> None: ...
+    def fail(self) -> None: ...
+    def renew(self, timeout: float) -> None: ...
+    def await_pass(self) -> None: ...
+    def await_validation(self, every: int, passes: bool) -> None: ...
+    def claim_slots(self, slots: int, policy: str) -> None: ...
+    def release_slots(self) -> None: ...
+
+    def __init__(self, work: ChunkWork, columns: Mapping[str, Tensor]) -> None:
+        self.work, self.columns = work, columns
+
+    def get(self, terms: ClaimTerms = NO_TERMS) -> ChunkWork:
+        return self.work
+
+    def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[Tensor]:
+        return [self.columns[name].clone() for name in columns]
+
+
+class TrialComm(CommPort):
+    """Gives values near the initial ones, and keeps what is pushed. By (shard, bucket), flat."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.pulled: dict[tuple[int, int], Tensor] = {}
+        self.pushed: dict[tuple[int, int], Tensor] = {}
+
+    def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None:
+        values = self.pulled.get((shard, bucket))
+        if values is None:
+            values = self.pulled[shard, bucket] = self.values_of(shard, bucket)
+        unpack(byte_view(values), tensors, slices)
+
+    def values_of(self, shard: int, bucket: int) -> Tensor:
+        program = self.job.pserver_program(shard)
+        (op,) = (op for op in program.blocks["init"].ops if op.type == "bucket" and op.attrs["index"] == bucket)
+        generator = torch.Generator().manual_seed(shard << 32 | bucket)
+        slices = [(program.variables[ref.name].kind, program.values[ref.name].reshape(-1)) for ref in op.args]
+        return torch.cat([moved(value, generator) if kind is Kind.PARAM else value for kind, value in slices])
+
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None:
+        layout = BucketLayout.of(tensors, slices)
+        flat = self.pushed[shard, bucket] = torch.empty(layout.numel, dtype=layout.dtype)
+        pack(flat, tensors, slices)
+
+    def end_pull(self, shards: int) -> None: ...
+    def check_loss(self, loss: Tensor) -> None: ...
+    def report(self, values: Sequence[Tensor]) -> None: ...
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None: ...
+
+
+def moved(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns values near `value`, hardly any of them zero, with the same bits on every machine: the noise comes from
+    integers. Integers stay as they are."""
+    if not value.is_floating_point():
+        return value
+    noise = torch.randint(-8, 9, value.shape, generator=generator).to(value.dtype) / 1024
+    return value * (1 + noise) + noise
