@@ -247,12 +247,12 @@ def test_a_role_waits_for_an_etcd_that_is_away(
     server = EmbeddedEtcd(tmp_path / "etcd").start()
     pause(server)
 
-    def resume() -> None:
+    def recover() -> None:
         until(lambda: "waiting for it" in caplog.text)
         monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 60.0)
         resume(server)
 
-    told = threading.Thread(target=resume)
+    told = threading.Thread(target=recover)
     told.start()
     try:
         with connect_when_back(server.endpoints[0], tmp_path) as etcd:
