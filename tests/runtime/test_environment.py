@@ -31,7 +31,7 @@ from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job
-from tests.support.etcd_servers import pause
+from tests.support.etcd_servers import pause, resume
 from tests.support.metric_rows import write_rows
 from tests.support.waiting import until
 
