@@ -50,7 +50,7 @@ def free_port() -> int:
 
 def measure(name: str, page: bool, seconds: float) -> tuple[Measured, list[float]]:
     port = free_port()
-    options = ("--page", str(port)) if page else ()
+    options = ("--page-port", str(port)) if page else ()
     with tempfile.TemporaryDirectory() as folder, looked_at(port) if page else contextlib.nullcontext([]) as sizes:
         return Run(JOBS[name](), Path(folder) / "job", *options).measure(seconds), sizes
 

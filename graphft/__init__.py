@@ -24,7 +24,7 @@ _PUBLIC = {
     "graphft.transpiler": ("Job", "JobConfig", "transpile"),
     "graphft.runtime.capture_check": ("check_capture", "check_on_data"),
     "graphft.runtime.driver.trainer": ("Trainer",),
-    "graphft.runtime.driver.retries": ("WorkerFailed",),
+    "graphft.runtime.driver.running_job": ("WorkerFailed",),
     "graphft.runtime.executor": ("Executor",),
     "graphft.runtime.fs": ("FS", "FsspecFS", "HDFSClient", "LocalFS"),
     "graphft.runtime.interchange.optimizer_state": ("load_optimizer",),

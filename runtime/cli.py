@@ -16,14 +16,10 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.engines.kubernetes.command import add_parser as add_kubernetes
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
-from graphft.runtime.launcher.clean_command import add_parser as add_clean
-from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
-from graphft.runtime.launcher.metrics_command import add_parser as add_metrics
-from graphft.runtime.launcher.page_command import add_parser as add_page
-from graphft.runtime.launcher.page_command import port_of
-from graphft.runtime.launcher.runs_command import add_parser as add_runs
+from graphft.runtime.launcher.commands import add_parsers as add_etcd_clean_page
+from graphft.runtime.launcher.commands import port
 from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
-from graphft.runtime.launcher.status_command import add_parser as add_status
+from graphft.runtime.launcher.status_command import add_parsers as add_status_runs_metrics
 from graphft.runtime.prediction.command import add_parser as add_predict
 from graphft.runtime.process.role_process import (
     EXIT_FAILED,
@@ -55,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if PARENT in os.environ:  # before anything is loaded, which can take seconds; and not for children of our own
         die_with_parent(int(os.environ.pop(PARENT)))
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser, launch = _parser(given)
-    options = parser.parse_args(_with_port(given, launch))
+    options = _parser().parse_args(given)
     command: Callable[[argparse.Namespace], int] = options.command
     if arguments is None and command in (_start, replay) and "PYTHONHASHSEED" not in os.environ:
         # By hand. A launcher sets it; it counts from Python's start on.
@@ -76,8 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """All commands; and `graphft launch` by itself. Those that are of no use to people are there when `given`."""
+def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(prog="graphft", description="fault-tolerant training, in the graph")
     parser.add_argument("--version", action="version", version=f"graphft {graphft.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -90,45 +84,30 @@ def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Arg
     start.add_argument("--job", required=True, metavar="DIR", help="the job's folder, or the URL of its storage")
     start.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the folder says)")
     start.add_argument("--index", type=int, default=-1, help="the pserver's index (default: any free one)")
-    start.add_argument(
-        "--health",
-        metavar="HOST:PORT",
-        default=os.environ.get("GRAPHFT_HEALTH", ""),
-        help="answer /healthz and /readyz over HTTP there (default: $GRAPHFT_HEALTH, or nowhere)",
+    health, help = (
+        os.environ.get("GRAPHFT_HEALTH", ""),
+        "answer /healthz and /readyz over HTTP there (default: nowhere)",
     )
-    start.add_argument(
-        "--stay", action="store_true", help="when the job is complete, wait for SIGTERM before ending with status 0"
-    )
-    start.add_argument(
-        "--leave-status",
-        type=int,
-        default=EXIT_OK,
-        metavar="N",
-        help="exit status of a role that SIGTERM asked to leave before the job was complete (default: 0)",
-    )
+    start.add_argument("--health", metavar="HOST:PORT", default=health, help=help)
+    help = "when the job is complete, wait for SIGTERM before ending with status 0"
+    start.add_argument("--stay", action="store_true", help=help)
+    help = "exit status of a role that SIGTERM asked to leave before the job was complete (default: 0)"
+    start.add_argument("--leave-status", type=int, default=EXIT_OK, metavar="N", help=help)
     start.set_defaults(command=_start)
 
     fork_server = commands.add_parser("fork-server")  # what the launcher starts; of no use to people
     fork_server.add_argument("--job", required=True)
     fork_server.set_defaults(command=_fork_server)
 
-    add_status(commands)
-    add_runs(commands)
-    add_metrics(commands)
-    add_page(commands)
-    add_clean(commands)
+    add_status_runs_metrics(commands)
+    add_etcd_clean_page(commands)
 
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
     forget.add_argument("name", help="the job's name")
     forget.add_argument("--etcd", required=True, help="host:port[,host:port...]")
-    forget.add_argument(
-        "--force",
-        action="store_true",
-        help="also if processes of it are registered, and known to be dead: they would end with an error",
-    )
+    help = "also if processes of it are registered, and known to be dead: they would end with an error"
+    forget.add_argument("--force", action="store_true", help=help)
     forget.set_defaults(command=_forget)
-
-    add_etcd(commands)
 
     show = commands.add_parser("show", help="print programs of a job, or a saved program")
     show.add_argument("path", help="a job's folder, the URL of its storage, or a program's folder")
@@ -144,9 +123,7 @@ def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Arg
     add_chaos(commands)
     add_slurm(commands)
     add_kubernetes(commands)
-    if given[:1] != ["fork-server"]:  # a message about a misspelt command lists the others
-        del commands.choices["fork-server"]
-    return parser, launch
+    return parser
 
 
 def _add_launch(launch: argparse.ArgumentParser) -> None:
@@ -162,38 +139,33 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
         help="the run's folder (default: the newest of the script's job, or the next one); without a script, also a "
         "job's name, or the URL of its storage",
     )
-    launch.add_argument(
-        "--max-restarts", type=int, help="failures of a role without a step in between before giving up (default: 3)"
-    )
-    launch.add_argument(
-        "--engine", help="where the processes run: local (this machine, the default), ray, slurm, kubernetes or ssh"
-    )
+    help = "failures of a role without a step in between before giving up (default: 3)"
+    launch.add_argument("--max-restarts", type=int, help=help)
+    help = "where the processes run: local (this machine, the default), ray, slurm, kubernetes or ssh"
+    launch.add_argument("--engine", help=help)
     launch.add_argument("--hosts", metavar="HOST,...", help="the machines on which the processes run, by ssh")
-    launch.add_argument(
-        "--python", metavar="PATH", help="(--hosts) the interpreter there (default: the path of this one)"
-    )
-    page = "serve a page that shows the job on this machine's loopback, at this port (default: a free one)"
-    launch.add_argument("--page", nargs="?", const="0", metavar="PORT", help=page)
+    help = "(--hosts) the interpreter there (default: the path of this one)"
+    launch.add_argument("--python", metavar="PATH", help=help)
+    launch.add_argument("--page-port", dest="page", type=port, metavar="PORT", help="as --page, at this port")
     switches = {
+        "page": ("--page", "serve a page that shows the job on this machine's loopback, at a free port"),
         "fork_server": ("--no-fork-server", "start each role from nothing, none as a fork"),
         "quiet": ("--quiet", "no progress display"),
         "save_only": ("--save-only", "save the script's job to --job DIR, and end there"),
-        "resume": ("--resume", "go on with an unfinished run of the same job; an error if there is none"),
         "fresh": ("--fresh", "begin another run, also if there is an unfinished or complete one of the same job"),
         "wait": ("--no-wait", "an error, when another launcher runs the job (default: wait for its end)"),
     }
     for name, (flag, help) in switches.items():
         launch.add_argument(flag, dest=name, action="store_const", const=not flag.startswith("--no-"), help=help)
     launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
-    launch.add_argument(
-        "args", nargs=argparse.REMAINDER, help="arguments of the script (options of launch stand before it)"
-    )
+    help = "arguments of the script (options of launch stand before it)"
+    launch.add_argument("args", nargs=argparse.REMAINDER, help=help)
     flags = frozenset(flag for action in launch._actions for flag in action.option_strings)
     launch.set_defaults(command=_launch, flags=flags)
 
 
 def _folder_of(job: str) -> Path:
-    """Acts on the newest run of a job that is given by its folder, its name, or the URL of its storage."""
+    """Returns that of the newest run of a job that is given by its folder, its name, or the URL of its storage."""
     from graphft.runtime.coordination.job_storage import local_folder
     from graphft.runtime.coordination.runs import find_run
 
@@ -201,91 +173,55 @@ def _folder_of(job: str) -> Path:
 
 
 def _launch(options: argparse.Namespace) -> int:
+    from graphft.runtime.launcher.ending import tell
     from graphft.runtime.launcher.launch import launch_saved
-    from graphft.runtime.launcher.options import COMMAND_LINE, LaunchOptions
+    from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
 
     _take_hosts(options)
-    options.page = port_of(options.page) if options.page is not None else None
     fields = LaunchOptions.__dataclass_fields__
     given = {name: value for name in fields if (value := getattr(options, name, None)) is not None}
-    chosen = LaunchOptions(**given)
-    if options.script is None:
+    chosen, script = LaunchOptions(**given), options.script
+    if script is None:
         if not chosen.job_dir:
             raise UsageError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
         launch_saved(_folder_of(chosen.job_dir), chosen)
         return EXIT_OK
-    if not Path(options.script).is_file():
-        raise UsageError(f"there is no script {options.script}", rule="missing-file", help="check the path")
+    if not Path(script).is_file():
+        raise UsageError(f"there is no script {script}", rule="missing-file", help="check the path")
+    if own := [argument for argument in options.args if argument.partition("=")[0] in options.flags]:
+        tell(f"{', '.join(own)} stands behind {script}, and is given to it: options of graphft launch stand before it")
     os.environ[COMMAND_LINE] = json.dumps(given)
-    sys.argv = [options.script, *_of_script(options)]
-    sys.path.insert(0, str(Path(options.script).resolve().parent))
-    _run_script(options.script)
-    return EXIT_OK
-
-
-def _run_script(script: str) -> None:
-    """Raises UsageError if it runs nothing. One that ends with sys.exit(0), as --help does, ends so."""
-    from graphft.runtime.launcher.options import CALLED
-    from graphft.runtime.launcher.tell import tell
-
     os.environ.pop(CALLED, None)
+    sys.argv = [script, *options.args]
+    sys.path.insert(0, str(Path(script).resolve().parent))
     nothing = f"{script} ended and never called job.run(): nothing was run"
     try:
         runpy.run_path(script, run_name="__main__")
-    except BaseException as end:
-        if isinstance(end, SystemExit) and end.code in (None, 0) and CALLED not in os.environ:
+    except SystemExit as end:  # one that ends with sys.exit(0), as --help does, ends so
+        if end.code in (None, 0) and CALLED not in os.environ:
             tell(nothing)
         raise
     if CALLED not in os.environ:
-        raise UsageError(
-            nothing,
-            rule="nothing-run",
-            help="call run() on what graphft.transpile returns, below `if __name__ == '__main__':`",
-        )
-
-
-def _of_script(options: argparse.Namespace) -> Sequence[str]:
-    """The arguments of a script; a line for each that looks like one of launch's own."""
-    from graphft.runtime.launcher.tell import tell
-
-    for argument in options.args:
-        if (flag := argument.partition("=")[0]) in options.flags:
-            tell(
-                f"{flag} stands behind {options.script}, and is given to the script: options of graphft launch stand "
-                "before it"
-            )
-    return list(options.args)
-
-
-def _with_port(arguments: list[str], launch: argparse.ArgumentParser) -> list[str]:
-    """`graphft launch --page SCRIPT`: the port is left out, and argparse would take the script for it."""
-    takes = {flag for action in launch._actions if action.nargs is None for flag in action.option_strings}
-    at = 1
-    while arguments[:1] == ["launch"] and arguments[at:] and arguments[at].startswith("-"):  # up to the script
-        if arguments[at] == "--page" and not "".join(arguments[at + 1 : at + 2]).isdigit():
-            return [*arguments[:at], "--page=0", *arguments[at + 1 :]]
-        at += 1 + (arguments[at] in takes)
-    return arguments
+        help = "call run() on what graphft.transpile returns, below `if __name__ == '__main__':`"
+        raise UsageError(nothing, rule="nothing-run", help=help)
+    return EXIT_OK
 
 
 def _take_hosts(options: argparse.Namespace) -> None:
     """Has the engine ssh use the machines that are named."""
-    if options.hosts is None and options.python is None:
-        return
     from graphft.runtime.engines.ssh import HOSTS, PYTHON
 
-    if options.hosts is not None and options.engine not in (None, "ssh"):
+    given = {HOSTS: options.hosts, PYTHON: options.python}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and options.engine not in (None, "ssh"):
         raise UsageError(
-            f"--hosts is for the engine ssh, and --engine says {options.engine}",
+            f"--hosts and --python are for the engine ssh, and --engine says {options.engine}",
             rule="option",
             help="leave one of them out",
         )
-    if options.hosts is not None:
+    if given:
         options.engine = "ssh"
-    if options.python is not None and options.engine != "ssh":
-        raise UsageError("--python is for --hosts", rule="option", help="name the machines, or leave it out")
-    given = {HOSTS: options.hosts, PYTHON: options.python}
-    os.environ.update({name: value for name, value in given.items() if value is not None})
+        os.environ.update(given)
 
 
 def _start(options: argparse.Namespace) -> int:

@@ -97,8 +97,7 @@ ENDS = {
     "graphft/opdocs.py": "a command",
     "runtime/option_docs.py": "a command",
     "runtime/data/dataset_reader.py": "a fork of user code that leaves it",
-    "runtime/launcher/act_as_role.py": "a script that is one role",
-    "runtime/launcher/launch.py": "a script that is only to save its job",
+    "runtime/launcher/launch.py": "a script that is one role, or is only to save its job",
     "runtime/process/role_process.py": "its parent is dead",
     "runtime/roles/process_end.py": "its lease is lost, or it hangs",
     "runtime/roles/trainer/loading.py": "its job is over while it loads",
@@ -116,8 +115,13 @@ def test_errors_are_raised_to_whoever_called() -> None:
 
 REGISTRIES = {"graphft/ir/registry.py": {"_OPS", "_FAMILIES"}, "graphft/ir/verify.py": {"RULES", "JOB_RULES"}}
 """What is declared when modules are imported, and does not change afterwards."""
-OF_THE_PROCESS = {"runtime/process/interrupts.py": {"_held"}, "runtime/process/folder_lock.py": {"_held"}}
-"""What a process has one of: its main thread, in which all signals are handled; its table of descriptors; its end."""
+OF_THE_PROCESS = {
+    "runtime/process/interrupts.py": {"_held"},
+    "runtime/process/folder_lock.py": {"_held"},
+    "runtime/driver/running_job.py": {"_launches"},
+}
+"""What a process has one of: its main thread, in which all signals are handled; its table of descriptors; the folders
+that it holds."""
 CHANGES = frozenset(
     {
         "append",

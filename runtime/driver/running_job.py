@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from graphft.capture.loss_results import reported
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.connect import connect
-from graphft.runtime.coordination.epoch_metrics import recorded_epoch
+from graphft.runtime.coordination.epoch_metrics import epoch_of_table, recorded_epoch
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
@@ -24,50 +24,54 @@ from graphft.runtime.coordination.storage_fence import take_storage
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.launcher.child import Child
+from graphft.runtime.launcher.ending import tell
 from graphft.runtime.launcher.launch import launch_run
 from graphft.runtime.launcher.options import LaunchOptions
+from graphft.runtime.launcher.process_ends import discarded_in, past_epoch
 from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.launcher.tell import tell
-from graphft.runtime.process.folder_lock import holder_of, locked
+from graphft.runtime.process.folder_lock import locked
+from graphft.transpiler import Job
 
-if TYPE_CHECKING:
-    from graphft.transpiler import Job
-
-
-LOOK_SECONDS, ETCD_SECONDS = 0.1, 2.0
-POLL_SECONDS = 0.01
+ETCD_SECONDS, POLL_SECONDS = 2.0, 0.01
+TOLD_SECONDS, START_SECONDS = 10.0, 30.0
+"""For how long the first shard's record of an epoch that is over is waited for; and while the job starts."""
 LOAD_LOCK = "load.lock"
 """In the run's folder: held while a state is put in place."""
+
+
+class WorkerFailed(GraphftError):
+    """More failures than `max_retries`. `traceback`: of the last worker that failed; "" if it told none."""
+
+    def __init__(self, message: str, traceback: str) -> None:
+        self.traceback = traceback
+        super().__init__(
+            message + (f"\n{traceback.rstrip()}" if traceback else ""),
+            rule="retries",
+            help="mend what it says, and call train() again, or run the script again: it goes on from the newest "
+            "checkpoint",
+        )
 
 
 class _Ended(Exception):
     """The script wants no processes any more."""
 
 
-class _Launcher(threading.Thread):
-    """The thread of a job's launch. A notebook's cell that is run again makes another Trainer of the same run, and the
-    one before is out of reach: it would hold the folder for as long as the kernel lives. It is found by its thread."""
-
-    def __init__(self, job: RunningJob) -> None:
-        super().__init__(target=job.launch, name="launcher", daemon=True)
-        self.job = job
+_launches: dict[Path, RunningJob] = {}
+"""The launches of this process, by their folders: a notebook's cell that is run again makes another Trainer of the same
+run, and the one before, which holds the folder, is out of reach."""
 
 
-def take_over(path: Path, alone: bool) -> bool:
-    """A run's folder, from whatever else holds it; `alone`: one launcher at a time may. Waits in the script's own
-    thread, where Ctrl-C ends that. Returns whether it waited for another process."""
-    for thread in threading.enumerate():
-        if isinstance(thread, _Launcher) and thread.job.folder.path.resolve() == path.resolve():
-            tell(f"another Trainer of this process is at work in {path}: its processes are ended")
-            thread.job.give_way()
-    told = ""
-    while alone and path.exists() and (holder := holder_of(path)) != "":
-        if holder != told:
-            tell(f"{path} is being run by {holder}; waiting for its end")
-        told = holder
-        time.sleep(LOOK_SECONDS)
-    return bool(told)
+def _end_other(path: Path) -> None:
+    other = _launches.pop(path.resolve(), None)
+    if other is not None and other.alive:
+        tell(f"another Trainer of this process is at work in {path}: its processes are ended")
+        other.error = UsageError(
+            f"another Trainer of this process has taken over {path}",
+            rule="job-running",
+            help="use one Trainer for a run; train() of this one takes it back",
+        )
+        other.stop()
 
 
 @contextlib.contextmanager
@@ -78,18 +82,18 @@ def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Callable[[], None]
     Yields what has etcd forget the run, which goes on from the newest checkpoint then. That raises
     GraphftError[foreign-job], and forgets nothing, if a process is there, or another unfinished run of this name.
     """
+
+    def wait(holder: str) -> None:
+        tell(f"{path} is used by {holder}; waiting for its end")
+
     with contextlib.ExitStack() as stack:
         # Launchers with an etcd that is not the run's own share its folder: loads would write the same files.
-        stack.enter_context(locked(path, _tell_of_another_load, file=LOAD_LOCK))
+        stack.enter_context(locked(path, wait, file=LOAD_LOCK))
         if not endpoints:
-            take_over(path, True)
-            stack.enter_context(locked(path))
+            _end_other(path)
+            stack.enter_context(locked(path, wait))
             take_storage(path)
         yield functools.partial(_forget, job, path, endpoints)
-
-
-def _tell_of_another_load(holder: str) -> None:
-    tell(f"{holder} loads a state into the run; waiting for its end")
 
 
 def _forget(job: Job, path: Path, endpoints: str) -> None:
@@ -125,32 +129,28 @@ class RunningJob:
         self._asked, self._over = False, threading.Event()
         self._wanted = passes
         self._known = -1
-        """The generation as this launch began; -1 until what etcd knows is held against the folder."""
-        self._thread = _Launcher(self)
+        """The generation as this launch began; -1 until what etcd knows is compared with the folder."""
+        self._before = (0, 0)
+        """Failures and preemptions before this call of `train`: workers fail between two calls as well."""
+        _end_other(folder.path)
+        _launches[folder.path.resolve()] = self
+        self._thread = threading.Thread(target=self._launch, name="launcher", daemon=True)
         try:
             self._thread.start()
         except BaseException:  # Ctrl-C, say, when the thread has begun: nobody is there to end what it starts
             self._asked = True
             raise
 
-    def give_way(self) -> None:
-        """Ends it for another one of the same run. Who waits for this one gets an error."""
-        self.error = UsageError(
-            f"another Trainer of this process has taken over {self.folder.path}",
-            rule="job-running",
-            help="use one Trainer for a run; train() of this one takes it back",
-        )
-        self.stop()
-
-    def launch(self) -> None:
-        """What its thread does."""
+    def _launch(self) -> None:
         try:
             passes = self._wanted
-            launch_run(self.job, self.folder, self.options, self._look, wanted_passes=passes, driver=self._end_if_asked)
+            launch_run(
+                self.job, self.folder, self.options, [self._look], wanted_passes=passes, driver=self._end_if_asked
+            )
         except _Ended:
             pass
         except BaseException as error:
-            self.error = error
+            self.error = self.error or error
         finally:
             self._over.set()
 
@@ -169,9 +169,11 @@ class RunningJob:
         return not self._over.is_set()  # a join that Ctrl-C interrupts makes Python take a thread for ended (3.11)
 
     def check(self) -> None:
-        """Raises what has ended the job, if something has."""
+        """Raises what has ended the job, if something has; with the traceback of the worker that failed last."""
         if self.alive:
             return
+        if isinstance(self.error, GraphftError) and self.error.rule == "job-failed" and self.failures:
+            raise self._worker_failed(self.error.message) from self.error
         if self.error is not None:
             raise self.error
         if self._asked:
@@ -182,8 +184,10 @@ class RunningJob:
             help="its model is in the folder; another name= begins a new run",
         )
 
+    # -- how far it is ----------------------------------------------------------------------------------------------
+
     def reached(self, step: int, saved: bool) -> bool:
-        """Whether this step is reached; `saved`: and in a checkpoint that is committed."""
+        """True once this step is reached; `saved`: and in a checkpoint that is committed."""
         if self._known < 0 and not self._look_back():
             return False
         status = self.status
@@ -193,8 +197,8 @@ class RunningJob:
         return view is not None and view.committed is not None and view.committed.step >= step
 
     def _look_back(self) -> bool:
-        """Whether what etcd knows of an earlier launch is true: its checkpoint may have gone since, or is damaged. Then
-        the pservers go back to an older one, and say so."""
+        """True if what etcd knows of an earlier launch still holds: its checkpoint may have gone since, or be damaged.
+        Then the pservers go back to an older one, and say so."""
         view = self.view()
         if view is None:
             return False
@@ -212,49 +216,91 @@ class RunningJob:
         self._ask()
 
     def _ask(self) -> None:
-        """For the passes that are wanted: by the script, or by the launch, if that had not come so far."""
         passes = self.supervisor.passes if self.supervisor is not None else None
         if passes is not None and passes.count < self._wanted:
             with contextlib.suppress(EtcdError):  # the launch tries again
                 passes.want(self._wanted)
 
     def view(self) -> JobView | None:
-        """The job's control records now; None while etcd does not tell them."""
+        """Returns the job's control records now; None while etcd does not answer."""
         try:
             return self.supervisor.view if self.supervisor is not None else None
         except EtcdError:
             return None
 
-    def pass_metrics(self, index: int) -> PassMetrics | None:
-        """What a pass came to that is over; None while etcd does not tell."""
-        if self.supervisor is None:
-            return None
-        return recorded_epoch(self.supervisor.etcd, Keys(self.job.config.name), index)
-
     def events(self) -> Sequence[Event]:
-        """What etcd keeps of them, up to now; as it was seen last when etcd does not tell."""
+        """Returns those that etcd keeps; as they were seen last when it does not answer."""
         if self.alive and self.supervisor is not None:
             with contextlib.suppress(EtcdError):
                 found = read_events(self.supervisor.etcd, Keys(self.job.config.name), deadline=ETCD_SECONDS)
                 self._events = [event for _, event in found]
         return self._events
 
-    @property
-    def children(self) -> Sequence[Child]:
-        return list(self.supervisor.children.values()) if self.supervisor is not None else []
-
     def listed(self) -> Sequence[Listed]:
         return self.supervisor.engine.list() if self.supervisor is not None else []
 
-    def logs_of(self, child: Child, lines: int) -> Sequence[str]:
-        """The last lines that the role's processes wrote; none if they are out of reach."""
-        with contextlib.suppress(OSError, GraphftError):
-            assert self.supervisor is not None
-            return self.supervisor.last_lines(child, lines)
-        return ()
+    # -- workers that failed ----------------------------------------------------------------------------------------
 
-    def tail_of(self, child: Child) -> str:
-        return "\n".join(self.logs_of(child, 15))
+    @property
+    def _children(self) -> Sequence[Child]:
+        return list(self.supervisor.children.values()) if self.supervisor is not None else []
+
+    @property
+    def failures(self) -> int:
+        return sum(child.failures for child in self._children) - self._before[0]
+
+    @property
+    def preemptions(self) -> int:
+        return sum(child.preemptions for child in self._children) - self._before[1]
+
+    def settle(self) -> None:
+        """Ends a call: the next one bears as many failures."""
+        self._before = (self._before[0] + self.failures, self._before[1] + self.preemptions)
+
+    def check_failures(self, most: int) -> None:
+        """Raises WorkerFailed if they are more than `most`; -1: any number."""
+        if 0 <= most < self.failures:
+            times = f"workers have failed {self.failures} times since the call before, and max_retries is {most}"
+            raise self._worker_failed(f"{self._last.death}; {times}")
+
+    @property
+    def _last(self) -> Child:
+        return max(self._children, key=lambda child: child.died_at)
+
+    def _worker_failed(self, what: str) -> WorkerFailed:
+        """With the traceback of the worker that failed last, or the end of its log."""
+        last = self._last
+        began = time.time() - (time.monotonic() - last.died_started)
+        events = [e for e in self.events() if e.who == last.name and e.at >= began]
+        if told := [e.fields["traceback"] for e in events if e.fields.get("traceback")]:
+            return WorkerFailed(what, str(told[-1]))
+        assert self.supervisor is not None
+        tail = "" if "last lines of" in what else self.supervisor.tail_of_log(last)
+        return WorkerFailed("\n".join(filter(None, (what, tail))), "")
+
+    # -- epochs -----------------------------------------------------------------------------------------------------
+
+    def epoch_metrics(self, epoch: int) -> dict[str, float]:
+        """Returns the loss and each metric that `loss_fn` returned, means over the samples of an epoch (from 1); how
+        many `samples` these are; and how many of its records were `discarded`, of which a line tells. The same bits,
+        whatever died. Raises what has ended the job, if etcd does not tell for that reason."""
+        found = self._recorded(epoch, TOLD_SECONDS)
+        if found is None:
+            self.check()
+            tell(f"epoch {epoch} is done, and etcd does not tell its metrics")
+            found = PassMetrics(0, dict.fromkeys(reported(self.job.trainer_program()), "nan"))
+            return found.numbers() | {"discarded": 0}
+        if count := discarded_in(self.job.config, epoch, found):
+            tell(f"epoch {epoch} DISCARDED {count} records: `graphft status --job {self.folder.path}` tells which")
+        return found.numbers() | {"discarded": count}
+
+    def _recorded(self, epoch: int, seconds: float) -> PassMetrics | None:
+        end, keys = time.monotonic() + seconds, Keys(self.job.config.name)
+        while True:
+            found = recorded_epoch(self.supervisor.etcd, keys, epoch - 1) if self.supervisor is not None else None
+            if found is not None or time.monotonic() > end or not self.alive:
+                return found
+            time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
         """Ends its processes in order, and etcd if that is the job's own. The job can be gone on with. Interrupted, it
@@ -262,3 +308,14 @@ class RunningJob:
         self._asked = True
         while self.alive or self._thread.is_alive():  # an Event's wait that a signal ends may leave its lock taken
             time.sleep(POLL_SECONDS)
+        if _launches.get(self.folder.path.resolve()) is self:
+            del _launches[self.folder.path.resolve()]
+
+
+def missed_epoch(job: Job, job_dir: Path, epoch: int, running: RunningJob | None) -> dict[str, float]:
+    """Returns the metrics of an epoch (from 1) that was done while no script looked, with the same bits: as the table
+    here has it; where that lacks rows and the job is `running`, as etcd tells."""
+    found = epoch_of_table(job_dir, job.config, epoch - 1)
+    if found.lacking and running is not None:
+        found = running._recorded(epoch, START_SECONDS) or found
+    return past_epoch(job.config, job_dir, epoch, found)

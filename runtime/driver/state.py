@@ -1,10 +1,11 @@
-"""A trainer's state as tensors, and a state that is put in the place of another one, between two epochs."""
+"""The state of a run: its newest checkpoint as tensors, and another state that is put in its place."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +17,76 @@ from graphft.capture.model_warnings import tell_nonfinite
 from graphft.capture.weights import load_weights, saved_variables
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
-from graphft.option_names import is_whole
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.metadata import MADE, SOURCE, made
 from graphft.runtime.checkpoint.reshard import cut, whole_state
-from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
+from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of, read_saved_step
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
-from graphft.runtime.interchange.job_state import JobState
+from graphft.runtime.driver.options import check_number
+from graphft.runtime.driver.running_job import RunningJob
+from graphft.runtime.interchange.job_state import LOOK_SECONDS, LOOKS, JobState, read_job
 from graphft.runtime.interchange.optimizer_state import optimizer_of
+from graphft.runtime.launcher.process_ends import note_saved, was_saved
 from graphft.runtime.loop import read_check_point
 from graphft.transpiler import Job
 from graphft.transpiler.layout import assemble
 
 
-class Part:
+class NewestCheckpoint:
+    """The newest committed checkpoint of a run. One that was seen and is gone is an error: never silently an older
+    one."""
+
+    def __init__(self, job: Job, job_dir: Path) -> None:
+        self.job, self.job_dir = job, job_dir
+        self._seen = 0
+
+    def step(self, running: RunningJob | None) -> int:
+        """Returns its step; 0 before the first. As etcd tells while processes are `running`, else as the folder holds.
+        Raises GraphftError if it held a newer one before, which an earlier script may have seen; StorageUnavailable."""
+        view = running.view() if running is not None and running.alive else None
+        if view is not None and view.committed is not None:
+            found = view.committed.step
+        else:
+            for _ in range(LOOKS):  # another process may train the run, and have replaced what was looked at just now
+                found = read_saved_step(self.job_dir, self.job.config)
+                if found >= self._seen and (found or not was_saved(self.job_dir)):
+                    break
+                time.sleep(LOOK_SECONDS)
+            else:
+                before = f"of step {self._seen}" if self._seen else "that was there when it was trained last"
+                raise GraphftError(
+                    f"the checkpoint {before} is gone, or damaged: {self.job_dir} holds "
+                    + (f"one of step {found}" if found else "no whole one"),
+                    rule="checkpoint",
+                    help="bring it back; or make another Trainer of this run, which goes on from the older one; if all "
+                    "are gone, begin a new run: another name=",
+                )
+        if found and not self._seen:
+            note_saved(self.job_dir, found)
+        self._seen = found
+        return found
+
+    def state(self, running: RunningJob | None) -> JobState | None:
+        """Returns None before the first. Raises GraphftError if it is damaged, or as `step`."""
+        newest, plan = self.step(running), self.job.config.plan
+        if newest == 0:
+            return None
+        found = read_job(self.job_dir)
+        if plan.pass_of(found.step) < plan.pass_of(newest):
+            raise GraphftError(
+                f"the checkpoint of step {newest}, epoch {plan.pass_of(newest)}, is damaged: the newest that is whole "
+                f"is of step {found.step}, epoch {plan.pass_of(found.step)}",
+                rule="checkpoint",
+                help="train() another epoch, which writes a new one; or shutdown(): another Trainer of this run goes "
+                "on from the older one",
+            )
+        return found
+
+
+# -- as a dict, and saved ---------------------------------------------------------------------------------------------
+
+
+class _Part:
     """A state that is there already, as an object that is saved."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
@@ -43,7 +100,7 @@ class Part:
 
 
 def as_dict(found: JobState | None, job: Job) -> dict[str, Any]:
-    """What a Trainer's `state_dict` returns; None: as the run begins."""
+    """Returns what a Trainer's `state_dict` does; None: as the run begins."""
     if found is None:
         shards = [job.pserver_program(i).values for i in range(job.config.pservers)]
         return {"epoch": 0, "step": 0, "model": assemble(job.trainer_program(), shards), "optimizer": {}}
@@ -51,21 +108,26 @@ def as_dict(found: JobState | None, job: Job) -> dict[str, Any]:
     return {"epoch": epoch, "step": found.step, "model": found.model, "optimizer": found.optimizer}
 
 
-def parts_of(state: Mapping[str, Any], found: JobState | None) -> dict[str, Part]:
-    """What is saved of a trainer: model and optimizer as torch has them, where whatever reads them looks for them."""
+def parts_of(state: Mapping[str, Any], found: JobState | None) -> dict[str, _Part]:
+    """Returns what `save` writes: model and optimizer as torch has them, and the place in the run."""
     nothing: dict[str, Any] = {"state": {}, "param_groups": []}
     optimizer = nothing if found is None else optimizer_of(found).by_name()
     place = {"epoch": state["epoch"], "step": state["step"]}
-    return {"model": Part(state["model"]), "optimizer": Part(optimizer), "trainer": Part(place)}
+    return {"model": _Part(state["model"]), "optimizer": _Part(optimizer), "trainer": _Part(place)}
 
 
-def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse. What a loop has saved has a model, too, and an optimizer whose state is another one's."""
+def read_saved(path: str | os.PathLike[str], version: int | None) -> dict[str, Any]:
+    """Returns what `save` of a Trainer left, or the model of what a loop has saved. Raises UsageError for anything
+    else."""
+    if version is not None:
+        check_number("version", version, 0)
+    found = None if Path(path).is_file() else read_check_point(path, version=version)
+    parts = found.states if found is not None else {}
     if "model" not in parts:
         raise UsageError(
-            f"the checkpoint has no model, but {', '.join(parts)}",
+            f"there is no checkpoint with a model in {path}",
             rule="no-checkpoint",
-            help="give what save() of a Trainer was given",
+            help="give what was given to save(); of a file: load_state_dict(torch.load(path, weights_only=True))",
         )
     place = parts.get("trainer")
     if not (isinstance(place, Mapping) and place.keys() == {"epoch", "step"} and "optimizer" in parts):
@@ -73,28 +135,11 @@ def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {**place, "model": parts["model"], "optimizer": parts["optimizer"]["state"]}
 
 
-def read_saved(path: str | os.PathLike[str], version: int | None) -> dict[str, Any]:
-    """What `save` of a Trainer left. Raises UsageError for what it did not."""
-    if not (version is None or is_whole(version, 0)):
-        raise UsageError(
-            f"version is {version!r}, expected a number", rule="option", help="leave it out for the newest"
-        )
-    if Path(path).is_file():
-        raise UsageError(
-            f"{path} is a file, and no folder that save() made",
-            rule="no-checkpoint",
-            help="load_state_dict(torch.load(path, weights_only=True)), or of safetensors.torch.load_file(path)",
-        )
-    found = read_check_point(path, version=version)
-    if found is None:
-        raise UsageError(
-            f"there is no checkpoint in {path}", rule="no-checkpoint", help="give what was given to save()"
-        )
-    return state_of(found.states)
+# -- in the place of another one --------------------------------------------------------------------------------------
 
 
 def split(state: Mapping[str, Any]) -> tuple[Mapping[str, Tensor], Any]:
-    """(model, optimizer) of what `Trainer.state_dict` returned, or of a model's own state_dict."""
+    """Returns (model, optimizer) of what `Trainer.state_dict` returned, or of a model's own state_dict."""
     if "model" in state and isinstance(state["model"], Mapping):
         return state["model"], state.get("optimizer") or {}
     return state, {}
@@ -109,18 +154,13 @@ def check_state(program: Program, state: Mapping[str, Any]) -> None:
             help="give what state_dict() of a Trainer or of a model returned",
         )
     model, optimizer = split(state)
-    try:
-        tell_nonfinite(load_weights(program, model), "in the state that is loaded")
-    except GraphftError as error:
-        what = "give the state of a model like this one: nothing was changed"
-        raise GraphftError(error.message, rule=error.rule, help=what) from None
-    told = f"has {', '.join(map(str, optimizer))}" if isinstance(optimizer, Mapping) else f"is {optimizer!r:.40}"
+    tell_nonfinite(load_weights(program, model), "in the state that is loaded")
     states = list(optimizer.values()) if isinstance(optimizer, Mapping) else [None]
     if not all(
         isinstance(s, Mapping) and all(isinstance(v, Tensor) and not v.is_meta for v in s.values()) for s in states
     ):
         raise UsageError(
-            f"the optimizer's state {told}, expected tensors by parameter and name",
+            "the optimizer's state is expected as tensors by parameter and name",
             rule="weights",
             help="give that of a Trainer's state_dict(), not a torch optimizer's; or the model alone",
         )
@@ -150,7 +190,14 @@ class Replacement:
             )
         newest = max(own, key=lambda m: (m.generation, m.step))
         whole, rest = whole_state(job, _read(store, newest, job.config.pservers))
-        _check_fixed(program, values, whole)
+        fixed = [v.name for v in saved_variables(program) if v.name not in whole]
+        if changed := [name for name in fixed if not values[name].equal(program.values[name])]:
+            raise GraphftError(
+                f"{', '.join(changed[:5])} would change, and is no part of the checkpoints: it is frozen, or a "
+                "constant",
+                rule="weights",
+                help="begin a new run with these values: init_from= of the Trainer, and another name=",
+            )
         for variable in saved_variables(program):
             if variable.name in whole:
                 whole[variable.name][""] = values[variable.name].reshape(whole[variable.name][""].shape)
@@ -159,15 +206,15 @@ class Replacement:
         return Replacement(job, store, newest, cut(job, whole, rest))
 
     def write(self) -> Manifest:
-        """All but the manifest that makes it count: that is for `put_in_place`. No process of the job may be there.
-        Raises GraphftError[storage]; nothing is changed then."""
+        """Writes all but the manifest that makes it count: that is for `put_in_place`. No process of the job may be
+        there. Raises GraphftError[storage]; nothing is changed then."""
         generation, step, count = self.store.latest_generation() + 1, self.newest.step, len(self.shards)
         by = made(self.job.fingerprint, **{SOURCE: f"load_state_dict, at {self.newest.directory}"})
         try:
             self.store.mark_loaded(self.job.run_id)
             parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]
         except OSError as error:
-            raise self._unwritten(error, "nothing was changed: make room there, and call it again") from error
+            raise self._unwritten(error, "nothing was changed") from error
         return Manifest(generation, step, self.job.run_id, tuple(parts), {**self.newest.meta, MADE: by})
 
     def put_in_place(self, manifest: Manifest) -> None:
@@ -175,21 +222,13 @@ class Replacement:
         try:
             self.store.write_manifest(manifest)
         except OSError as error:  # it may lie there nevertheless: after its rename, or a request without an answer
-            known = "nothing was changed" if self._take_back(manifest) else "whether the new state counts is unknown"
-            raise self._unwritten(error, f"{known}: make room there, and call it again") from error
+            raise self._unwritten(error, "whether the new state counts is unknown") from error
         with contextlib.suppress(OSError):  # this one is of the highest generation: the others do not count
             self.store.discard([d for d in self.store.directories() if d != manifest.directory])
 
-    def _take_back(self, manifest: Manifest) -> bool:
-        """Deletes a checkpoint from which no process goes on yet. Returns whether it is known to be none any more."""
-        with contextlib.suppress(OSError):
-            self.store.discard([manifest.directory])
-            return not self.store.has_manifest(manifest.directory)
-        return False
-
-    def _unwritten(self, error: OSError, help: str) -> GraphftError:
+    def _unwritten(self, error: OSError, known: str) -> GraphftError:
         what = f"the new state cannot be written to {self.store.where('')}: {error}"
-        return GraphftError(what, rule="storage", help=help)
+        return GraphftError(what, rule="storage", help=f"{known}: make room there, and call it again")
 
 
 def _read(store: CheckpointStore, newest: Manifest, shards: int) -> list[dict[str, Tensor]]:
@@ -203,17 +242,6 @@ def _read(store: CheckpointStore, newest: Manifest, shards: int) -> list[dict[st
             help="nothing was changed: train() another epoch, which goes on from an older one; or begin a new run with "
             "these values: init_from= of the Trainer, and another name=",
         ) from error
-
-
-def _check_fixed(program: Program, values: Mapping[str, Tensor], whole: Mapping[str, Any]) -> None:
-    """Raises GraphftError for a change of what no checkpoint holds."""
-    fixed = [v.name for v in saved_variables(program) if v.name not in whole]
-    if changed := [name for name in fixed if not values[name].equal(program.values[name])]:
-        raise GraphftError(
-            f"{', '.join(changed[:5])} would change, and is no part of the checkpoints: it is frozen, or a constant",
-            rule="weights",
-            help="begin a new run with these values: init_from= of the Trainer, and another name=",
-        )
 
 
 def _replace_optimizer(name: str, there: dict[str, Tensor], states: Mapping[str, Tensor], shape: Sequence[int]) -> None:

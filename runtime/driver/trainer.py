@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,24 +27,20 @@ from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.validations import note_validation
 from graphft.runtime.driver import state as states
-from graphft.runtime.driver.checks import Alone, check_call, check_place, check_role
-from graphft.runtime.driver.epoch_metrics import epoch_metrics, missed_epoch, tell_idle_rates
-from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
-from graphft.runtime.driver.newest import NewestCheckpoint
-from graphft.runtime.driver.retries import Retries, WorkerFailed
-from graphft.runtime.driver.running_job import RunningJob, at_rest, shut_down, take_over
+from graphft.runtime.driver.options import BEYOND, check_call, check_driver, check_number, check_place, make_job
+from graphft.runtime.driver.running_job import RunningJob, WorkerFailed, at_rest, missed_epoch, shut_down
 from graphft.runtime.driver.validation import validate_here
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.job_state import JobState
-from graphft.runtime.launcher.ending import interruptible
+from graphft.runtime.launcher.ending import interruptible, tell
 from graphft.runtime.launcher.launch import prepare
-from graphft.runtime.launcher.process_ends import note_failed
+from graphft.runtime.launcher.options import LaunchOptions
+from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.run_folder import RunFolder
-from graphft.runtime.launcher.tell import tell
 from graphft.runtime.loop import save_check_point
 from graphft.runtime.loop.loop_store import Keep
 from graphft.runtime.loop.snapshot import TrainStatus
-from graphft.runtime.process.role_process import hear_of_children
+from graphft.runtime.process.role_process import ROLES, hear_of_children
 from graphft.transpiler import Job
 from graphft.transpiler.evaluation import check_fits, evaluation_of
 from graphft.transpiler.validation import EPOCH, Validation
@@ -56,8 +53,7 @@ FOREVER = 1 << 30
 
 
 def _pause(begun: float) -> float:
-    """Returns for how long to wait before the next look at an epoch that is waited for since then: each asks etcd, and
-    an epoch that takes long is not looked at all the time."""
+    """Returns for how long to wait before the next look at an epoch that is waited for since then: each asks etcd."""
     return min(max((time.monotonic() - begun) / 20, LOOK_SECONDS), MOST_SECONDS)
 
 
@@ -79,11 +75,11 @@ class Trainer:
         resources: By role, what a process takes: {"trainer": {"CPU": 2, "GPU": 1}}.
         callbacks: See `graphft.runtime.callbacks.callbacks.Callbacks`.
         validation: A `graphft.Validation`, for `validate`.
+        max_retries: Of each `train` that does not say.
         max_epochs: More can not be trained.
         quiet: No live progress.
         page: Serve a page that shows the job, on this machine's loopback: True for a free port, or a port.
         job_dir: Another folder than `jobs/<name>`.
-        scaling_config, run_config: Ray Train's, where a thing is the same.
         options: Those of `graphft.transpile`: chunks, batch_size, seed, ...
 
     Raises GraphftError for what makes no sense, before anything is started.
@@ -97,6 +93,7 @@ class Trainer:
         resources: Mapping[str, Mapping[str, float]] | None = None,
         callbacks: Sequence[Any] | None = None,
         validation: Validation | None = None,
+        max_retries: int = 3,
         quiet: bool = False,
         page: bool | int | None = None,
         job_dir: str = "",
@@ -111,19 +108,22 @@ class Trainer:
                     rule="option",
                     help="validation=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256))",
                 )
-            told, self._validation = Callbacks(callbacks), validation
-            made: Made = make(program, resources, options)
+            check_number("max_retries", max_retries, -1)
+            told, self._validation, self._max_retries = Callbacks(callbacks), validation, max_retries
+            job = make_job(program, options)
+            where: Any = {"engine": engine} if engine else {}
+            self._options = LaunchOptions(
+                resources=resources or {}, quiet=quiet, page=page, job_dir=job_dir, max_restarts=FOREVER, **where
+            )
         except GraphftError as error:
             without_traceback(error)
             raise
-        self._max_retries, where = made.max_retries, {"engine": engine} if engine else {}
-        self._options = made.launch(quiet=quiet, page=page, job_dir=job_dir, max_restarts=FOREVER, **where)
-        self._program = made.job.source
+        self._program = job.source
         """With the script's initial values."""
         self._evaluations: dict[int, tuple[Validation, Program]] = {}
         if validation is not None:
             self._evaluation_of(validation)
-        self.job, self._folder, self._options = prepare(made.job, self._options)
+        self.job, self._folder, self._options = prepare(job, self._options)
         if self._folder.before:  # another run than the newest: also where nothing is left to train
             tell(self._folder.describe(self.job.config))
             self._folder = RunFolder(self._folder.path)
@@ -132,15 +132,11 @@ class Trainer:
         self._past: Sequence[Event] = ()
         self._trained = 0
         """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
-        self._told_epoch: int | None = None
-        """What `epoch` said last."""
-        self._newest = NewestCheckpoint(self.job, self.job_dir)
+        self._newest = states.NewestCheckpoint(self.job, self.job_dir)
         self._counted_from = 0.0
-        self._idle_rates = set[str]()
-        """Learning rates of which it was told that they are 0."""
         self._failed = False
-        """Whether an error has ended a call, or its `with`."""
-        self._alone, self._pid = Alone(), os.getpid()
+        """True once an error has ended a call, or its `with`."""
+        self._busy, self._pid = threading.Lock(), os.getpid()
         atexit.register(self._at_exit)
 
     def __enter__(self) -> Trainer:
@@ -166,14 +162,11 @@ class Trainer:
         """Epochs that are done, in earlier processes, too: those that the newest committed checkpoint has, and those
         that `train` has returned. Raises GraphftError if that checkpoint is gone, or cannot be read now."""
         alive = self._running is not None and self._running.alive
-        self._told_epoch = max(
-            self.job.config.plan.pass_of(self._newest.step(self._running)), self._trained if alive else 0
-        )
-        return self._told_epoch
+        return max(self.job.config.plan.pass_of(self._newest.step(self._running)), self._trained if alive else 0)
 
     @property
     def at_epoch_end(self) -> bool:
-        """Whether the newest checkpoint is what an epoch came to, and not within the next one: of a script that died
+        """True if the newest checkpoint is the end of an epoch, and not within the next one: of a script that died
         after `train()` had returned, and did not look at the epoch, the next one finds it so."""
         return self.epoch > 0 and self._newest.step(self._running) == self._end_of(self.epoch)
 
@@ -185,8 +178,7 @@ class Trainer:
         over samples), `samples`, `discarded`, `steps`, `seconds`; `failures` and `preemptions` since the call before.
         Callbacks are told of each.
 
-        Epochs that another process trained while this call waited for its end count: it trains what is left of what was
-        asked for, if anything is, and returns the metrics of the newest.
+        While another process trains the run, waits for its end: epochs that it trained meanwhile count.
 
         Args:
             max_retries: Failures of workers that this call bears (3; -1: any number). What is killed from outside, by
@@ -203,59 +195,51 @@ class Trainer:
         """
         most = self._max_retries if max_retries is None else max_retries
         check_call(most, checkpoint, epochs)
-        with self._alone.during("train()"):
+        with self._alone("train()"):
             return self._train_epochs(most, checkpoint, epochs)
 
     def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
-        told, waited = self._told_epoch if self._told_epoch is not None else self.epoch, False
-        if self._running is None or not self._running.alive:
-            with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
-                waited = take_over(self.job_dir, not self._endpoints)
-        first = self.epoch
-        target, limit = (told if waited else first) + epochs, self.job.config.passes - BEYOND
+        done = self.epoch
+        target, limit = done + epochs, self.job.config.passes - BEYOND
         if target > limit:
             raise UsageError(
-                f"epoch {target} is beyond the last one: {first} of {limit} are done",
+                f"epoch {target} is beyond the last one: {done} of {limit} are done",
                 rule="max-epochs",
                 help="give the Trainer more max_epochs from the beginning",
             )
-        done = first
-        if target <= first:  # nothing is left to train, but it is to be told
-            target, first = first, first - 1
-        epoch, words = first + 1, "interrupted in epoch {}; run again to go on with {}"
+        epoch, words = done + 1, "interrupted in epoch {}; run again to go on with {}"
         with interruptible(lambda: words.format(epoch, self.job_dir)), self._ended_by_errors(), self._callbacks:
-            self._tell_missed(done, most)
+            self._tell_missed(done, start=True)
             one_by_one = self._callbacks.callbacks.hears("on_epoch")  # which is to find the epoch's state
-            self._want(epoch if one_by_one else target, most)
-            for epoch in range(first + 1, target):
-                self._train_one(epoch, False)
+            self._want(epoch if one_by_one else target)
+            for epoch in range(done + 1, target):
+                self._train_one(epoch, False, most)
                 if one_by_one and self._running is not None:
                     self._running.want(epoch + 1)
             epoch, saved = target, checkpoint is not None and (checkpoint == "auto" or target % checkpoint == 0)
-            metrics = self._train_one(epoch, saved)
-            self._retries.settle()
+            metrics = self._train_one(epoch, saved, most)
+            if self._running is not None:
+                self._running.settle()
         return metrics
 
-    def _train_one(self, epoch: int, saved: bool) -> dict[str, float]:
+    def _train_one(self, epoch: int, saved: bool, most: int) -> dict[str, float]:
         begun, first = self._counted_from, self._end_of(epoch - 1)
-        running = self._await(epoch, saved)
+        running = self._await(epoch, saved, most)
         self._callbacks.steps_until(self._end_of(epoch))
         self._trained, self._counted_from = epoch, time.monotonic()
-        tell_idle_rates(self.job, epoch, self._idle_rates)
-        with self._explained():
-            metrics: dict[str, float] = {"epoch": epoch, **epoch_metrics(running, epoch - 1)}
+        metrics: dict[str, float] = {"epoch": epoch, **running.epoch_metrics(epoch)}
         metrics |= {"steps": self._end_of(epoch) - first, "seconds": self._counted_from - begun}
-        metrics |= {"failures": self._retries.count, "preemptions": self._retries.preempted}
+        metrics |= {"failures": running.failures, "preemptions": running.preemptions}
         self._callbacks.epoch(epoch, metrics)
         return metrics
 
-    def _tell_missed(self, done: int, most: int | None = None) -> None:
-        """Tells of the epochs that were done while no script was there to hear of it. `most`: the job may be started
-        for it, which knows more than its folder does, and may have so many failures."""
+    def _tell_missed(self, done: int, start: bool = False) -> None:
+        """Tells of the epochs that were done while no script was there to hear of it. `start`: the job may be started
+        for it, which knows more than its folder does."""
         if not self._callbacks.missed(done):
             return
-        if most is not None:
-            self._want(done, most)
+        if start:
+            self._want(done)
         self._callbacks.catch_up(done, lambda epoch: missed_epoch(self.job, self.job_dir, epoch, self._running))
 
     def validate(self, validation: Validation | None = None) -> dict[str, float]:
@@ -315,7 +299,7 @@ class Trainer:
         nothing is changed then. Before the first epoch use `init_from=` of the Trainer.
         """
         states.check_state(self._program, state)
-        with self._alone.during("load_state_dict()"):
+        with self._alone("load_state_dict()"):
             self._settle()
             self._stop()
             self._newest.step(None)
@@ -355,17 +339,9 @@ class Trainer:
                 self._stop()
             self._callbacks.end()
         elif self._callbacks.callbacks and not (self._failed or self._callbacks.begun):
-            self._tell_at_end()
-
-    def _tell_at_end(self) -> None:
-        """All epochs were done, and `train()` was not called: callbacks are told what a script that died did not tell.
-        The script has ended well: what is wrong is a line."""
-        try:
-            with self._callbacks:
+            with self._callbacks:  # all epochs were done: they hear what a script that died did not tell
                 self._tell_missed(self.epoch)
-        except GraphftError as error:
-            tell(f"callbacks could NOT be told of what was trained before: {error.message}; {error.help}")
-        self._callbacks.end()
+            self._callbacks.end()
 
     # -- to look, and to disturb ------------------------------------------------------------------------------------
 
@@ -381,13 +357,30 @@ class Trainer:
     def signal(self, role: str, index: int, signum: int) -> bool:
         """Sends a signal to a process: SIGKILL, to see that nothing is lost. False: there is none now. `role`: the
         "trainer", "pserver" or "coordinator" of this index."""
-        check_role(role)
-        if signum not in signal.valid_signals():
-            raise UsageError(f"there is no signal {signum!r}", rule="option", help="give signal.SIGKILL, say")
+        if role not in ROLES or signum not in signal.valid_signals():
+            raise UsageError(
+                f"there is no role {role!r}, or no signal {signum!r}",
+                rule="option",
+                help=f'roles are {", ".join(ROLES)}: trainer.signal("trainer", 0, signal.SIGKILL)',
+            )
         supervisor = self._running.supervisor if self._running is not None else None
         return supervisor is not None and supervisor.signal(role, index, signum)
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """One thread at a time trains: two would count the same epochs. Raises UsageError, also in a callback."""
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(
+                f"{what} was called while train() is at work",
+                rule="busy",
+                help="call it when train() has returned; workers(), events() and signal() may be called at any time",
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
@@ -398,7 +391,7 @@ class Trainer:
             self._failed = True
             self._stop()
             if isinstance(error, WorkerFailed):  # what ends a job itself is noted by its launch
-                note_failed(self.job_dir, error.message.splitlines()[0])
+                note(self.job_dir, "failed", error.message.splitlines()[0])
             if isinstance(error, GraphftError):
                 without_traceback(error)
             raise
@@ -414,48 +407,31 @@ class Trainer:
             with contextlib.suppress(KeyboardInterrupt):
                 self.shutdown()
 
-    def _want(self, target: int, max_retries: int) -> None:
-        self._counted_from = time.monotonic()
-        self._run(target)
-        self._retries.most = max_retries
+    def _want(self, target: int) -> None:
+        """Has the epochs before `target` trained; starts the job if it does not run."""
+        self._counted_from, running = time.monotonic(), self._running
+        if running is None or not running.alive:
+            self._trained = 0
+            self._running = RunningJob(self.job, self._folder, self._options, target)
+        else:
+            running.want(target)
 
-    def _await(self, epoch: int, saved: bool) -> RunningJob:
-        running = self._running
+    def _await(self, epoch: int, saved: bool, most: int) -> RunningJob:
+        running, begun = self._running, time.monotonic()
         if running is None:
             raise shut_down()
-        begun = time.monotonic()
         while not running.reached(self._end_of(epoch), saved):
-            with self._explained():
-                running.check()
-            self._retries.check()
+            running.check()
+            running.check_failures(most)
             self._look_at(running)
             time.sleep(_pause(begun))
         self._look_at(running)
         self._callbacks.hear(running.events())
         return running
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """What ends the job, with the traceback of the worker that did."""
-        try:
-            yield
-        except GraphftError as error:
-            if error.rule == "job-failed" and self._retries.count:
-                raise self._retries.explained(error.message) from error
-            raise
-
     def _look_at(self, running: RunningJob) -> None:
         if running.status is not None:
             self._callbacks.look(running.status)
-
-    def _run(self, passes: int) -> None:
-        running = self._running
-        if running is None or not running.alive:
-            self._trained = 0
-            self._running = RunningJob(self.job, self._folder, self._options, passes)
-            self._retries = Retries(self._running)
-        else:
-            running.want(passes)
 
     def _end_of(self, epochs: int) -> int:
         return self.job.config.plan.start_steps[epochs]

@@ -1,13 +1,21 @@
-"""One role of a job that a launcher keeps running: what became of its processes, and when the next one is started."""
+"""A role that a launcher keeps running, over all of its processes; and what those have started by themselves."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
+import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
 
 from graphft.runtime.engines.base import Order, Process
-from graphft.runtime.process.identity import UNKNOWN, Identity
+from graphft.runtime.process.identity import STARTED, UNKNOWN, Identity, identify, stat_of
 
 BACKOFF_SECONDS, BACKOFF_LIMIT = 0.25, 10.0
 QUICK_FAILURE_SECONDS = 30.0
@@ -26,6 +34,11 @@ class Child:
     role: str
     index: int
     process: Process | None = None
+    identity: Identity = UNKNOWN
+    """Of its process, once that exists."""
+    started_at: float = 0.0
+    restart_at: float | None = None
+    done: bool = False
     failures: int = 0
     preemptions: int = 0
     in_a_row: int = 0
@@ -33,24 +46,15 @@ class Child:
     """Failures since the job last made progress."""
     failed_at: int = -1
     death: str = ""
-    """How it failed last, in words; and when, by the monotonic clock."""
+    """How it failed last, in words; when, and when that process was started, by the monotonic clock."""
     died_at: float = 0.0
-    died_pid: int = 0
-    """Of the process that failed last."""
     died_started: float = 0.0
-    """When that one was started."""
-    started_at: float = 0.0
-    restart_at: float | None = None
-    identity: Identity = UNKNOWN
-    """Of its process, once that exists."""
     registered: Identity = UNKNOWN
     """Its process that was registered last."""
     gone_at: float | None = None
     """Since when that process is not registered any more."""
-    done: bool = False
     peak: int = 0
     """The most memory that its process was seen to use, in bytes."""
-
     refused: int = 0
     """How often in a row the engine did not take the order of a process."""
 
@@ -64,6 +68,19 @@ class Child:
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def waits(self) -> bool:
+        """True while the engine has no process for it so far."""
+        return self.process is not None and self.alive and not self.process.pid
+
+    @property
+    def stopped(self) -> bool:
+        """True if it is known to be stopped by a signal: as far as it can be seen from here."""
+        try:
+            return self.identity.visible and psutil.Process(self.identity.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
 
     def preempt(self) -> None:
         """Its process was ended from outside."""
@@ -83,7 +100,7 @@ class Child:
         self.in_a_row = self.in_a_row + 1 if time.monotonic() - self.started_at < quick else 1
 
     def delay(self, at_once: bool) -> float:
-        """Seconds before it is started again. `at_once`: the first time in a row."""
+        """Returns the seconds before it is started again. `at_once`: the first time in a row."""
         if at_once and self.in_a_row == 1:
             return 0.0
         return min(BACKOFF_SECONDS * 2 ** min(self.in_a_row - 1, 10), BACKOFF_LIMIT)
@@ -93,8 +110,58 @@ class Child:
 
     def await_room(self) -> bool:
         """The engine has not taken the order: it is given again, later and later, and not by all children at once.
-        Returns whether people are to be told."""
+        Returns True if people are to be told."""
         delay = min(ROOM_SECONDS * 2**self.refused, ROOM_LIMIT) * (1 - random.random() / 2)
         self.refused += 1
         self.restart_in(delay)
         return self.refused == 1 or delay > ROOM_LIMIT / 2
+
+
+class ChildProcesses:
+    """Processes that roles start by themselves (a lease keeper; whatever user code starts). When a role dies, the
+    launcher, a subreaper, adopts them: it ends those that live, for they hold what they have inherited (connections, a
+    GPU), and collects them. One that was started after the last look, by any thread, is not seen. Linux only."""
+
+    def __init__(self) -> None:
+        self._known: set[Identity] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def left(self) -> bool:
+        return bool(self._known)
+
+    def look(self, roles: Iterable[Identity]) -> None:
+        """Notes the children of these roles, if they live; ends, and collects, what others have left."""
+        with self._lock:
+            for role in roles:
+                if identify(role.pid) == role:
+                    self._known.update(_children(role.pid))
+            self._known = {child for child in self._known if not _is_gone(child)}
+
+
+def _children(pid: int) -> list[Identity]:
+    """Returns the living children of a process. Each of its threads has its own; a thread's id names its process in
+    /proc, so they are asked for their parent: it might be this process."""
+    found: list[Identity] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # that thread has ended meanwhile
+                found += [identify(int(child)) for child in (task / "children").read_text().split()]
+    return [child for child in found if child.pid and stat_of(child.pid)[1:2] == [str(pid)]]
+
+
+def _is_gone(child: Identity) -> bool:
+    """Returns True if it has ended, and is collected; one that this process has adopted is killed."""
+    stat = stat_of(child.pid)
+    if not stat or int(stat[STARTED]) != child.started:
+        return True
+    state, parent = stat[:2]
+    if int(parent) != os.getpid():
+        return False
+    if state not in "ZX":
+        with contextlib.suppress(OSError):  # somebody else has collected it meanwhile; or it runs as another user
+            os.kill(child.pid, signal.SIGKILL)
+        return False
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child.pid, os.WNOHANG)
+    return True

@@ -6,32 +6,36 @@ import dataclasses
 import io
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import ETCD_FULL, JobStatus
-from graphft.runtime.launcher.process_rows import Processes
 from graphft.runtime.protocol.time_ledger import in_words
 
 LINE_EVERY_SECONDS = 5.0
 EVENTS_SHOWN = 6
 METRICS_SHOWN = 3
 """On a line; the panel has all."""
+COLUMNS = ("role", "process", "at", "slots", "doing")
+
+
+Row = tuple[str, str, str, str, str]
 
 
 def format_line(status: JobStatus, left: float | None = None) -> str:
-    """One line that says where the job is. `left`: seconds that it will still take; None: that is not known."""
+    """Returns a line that says where the job is. `left`: seconds that it will still take; None if not known."""
     return f"{_progress(status, left, METRICS_SHOWN)}  {_live(status)}"
 
 
 def _progress(status: JobStatus, left: float | None, shown: int | None) -> str:
-    """`shown`: at most so many metrics."""
     loss = f"{status.loss:.4f}" if status.loss is not None else "-"
     total = "" if status.on_demand else f"/{status.total_steps or '?'}"
     metrics = "".join(f"{name} {value:.4g}  " for name, value in list(status.metrics.items())[:shown])
@@ -46,7 +50,7 @@ def _progress(status: JobStatus, left: float | None, shown: int | None) -> str:
 
 
 def _facts(status: JobStatus) -> str:
-    """What changes slowly: learning rates, the newest checkpoint, the folder."""
+    """Returns what changes slowly: learning rates, the newest checkpoint, the folder."""
     rates = ", ".join(f"{name} {rate:.4g}" for name, rate in status.learning_rates.items()) or "lr -"
     age = f", {in_words(status.checkpoint_age)} ago" if status.checkpoint_age is not None else ""
     saved = f"checkpoint at step {status.checkpoint}{age}" if status.checkpoint is not None else "no checkpoint so far"
@@ -54,14 +58,12 @@ def _facts(status: JobStatus) -> str:
 
 
 def _validation(status: JobStatus) -> str:
-    """What the newest one came to; "" if there is none."""
     found = status.validated
     means = ", ".join(f"{name} {float(mean):.6g}" for name, mean in found.means.items()) if found is not None else ""
     return f"validation of step {found.step}: {means or 'NOT MADE'}" if found is not None else ""
 
 
 def _folder(status: JobStatus) -> list[str]:
-    """As a person here would name it."""
     folder = Path(status.spec.get("folder", ""))
     if not folder.name:
         return []
@@ -84,7 +86,6 @@ def _live(status: JobStatus) -> str:
 
 
 def _coordinators(status: JobStatus) -> str:
-    """Who gives out the tasks."""
     standing_by = sum(not coordinator["serving"] for coordinator in status.coordinators.values())
     one = "1" if len(status.coordinators) > standing_by else "no"
     serving = "WAITING for a coordinator" if status.waiting else f"{one} coordinator"
@@ -92,7 +93,7 @@ def _coordinators(status: JobStatus) -> str:
 
 
 def render(status: JobStatus, left: float | None = None) -> Group:
-    """The live panel: progress, roles, and the newest events. `left`: as of `format_line`."""
+    """Returns the live panel: progress, roles, and the newest events. `left`: as of `format_line`."""
     head = Text(f"graphft job {status.job}: {status.told}, generation {status.generation}", style="bold")
     failed = [Text(text, style="bold red") for text in (status.failure, ETCD_FULL * status.etcd_full) if text]
     bar = ProgressBar(total=status.total_steps or None, completed=status.step, width=60)
@@ -101,37 +102,77 @@ def render(status: JobStatus, left: float | None = None) -> Group:
     # A progress bar ends without a line break.
     texts = [_progress(status, left, None), _facts(status), _validation(status), _live(status)]
     lines = [Text(text) for text in texts if text]
-    return Group(head, *failed, *lines, bar, Text(), Processes(status), *rooms, *events)
+    return Group(head, *failed, *lines, bar, Text(), _processes(status), *rooms, *events)
 
 
 def format_event(event: Event) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(event.at))} [{event.who}] {event.text}"
 
 
-class Panel:
-    """The live panel on a terminal. When the terminal is resized it is drawn anew, at the top of a cleared screen: what
-    was drawn has other line breaks then, and cannot be drawn over."""
+def _processes(status: JobStatus) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold")
+    for row in process_rows(status):
+        table.add_row(*row)
+    return table
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._size, self._live = console.size, self._begin()
 
-    def _begin(self) -> Live:
-        live = Live(console=self._console, refresh_per_second=4, transient=True)
-        live.start()
-        return live
+def process_rows(status: JobStatus) -> list[Row]:
+    """Returns the cells of `COLUMNS` for each process of the job."""
+    return [*_pserver_rows(status), *_coordinator_rows(status), *_trainer_rows(status), *_loading_rows(status)]
 
-    def show(self, status: JobStatus, left: float | None) -> None:
-        size = self._console.size
-        if size != self._size:
-            self._live.stop()
-            self._console.clear()
-            self._size, self._live = size, self._begin()
-        self._live.update(render(status, left))
 
-    def close(self) -> None:
-        """Takes it away. Repeatable."""
-        self._live.stop()
+def _pserver_rows(status: JobStatus) -> Iterator[Row]:
+    for index, shard in status.pservers.items():
+        at = f"version {shard.get('version', '-')}"
+        yield f"pserver {index}", _where(status, "pserver", index, shard), at, "", _staleness(shard)
+
+
+def _coordinator_rows(status: JobStatus) -> Iterator[Row]:
+    for name, coordinator in status.coordinators.items():
+        at = "serving" if coordinator["serving"] else "standing by"
+        rate = f"{_rate(coordinator.get('tasks_per_second', 0))} tasks/s" * coordinator["serving"]
+        yield f"coordinator {name}", _where(status, "coordinator", _index_in(name), coordinator), at, "", rate
+
+
+def _trainer_rows(status: JobStatus) -> Iterator[Row]:
+    for name, trainer in status.trainers.items():
+        slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
+        doing = trainer.get("waiting") or f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
+        if trainer.get("unreached") and not trainer.get("waiting"):
+            doing = f"cannot reach {', '.join(trainer['unreached'])}"
+        where = _where(status, "trainer", _index_in(name), trainer)
+        yield f"trainer {name}", where, f"step {trainer.get('step', '-')}", slots, doing
+
+
+def _loading_rows(status: JobStatus) -> Iterator[Row]:
+    for name, process in status.loading.items():
+        at = f"loading {process['what']}, {process['seconds']:.0f} s"
+        yield f"{process['role']} {name}", f"{process['host']}:{process['pid']}", at, "", ""
+
+
+def _where(status: JobStatus, role: str, index: int, process: Mapping[str, Any]) -> str:
+    """Returns its host and pid, and what its engine calls the place."""
+    place = status.place_of(role, index, process["pid"])
+    return f"{process['host']}:{process['pid']}" + (f" {place}" if place not in ("", process["host"]) else "")
+
+
+def _index_in(name: str) -> int:
+    """Returns that of a trainer's or coordinator's id: INDEX-UNIQUE."""
+    index = name.rpartition("-")[0]
+    return int(index) if index.isdecimal() else -1
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 9.95 or not per_second else f"{per_second:.1f}"
+
+
+def _staleness(shard: Mapping[str, Any]) -> str:
+    """Returns, async, how many versions behind the gradients are that the shard applies."""
+    if not any(shard.get("staleness", ())):
+        return ""
+    return f"staleness {shard['staleness_mean']:.1f}, at most {shard['staleness_max']}"
 
 
 class Display:
@@ -144,7 +185,10 @@ class Display:
         if isinstance(out, io.TextIOWrapper):  # what the terminal's encoding lacks must not end the launcher
             out.reconfigure(errors="backslashreplace")
         self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
-        self._panel = Panel(self.console) if self.console.is_terminal else None
+        self._panel = None
+        if self.console.is_terminal:
+            self._panel = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._panel.start()
         self._since = time.time() if since is None else since
         self._before: set[tuple[float, str]] | None = None
         """Events of launches before this one."""
@@ -155,7 +199,7 @@ class Display:
         """`left`: as of `format_line`."""
         status = self._of_this_launch(status)
         if self._panel is not None:
-            self._panel.show(status, left)
+            self._panel.update(render(status, left))
             return
         self._new_events(status)
         if time.monotonic() >= self._next_line and status.state != "complete":
@@ -165,7 +209,7 @@ class Display:
     def close(self, status: JobStatus | None = None) -> None:
         """Leaves the events on the screen, and where the job was if it is not complete. Repeatable."""
         if self._panel is not None:
-            self._panel.close()
+            self._panel.stop()
         if status is not None:
             status = self._of_this_launch(status)
             self._new_events(status)

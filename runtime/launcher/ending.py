@@ -1,9 +1,10 @@
-"""How a launch ends that did not complete its job: interrupted, or with an error; each is one clear message."""
+"""What a launcher tells the person who started it, and how a launch ends that is interrupted."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,20 +12,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from graphft.runtime.checkpoint.store import saved_step
-from graphft.runtime.coordination.job_storage import is_complete
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher.run_folder import begun, where
-from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.interrupts import Handler
-from graphft.runtime.process.threads import within
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
 
 
-WORDS_SECONDS = 5.0
-"""For which the last words may wait for the job's storage."""
+def tell(line: str) -> None:
+    """Prints a line on stderr: a program that reads what a script prints is not disturbed. Nothing is raised."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: there is nobody to tell
+        print(line, file=sys.stderr, flush=True)
 
 
 class Interrupted(KeyboardInterrupt, SystemExit):
@@ -36,42 +34,27 @@ class Interrupted(KeyboardInterrupt, SystemExit):
         self.signum, self.code = signum, 128 + signum
 
 
-_TAKEN = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
-"""Whose handlers a block replaces, if they are these; that of SIGTERM always."""
-
-
 @dataclass(slots=True)
 class Reached:
-    """Where a launch is: what to say if it is interrupted."""
+    """An observer that knows where a launch is: its `describe` is told when that is interrupted."""
 
     job_dir: Path
     config: JobConfig
     status: JobStatus | None = None
     """The last one seen."""
-    how: str = "interrupted"
 
     def look(self, status: JobStatus) -> None:
         self.status = status
 
     def describe(self) -> str:
-        """Without what the job's storage would tell, if it does not answer soon."""
-        step = f" at step {self.status.step}{self.config.of_steps}" if self.status is not None else ""
-        brief = f"{self.how}{step}" + f"; run again to resume {self.job_dir}" * self.config.ft
-        return within(WORDS_SECONDS, self._describe, brief)
-
-    def _describe(self) -> str:
-        step = f" at step {self._step()}{self.config.of_steps}" if self.status is not None else ""
-        if is_complete(self.job_dir):
-            return f"{self.how}{step}; {self.job_dir} is complete"
+        status, of = self.status, self.config.of_steps
+        step = f" at step {status.step}{of}" if status is not None else ""
+        if status is not None and status.state == "complete":
+            return f"interrupted{step}; {self.job_dir} is complete"
         if not self.config.ft:
-            return f"{self.how}{step}; without fault tolerance (ft=False) the next run begins anew"
-        at = f" {where(self.job_dir, self.config)}" if begun(self.job_dir) else ""
-        return f"{self.how}{step}; run again to resume {self.job_dir}{at}"
-
-    def _step(self) -> int:
-        """A checkpoint may be newer than the last look at the job."""
-        assert self.status is not None
-        return max(self.status.step, saved_step(self.job_dir, self.config) or 0) if self.config.ft else self.status.step
+            return f"interrupted{step}; without fault tolerance (ft=False) the next run begins anew"
+        at = f" at step {status.checkpoint}{of}" if status is not None and status.checkpoint is not None else ""
+        return f"interrupted{step}; run again to resume {self.job_dir}{at}"
 
 
 @contextlib.contextmanager
@@ -88,41 +71,17 @@ def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _raised_by_signals() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
+    """Signals that are ignored (SIGHUP under nohup), or that somebody else handles, stay so; SIGTERM is always
+    taken."""
+    with contextlib.ExitStack() as stack:
+        main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM) if main else ():
+            before = signal.getsignal(number)
+            if number == signal.SIGTERM or before in (signal.default_int_handler, signal.SIG_DFL):
+                stack.callback(signal.signal, number, before)
+                signal.signal(number, Handler(_interrupt))
         yield
-        return
-
-    with contextlib.ExitStack() as back:  # each is called, though a signal comes meanwhile
-        for taken in filter(_is_to_be_taken, (*_TAKEN, signal.SIGTERM)):
-            ours = _Taken(taken)
-            back.callback(ours.give_back)
-            signal.signal(taken, ours.handler)
-        yield
 
 
-def _is_to_be_taken(signum: signal.Signals) -> bool:
-    """Under nohup SIGHUP is ignored, and stays so; somebody else's handler of SIGINT stays, too."""
-    return signum not in _TAKEN or signal.getsignal(signum) == _TAKEN[signum]
-
-
-class _Taken:
-    """A signal whose handler a block replaces, and gives back. One that the user's code has set within the block, in a
-    callback, stays; and whoever keeps the block's, to set it again later, has the one from before the block then."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        self.number, self.before, self.over = number, signal.getsignal(number), False
-        self.handler = Handler(self._interrupt)
-
-    def give_back(self) -> None:
-        self.over = True
-        if signal.getsignal(self.number) is self.handler:
-            signal.signal(self.number, self.before)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if not self.over:
-            raise Interrupted(number)
-        if callable(self.before):
-            self.before(number, frame)
-        else:
-            signal.signal(number, self.before)
-            signal.raise_signal(number)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(number)

@@ -6,7 +6,7 @@ import contextlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.callbacks.cursor import FILE as TOLD
@@ -67,20 +67,23 @@ class FolderStatus:
     """Whether that etcd knows the run: it goes on there."""
 
     def describe(self) -> str:
-        """On one line, with what to do about it."""
+        """Returns it on one line, with what to do about it."""
         named = self.url or self.folder
         launch = f"graphft launch --job {named}" + f" --etcd {self.etcd}" * self.join
         asks = self.on_demand or (self.folder / TOLD).exists()  # for its epochs, or to have its callbacks told
         launch = "its script, run again," if asks else launch
         goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
+        where = f"at step {self._reached}"
+        early = f" of {self.steps}" if self.step != self.steps and not self.on_demand else ""
         what = {
-            "complete": f"is complete: {self.step}{self._of_all} steps, model {self.model}",
-            "running": f"is running, {self.where}{self._waits}",
-            "starting": f"is starting ({self.holder}), {self.where}",
-            "stopped": f"is not running; it stopped {self.where}: {launch} {goes_on}",
-            "failed": f"failed {self.where}: {self.why}; {launch} tries it once more",
+            "complete": f"is complete: {self.step}{early} steps, model {self.model}",
+            "running": f"is running, {where}{self._waits}",
+            "starting": f"is starting ({self.holder}), {where}",
+            "stopped": f"is not running; it stopped {where}: {launch} {goes_on}",
+            "failed": f"failed {where}: {self.why}; {launch} tries it once more",
             "not begun": f"was saved and never begun: graphft launch --job {named}",
-            "unknown": f"{self._unknown}; its newest checkpoint here is {self.where}",
+            "unknown": f"may run, which is not known: its etcd {self.etcd} does not answer here; give --etcd; its "
+            f"newest checkpoint here is {where}",
             "unreadable": f"cannot be read: {self.why}",
         }[self.state]
         return "; ".join([f"the job in {named} {what}", *self.lost])
@@ -92,12 +95,8 @@ class FolderStatus:
         return str(here) if here.exists() or not (url := storage_of(self.folder)) else f"{url}/{MODEL}"
 
     @property
-    def where(self) -> str:
-        return f"at step {self._reached}"
-
-    @property
     def why(self) -> str:
-        """On one line: of its failure, a line without what may be done about it."""
+        """Why it failed, on one line, without what may be done about it."""
         return self.failure.split("\nhelp: ", 1)[0].replace("\n", " ")
 
     @property
@@ -105,39 +104,22 @@ class FolderStatus:
         return ("?" if self.step is None else str(self.step)) + f" of {self.steps}" * (not self.on_demand)
 
     @property
-    def _unknown(self) -> str:
-        return f"may run, which is not known: its etcd {self.etcd} does not answer here; give --etcd"
-
-    @property
     def _waits(self) -> str:
         return f", waiting for {self.waiting}" if self.waiting else ""
 
     def row(self) -> tuple[str, str, str]:
-        """Folder, state, step of steps, for a table."""
-        return (
-            self.url or plain_text(str(self.folder)),
-            self.state + self._waits,
-            "" if self.state == "unreadable" else self._reached,
-        )
+        """Returns folder, state, step of steps, for a table."""
+        reached = "" if self.state == "unreadable" else self._reached
+        return self.url or plain_text(str(self.folder)), self.state + self._waits, reached
 
     def remarks(self) -> list[str]:
-        """What is told below a table: what it lost, and why it failed or cannot be read."""
+        """Returns what is told below a table: what it lost, and why it failed or cannot be read."""
         why = f"{'cannot be read' if self.state == 'unreadable' else 'failed'}: {self.why}"
         return [plain_text(text) for text in (*self.lost, *([why] if self.failure else []))]
 
-    @property
-    def _of_all(self) -> str:
-        """Of a job that has ended early."""
-        return f" of {self.steps}" if self.step != self.steps and not self.on_demand else ""
-
-    def _validated(self) -> dict[str, object] | None:
-        """The newest validation, as `JobStatus` tells it."""
-        row = next(reversed(read_validations(self.folder).values()), None)
-        return {"step": row.step, "epoch": row.epoch, "means": dict(row.metrics)} if row is not None else None
-
     def to_json(self) -> dict[str, object]:
-        """What every JSON of a job has (`JobStatus.in_brief`), and what the folder tells."""
-        model = self.model if self.state == "complete" else None
+        """Returns what every JSON of a job has (`JobStatus.in_brief`), and what the folder tells."""
+        row = next(reversed(read_validations(self.folder).values()), None)
         return {
             "job": self.name,
             "folder": self.url or plain_text(str(self.folder)),
@@ -150,16 +132,18 @@ class FolderStatus:
             "at": self.at,
             "launcher": self.holder,
             "waiting": self.waiting,
-            "model": model,
+            "model": self.model if self.state == "complete" else None,
             "lost": list(self.lost),
-            "validated": self._validated(),
+            "validated": {"step": row.step, "epoch": row.epoch, "means": dict(row.metrics)}
+            if row is not None
+            else None,
             "failure": self.failure,
             "etcd": self.etcd,
         }
 
 
 def list_folders(root: Path = JOBS) -> list[FolderStatus]:
-    """The jobs in a folder, the one that was worked on last at the end. No folder if there is none."""
+    """Returns the jobs in a folder, the one that was worked on last at the end."""
     looks = side_by_side(look_if_there, run_folders(root))  # at one that was killed, its etcd is waited for
     return sorted(looks, key=lambda s: s.at)
 
@@ -174,8 +158,8 @@ def look_if_there(folder: Path) -> FolderStatus:
 
 
 def look_at(folder: Path) -> FolderStatus:
-    """One look, without waiting for anything; a folder that is damaged is `unreadable`. Raises GraphftError[storage]
-    where a storage cannot be asked."""
+    """Returns one look, without waiting for anything; a folder that is damaged is `unreadable`. Raises
+    GraphftError[storage] where a storage cannot be asked."""
     try:
         record = read_record(folder)
     except GraphftError as error:
@@ -187,50 +171,48 @@ def look_at(folder: Path) -> FolderStatus:
 
 
 def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
-    name, steps = record.config.name, record.config.total_steps
+    config, holder, note = record.config, holder_of(folder), note_of(folder, record.config)
+
+    def found(state: State, step: int | None, at: float, **more: Any) -> FolderStatus:
+        return FolderStatus(folder, config.name, state, step, config.total_steps, at, **more)
+
     if is_complete(folder):
-        step, lost = steps_of(folder, record.config), _lost(folder, record)
-        return FolderStatus(folder, name, "complete", step, steps, _completed(folder), lost=lost)
-    holder, note = holder_of(folder), note_of(folder, record.config)
+        at = _modified(folder / MODEL) or _last_work(folder)  # it may be in its storage alone
+        return found("complete", steps_of(folder, config), at, lost=_lost(folder, record))
     answers, live = _ask(note, record)
-    if live is not None and not is_copy(folder, live) and not live.idle:
-        found = FolderStatus(folder, name, "running", live.step, steps, time.time(), holder, live.waiting)
-        asked = live.passes if live.on_demand else 0
-        return replace(found, etcd=note.endpoints, pass_index=live.pass_index, loss=live.loss, passes=asked)
-    saved = saved_step(folder, record.config)
+    if live is not None and not live.idle:
+        asked, brief = live.passes if live.on_demand else 0, {"holder": holder, "waiting": live.waiting}
+        more = {"etcd": note.endpoints, "pass_index": live.pass_index, "loss": live.loss, "passes": asked}
+        return found("running", live.step, time.time(), **brief, **more)
+    saved = saved_step(folder, config)
     if holder:
-        return FolderStatus(folder, name, "starting", saved, steps, time.time(), holder)
-    if begun(folder):
-        known = answers or not note.endpoints or note.own
-        failure = read_ends(folder).failed
-        lost = (*_lost_checkpoints(folder, saved), *lost_so_far_in(folder, record))
-        state: State = "failed" if failure else "stopped" if known else "unknown"
-        found = FolderStatus(folder, name, state, saved, steps, _last_work(folder), failure=failure, lost=lost)
-        join = live is not None and not note.own and not is_copy(folder, live)
-        return replace(found, etcd="" if note.own else note.endpoints, join=join)
-    return FolderStatus(folder, name, "not begun", 0, steps, _modified(folder / "job.json"))
+        return found("starting", saved, time.time(), holder=holder)
+    if not begun(folder):
+        return found("not begun", 0, _modified(folder / "job.json"))
+    known, failure = answers or not note.endpoints or note.own, read_ends(folder).failed
+    lost = _lost_checkpoints(folder, saved) + _lost_so_far(folder, record)
+    state: State = "failed" if failure else "stopped" if known else "unknown"
+    more = {"etcd": "" if note.own else note.endpoints, "join": live is not None and not note.own}
+    return found(state, saved, _last_work(folder), failure=failure, lost=lost, **more)
 
 
 def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
     try:
         result = Result.of(folder, record.config.total_steps, 0.0)
-        lost = (*result.lost(record.config.data.records, losses=False), result.missing_best())
-        return tuple(filter(None, lost))
+        return tuple(result.lost(record.config.data.records, losses=False))
     except (GraphftError, OSError, ValueError) as error:
         return (f"what it lost cannot be read: {describe(error)}",)
 
 
 def _lost_checkpoints(folder: Path, saved: int | None) -> tuple[str, ...]:
     lost = lost_checkpoints(folder, saved)
-    if not lost:
-        return ()
-    if saved is None:
+    if lost and saved is None:
         return (f"its checkpoints in {storage_of(folder) or folder / 'checkpoints'} {lost}: is that mounted?",)
-    return (f"its checkpoints {lost}: bring them back, its script trains nothing before",)
+    return (f"its checkpoints {lost}: bring them back, its script trains nothing before",) if lost else ()
 
 
-def lost_so_far_in(folder: Path, record: JobRecord) -> tuple[str, ...]:
-    """What a job that is not complete did without, in words, as its newest checkpoint knows."""
+def _lost_so_far(folder: Path, record: JobRecord) -> tuple[str, ...]:
+    """Returns what a job that is not complete did without, in words, as its newest checkpoint knows."""
     with contextlib.suppress(StorageUnavailable):
         own = [m for m in checkpoints_of(folder).manifests() if m.run == record.run_id]
         newest = max(own, key=lambda m: (m.generation, m.step), default=None)
@@ -238,25 +220,14 @@ def lost_so_far_in(folder: Path, record: JobRecord) -> tuple[str, ...]:
     return ()
 
 
-def is_copy(folder: Path, status: JobStatus) -> bool:
-    """Whether the run that etcd knows is in another folder of this machine: this one was copied from it."""
-    there = Path(str(status.spec.get("folder", "")))
-    try:
-        if not there.is_absolute() or not (there / "job.json").exists() or there.samefile(folder):
-            return False
-        return not storage_of(folder) or storage_of(there) != storage_of(folder)  # else both are of one run
-    except OSError:
-        return False
-
-
 def note_of(folder: Path, config: JobConfig) -> EtcdNote:
-    """Where the job's etcd is, as far as its folder and its options tell."""
+    """Returns where the job's etcd is, as far as its folder and its options tell."""
     note = read_note(folder)
     return note if note.endpoints else EtcdNote(",".join(config.etcd_endpoints or ()))
 
 
 def _ask(note: EtcdNote, record: JobRecord) -> tuple[bool, JobStatus | None]:
-    """Whether the run's etcd answers; and what it tells, if it knows this very run."""
+    """Returns True if the run's etcd answers; and what it tells, if it knows this very run."""
     if not note.endpoints:
         return False, None
     try:
@@ -268,14 +239,8 @@ def _ask(note: EtcdNote, record: JobRecord) -> tuple[bool, JobStatus | None]:
 
 
 def _last_work(folder: Path) -> float:
-    """When a process of the job last wrote something that stays."""
-    files = [folder / "job.json", *folder.glob("logs/*"), *folder.glob("metrics/*"), *folder.glob("checkpoints/*")]
-    return max(map(_modified, files))
-
-
-def _completed(folder: Path) -> float:
-    """When the model was written; of one that is in its storage alone, when this folder was worked in last."""
-    return _modified(folder / MODEL) or _last_work(folder)
+    """Returns when a process of the job last wrote something that stays."""
+    return max(map(_modified, [folder / "job.json", *folder.glob("logs/*"), *folder.glob("checkpoints/*")]))
 
 
 def _modified(path: Path) -> float:

@@ -1,18 +1,19 @@
-"""Running a job: as one role of it, or with all of its roles on this machine."""
+"""Runs a job: as one role of it, or with all of its roles, from the start of etcd to the result."""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphft.data import being_imported
 from graphft.errors import GraphftError, UsageError, without_traceback
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.callbacks.cursor import FILE as TOLD
@@ -31,27 +32,21 @@ from graphft.runtime.coordination.wanted_passes import WantedPasses, check_asked
 from graphft.runtime.engines.base import Engine, Run, engine_options
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.launcher.act_as_role import act_as_role
-from graphft.runtime.launcher.callback_observer import CallbackObserver
-from graphft.runtime.launcher.ending import Reached, interruptible
-from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
-from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
-from graphft.runtime.launcher.process_ends import note_failed, note_launch
+from graphft.runtime.launcher.ending import Reached, interruptible, tell
+from graphft.runtime.launcher.observers import CallbackObserver, MissingProcesses, WaitsOfQuietLaunch
+from graphft.runtime.launcher.options import CALLED, LaunchOptions, check_counts, choose_options
+from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.result import Result, steps_of
 from graphft.runtime.launcher.run_folder import RunFolder, open_run, saved_run
 from graphft.runtime.launcher.supervise import STATUS_EVERY_SECONDS, supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.launcher.tell import WaitsOfQuietLaunch, tell
 from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.runtime.process.folder_lock import locked
-from graphft.runtime.process.role_process import EXIT_OK, hear_of_children, role_environment
+from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE, hear_of_children, role_environment
 from graphft.runtime.process.threads import prepare_structs
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig, JobRecord
-
-log = logging.getLogger("graphft")
 
 UNWATCHED_SECONDS = 1.0
 """Between two looks at a job's status where no callback waits for it."""
@@ -75,28 +70,35 @@ def run_job(
     `graphft.runtime.callbacks.callbacks.Callbacks`; an epoch is a pass. Raises GraphftError if the job fails, and
     Interrupted (a KeyboardInterrupt) on Ctrl-C and SIGTERM.
     """
-    os.environ[CALLED] = "1"
     try:
-        _check_not_imported()
-        act_as_role(job, overrides)
+        _begin(job, overrides)
         told = Callbacks(callbacks, NAMES if job.config.validate is not None else OF_A_LAUNCH)
         if told:
-            from graphft.capture.loss_results import check_told, reported
+            from graphft.capture.loss_results import check_told, reported  # with torch
 
             check_told(reported(job.trainer_program()))
-        return _run_here(job, choose_options(options, overrides), on_status, told)
+        chosen = choose_options(options, overrides)
+        job, folder = _open(job, chosen)
+        wanted = job.config.passes if job.config.passes_on_demand else None
+        observers = [on_status] if on_status is not None else []
+        if not told:
+            return launch_run(job, folder, chosen, observers, wanted_passes=wanted)
+        with CallbackObserver(told, job, folder.path) as observer:
+            result = launch_run(job, folder, chosen, [*observers, observer.look], wanted_passes=wanted)
+            complete = f"interrupted; {folder.path} is complete, and callbacks were NOT told of all of it"
+            with interruptible(lambda: complete):  # the last callbacks may take their time
+                observer.finish(result.steps)
+        return result
     except GraphftError as error:
         without_traceback(error)
         raise
 
 
 def prepare(job: Job, options: LaunchOptions) -> tuple[Job, RunFolder, LaunchOptions]:
-    """Returns what one needs to launch the job itself, with `launch_run`: the job as its folder has it, its folder, and
-    the options with what the command line says. A process that is a role of it ends here."""
-    os.environ[CALLED] = "1"
+    """Returns what `launch_run` needs: the job as its folder has it, its folder, and the options with what the command
+    line says. A process that is a role of it ends here."""
     try:
-        _check_not_imported()
-        act_as_role(job, {})
+        _begin(job, {})
         chosen = choose_options(None, options.given())
         job, folder = _open(job, chosen)
         return job, folder, with_noted_etcd(chosen, folder.path, job.config)
@@ -105,53 +107,19 @@ def prepare(job: Job, options: LaunchOptions) -> tuple[Job, RunFolder, LaunchOpt
         raise
 
 
-def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, RunFolder]:
-    """The run's folder, and the job that is saved there."""
-    from graphft.transpiler import Job
-
-    check_processes(job, chosen)
-    with interruptible(lambda: "interrupted before the job was started; run again"):  # large data take a while
-        folder = open_run(job, chosen.job_dir, resume=chosen.resume, fresh=chosen.fresh)
-        wanted, job = job, Job.load(folder.path)  # a run goes on as it began: its id is the folder's; name, etcd, too
-    if wanted.config.exact != job.config.exact and not folder.complete:
-        log.warning(
-            '%s goes on as it began, with exact=%s; to change that: "exact": %s in %s, on every host',
-            folder.path,
-            job.config.exact,
-            str(wanted.config.exact).lower(),
-            folder.path / "job.json",
-        )
-    if chosen.save_only:
-        print(f"saved to {folder.path}")
-        sys.exit(EXIT_OK)
-    return job, folder
-
-
-def _run_here(job: Job, chosen: LaunchOptions, on_status: OnStatus | None, callbacks: Callbacks) -> Result:
-    job, folder = _open(job, chosen)
-    wanted = job.config.passes if job.config.passes_on_demand else None
-    if not callbacks:
-        return launch_run(job, folder, chosen, on_status, wanted_passes=wanted)
-    with CallbackObserver(callbacks, job, folder.path, on_status) as observer:
-        result = launch_run(job, folder, chosen, observer.look, wanted_passes=wanted)
-        with interruptible(Reached(folder.path, job.config).describe):  # the last callbacks may take their time
-            observer.finish(result.steps)
-    return result
-
-
 def launch_saved(path: Path, options: LaunchOptions) -> None:
     """Runs the job in a run's folder to its end, without its script. Raises GraphftError if it cannot, or fails."""
     from graphft.transpiler import read_record
 
     record = read_record(path)
-    folder = saved_run(path, resume=options.resume, fresh=options.fresh)
+    folder = saved_run(path, fresh=options.fresh)
     if folder.complete:
         fetch_result(path)
         link_newest(path)
         print(f"{path} is complete: {path / MODEL}")
         return
     options = with_noted_etcd(options, path, record.config)
-    check_processes(record, options)
+    _check_processes(record, options)
     if not options.endpoints(record.config):
         check_asked_for(record.config, path, "run that script again")
     if (path / TOLD).exists():
@@ -159,38 +127,70 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
     launch_run(record, folder, options)
 
 
-def _check_not_imported() -> None:
-    """Raises UsageError when a script runs its job while it is imported for a Dataset that it defines."""
-    from graphft.data import being_imported
-
-    file = being_imported()
-    if file:
+def _begin(job: Job, overrides: Mapping[str, Any]) -> None:
+    """If the environment names a role, this process is that role, and ends with it. Raises UsageError when a script
+    runs its job while it is imported for a Dataset that it defines."""
+    os.environ[CALLED] = "1"
+    if file := being_imported():
         raise UsageError(
             f"{file} calls job.run() when it is imported, and every trainer imports it: for the Dataset in it",
             rule="main-guard",
             help="put what is to run once below `if __name__ == '__main__':`",
         )
+    from graphft.runtime.roles.environment import role_of_environment, run_as_role  # with torch
+
+    try:
+        role = role_of_environment(os.environ, job.config.pservers, job.config.dispatch == "coordinator")
+        if role is None:
+            return
+        if overrides.get("fresh"):
+            raise UsageError(
+                "fresh cannot hold for a role: all roles of a run, and those started again, use one folder",
+                rule="option",
+                help="leave it out, and set GRAPHFT_JOB_DIR to a new folder for a new run",
+            )
+        status = run_as_role(job, role)
+    except GraphftError as error:
+        print(error, file=sys.stderr)
+        status = EXIT_USAGE
+    sys.exit(status)
 
 
-def check_processes(job: Job | JobRecord, options: LaunchOptions) -> None:
+def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, RunFolder]:
+    """Returns the job that is saved in the run's folder, and that."""
+    from graphft.transpiler import Job
+
+    _check_processes(job, chosen)
+    with interruptible(lambda: "interrupted before the job was started; run again"):  # large data take a while
+        folder = open_run(job, chosen.job_dir, fresh=chosen.fresh)
+        exact, job = job.config.exact, Job.load(folder.path)  # a run goes on as it began: its id is the folder's
+    if exact != job.config.exact and not folder.complete:
+        tell(f"{folder.path} goes on as it began, with exact={job.config.exact}; fresh=True begins another run")
+    if chosen.save_only:
+        print(f"saved to {folder.path}")
+        sys.exit(EXIT_OK)
+    return job, folder
+
+
+def _check_processes(job: Job | JobRecord, options: LaunchOptions) -> None:
     if not options.save_only:
         check_counts(job.config, options.counts(job.config), embedded=not options.endpoints(job.config))
 
 
 def with_noted_etcd(options: LaunchOptions, job_dir: Path, config: JobConfig) -> LaunchOptions:
-    """The run goes on in the user's etcd in which it began, unless the options say another one."""
-    note = read_note(job_dir)
-    if not note.endpoints or note.own or options.endpoints(config):
+    """Returns the options with the user's etcd in which the run began, unless they say another one."""
+    noted = read_note(job_dir)
+    if not noted.endpoints or noted.own or options.endpoints(config):
         return options
-    tell(f"{job_dir / NOTE}: this run is in the etcd {note.endpoints}")
-    return replace(options, etcd=note.endpoints)
+    tell(f"{job_dir / NOTE}: this run is in the etcd {noted.endpoints}")
+    return replace(options, etcd=noted.endpoints)
 
 
 def launch_run(
     job: Job | JobRecord,
     folder: RunFolder,
     options: LaunchOptions,
-    on_status: OnStatus | None = None,
+    observers: Sequence[OnStatus] = (),
     *,
     wanted_passes: int | None = None,
     driver: Callable[[], None] = lambda: None,
@@ -206,46 +206,40 @@ def launch_run(
     hear_of_children()
     begun_at, path, config = time.monotonic(), folder.path, job.config
     options = with_noted_etcd(options, path, config)
+    shared = bool(options.endpoints(config))
     reached = Reached(path, config)
-    waited: list[str] = []
+    waited = ""
 
     def wait(holder: str) -> None:
+        nonlocal waited
         tell(f"{path} is being run by {holder}; waiting (--no-wait or wait=False: an error)")
-        waited.append(holder)
+        waited = holder
 
-    def complete(line: str) -> Result:
+    def completed(line: str) -> Result:
         fetch_result(path)
         tell(line)
         return _with_warnings(Result.of(path, steps_of(path, config), time.monotonic() - begun_at), config)
 
     with interruptible(reached.describe), ExitStack() as stack:
         if folder.complete:
-            return complete(folder.describe(config))
+            return completed(folder.describe(config))
         page = None
         if options.page is not None and options.page is not False:  # 0 is a free port
-            from graphft.runtime.launcher.page_looks import LaunchPage  # most launches need none of it
+            from graphft.runtime.launcher.page_command import LaunchPage  # most launches need none of it
 
             page = LaunchPage(path, int(options.page or 0) if options.page is not True else 0)
             stack.callback(page.close)  # its end comes last, and is shown
         publish(path)
-        if not (options.endpoints(config) and config.ft):  # files that only one launcher at a time may touch
+        if not (shared and config.ft):  # files that only one launcher at a time may touch
             stack.enter_context(locked(path, wait if options.wait else None, look=driver))
             if waited and is_complete(path):
-                return complete(f"{path} was completed by {waited[0]}")
-        take_storage(path) if not options.endpoints(config) else forget_launcher(path)
-        running = _joined(folder, job, options)
-        tell(folder.describe(config) if running is None else f"joining {path}, which is running, {running}")
-        launch = _Launch(job, path, options, on_status, stack, driver, reached, begun_at)
-        launch.start(wanted_passes)
+                return completed(f"{path} was completed by {waited}")
+        forget_launcher(path) if shared else take_storage(path)
+        tell(folder.describe(config))
+        launch = _Launch(job, path, options, stack, driver)
         if page is not None:
-            page.follow(launch.keeper)
-        return _with_warnings(launch.finish(), config)
-
-
-def _joined(folder: RunFolder, job: Job | JobRecord, options: LaunchOptions) -> str | None:
-    """On an etcd of the user's other launchers may run the job already: where it is, in words. Then this one joins."""
-    found = look_at(folder.path) if options.endpoints(job.config) else None
-    return found.where if found is not None and found.state == "running" else None
+            page.follow(launch.time)
+        return _with_warnings(launch.run(observers, reached, wanted_passes, begun_at), config)
 
 
 def _with_warnings(result: Result, config: JobConfig) -> Result:
@@ -256,109 +250,35 @@ def _with_warnings(result: Result, config: JobConfig) -> Result:
     return result
 
 
-@dataclass
 class _Launch:
-    """Launches a run, from the start of etcd and its processes to its end. `stack` ends what it has started."""
+    """One launch of a run: its etcd, if it brings one along, and a supervisor. `stack` ends what it starts."""
 
-    job: Job | JobRecord
-    job_dir: Path
-    options: LaunchOptions
-    on_status: OnStatus | None
-    stack: ExitStack
-    driver: Callable[[], None]
-    reached: Reached
-    begun_at: float
-    supervisor: Supervisor = field(init=False)
-    embedded: EmbeddedEtcd | None = None
-    keeper: TimeKeeper = field(init=False)
-    since: float = 0.0
-    """When it began, in Unix seconds."""
-    begins: int = 0
-    """The step at which the job goes on."""
-
-    def start(self, wanted_passes: int | None) -> None:
-        job, self.since, self.begins = self.job, time.time(), saved_step(self.job_dir, self.job.config) or 0
+    def __init__(
+        self, job: Job | JobRecord, job_dir: Path, options: LaunchOptions, stack: ExitStack, driver: Callable[[], None]
+    ) -> None:
+        self.job, self.job_dir, self.options, self.stack = job, job_dir, options, stack
+        self.config, self.keys = job.config, Keys(job.config.name)
+        self.since, self.begins = time.time(), saved_step(job_dir, job.config) or 0
+        self.embedded: EmbeddedEtcd | None = None
         try:
-            self._start_etcd_and_engine()
+            self.supervisor = self._start()
         except KeyboardInterrupt:  # a launch, too: its last words say that the run can be gone on with
-            note_launch(self.job_dir)
+            note(job_dir, "launch")
             raise
-        note_launch(self.job_dir)
-        self.supervisor.look = self.driver
-        self.driver()  # etcd may have taken long
-        self.keeper = TimeKeeper(self.job_dir, self.supervisor.etcd, self.keys, job.run_id, self.since, self.begins)
-        self.stack.callback(self.keeper.write)
-        if wanted_passes is not None:
-            self.supervisor.passes = WantedPasses(self.supervisor.etcd, self.keys, wanted_passes)
-            self.supervisor.passes.begin()
-        for role, index in self.options.counts(job.config).processes():
-            self.supervisor.add(role, index)
+        note(job_dir, "launch")
+        self.supervisor.look = driver
+        driver()  # etcd may have taken long
+        self.time = TimeKeeper(job_dir, self.supervisor.etcd, self.keys, job.run_id, self.since, self.begins)
+        stack.callback(self.time.write)
 
-    def finish(self) -> Result:
-        """Looks after the processes until the job is over. Raises GraphftError if it failed."""
-        config, etcd, display = self.job.config, self.supervisor.etcd, None
-        missing = MissingProcesses(self.job_dir, self.supervisor.endpoints, self.options.counts(config), tell)
-        taken = TakenValidations(self.job_dir, etcd, self.keys, config)
-        observers: list[Callable[[JobStatus], None]] = [self.reached.look, taken.look, self.keeper.look, missing.look]
-        if self.options.quiet:
-            waits = WaitsOfQuietLaunch(etcd, self.keys, self.since)
-            self.stack.callback(waits.look, last=True)
-            observers.append(waits.look)
-        else:
-            from graphft.runtime.launcher.display import Display
-
-            display = Display(since=time.time())
-            self.stack.callback(display.close)
-            observers.append(lambda status: display.show(status, self.keeper.left()))
-        if self.on_status is not None:
-            told = self.on_status
-            observers.append(lambda status: told(self.supervisor, status))
-        if config.storage and not self.options.endpoints(config):
-            fence = StorageFence(self.job_dir, self.supervisor.fail)
-            observers.append(lambda _: fence.look())
-        if self.supervisor.passes is not None:
-            passes = self.supervisor.passes
-            observers.append(lambda _: passes.keep())
-
-        def look(_: Supervisor, status: JobStatus) -> None:
-            for observe in observers:
-                observe(status)
-
-        brief = display is None and self.on_status is None
-        every = STATUS_EVERY_SECONDS if self.on_status is not None else UNWATCHED_SECONDS
-        status = supervise(self.supervisor, etcd, self.keys, look, self.embedded, brief, self.begins, every)
-        if display is not None:
-            display.close(status)
-        if self.supervisor.failed and not config.ft:
-            tell_failed(etcd, self.keys)
-        if status is None or (why := why_failed(self.supervisor, status)):
-            note_failed(self.job_dir, why)
-            raise GraphftError(
-                f"job {self.keys.job} failed: {why}",
-                rule="job-failed",
-                help=f"logs of all roles are in {self.job_dir / 'logs'}",
-            )
-        taken.look(None)
-        fetch_result(self.job_dir)
-        if config.validate is not None:
-            delete_entries(self.job_dir)
-        seconds, discarded = time.monotonic() - self.begun_at, discarded_of(config, status.discarded)
-        result = Result.of(self.job_dir, status.step, seconds, discarded)
-        if display is not None:
-            display.console.print(result.describe(status.generation), soft_wrap=True)
-        return result
-
-    @property
-    def keys(self) -> Keys:
-        return Keys(self.job.config.name)
-
-    def _start_etcd_and_engine(self) -> None:
-        """etcd (if it is this launcher's), the run's records, the engine; a supervisor without processes so far."""
-        job, job_dir, options, keys, config = self.job, self.job_dir, self.options, self.keys, self.job.config
+    def _start(self) -> Supervisor:
+        """Starts etcd (if it is this launcher's) and the engine, and puts the run's records in order. Returns a
+        supervisor without processes so far."""
+        job, job_dir, keys, config = self.job, self.job_dir, self.keys, self.config
         engine = self._open_engine()
         self.stack.callback(engine.close)
-        given = options.endpoints(config)
-        if not (endpoints := given):
+        endpoints = given = self.options.endpoints(config)
+        if not given:
             check_note(job_dir, keys, job.run_id, None)
             host, data = engine.host, str(job_dir / "etcd")
             if host:  # the run's folder may be on a file system of all machines, which is too slow for etcd
@@ -368,29 +288,92 @@ class _Launch:
             self.embedded = start_etcd(job, job_dir, data, host)
             self.stack.callback(self.embedded.stop)
             endpoints = ",".join(self.embedded.endpoints)
-        client = connect(endpoints, WAIT_SECONDS if self.embedded is not None else None)  # its own will answer
+        client = connect(endpoints, None if given else WAIT_SECONDS)  # its own will answer
         self.stack.callback(client.close)
-        if self.embedded is None:
+        if given:
             check_note(job_dir, keys, job.run_id, client)
-        if self.embedded is None and config.ft:
-            revoke_dead(client, keys)
+            if config.ft:
+                revoke_dead(client, keys)
         make_way(client, keys, job)
         if before := try_again(client, keys, job):
-            log.warning("%s failed the last time: %s; it tries again from its newest checkpoint", keys.job, before)
-        if options.pservers != 0 and not is_complete(job_dir) and begin_anew(client, keys, job, job_dir):
-            step = saved_step(job_dir, config)
-            how = f"made again, from the checkpoint of step {step}" if step else "TRAINED again: no checkpoint is whole"
+            tell(f"{keys.job} failed the last time: {before}; it tries again from its newest checkpoint")
+        if self.options.pservers != 0 and not is_complete(job_dir) and begin_anew(client, keys, job, job_dir):
+            how = f"made again, from the checkpoint of step {self.begins}" if self.begins else "TRAINED again"
             tell(f"{job_dir} was complete, and its {MODEL} is gone: it is {how}")
         put_job(client, keys, job, job_dir)
         etcd = fenced(client, keys, job)
         write_endpoints(job_dir, endpoints, own=not given)
         engine.prepare()
-        self.supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, options.max_restarts, config.ft)
-        self.stack.callback(self.supervisor.close)
+        supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, self.options.max_restarts, config.ft)
+        self.stack.callback(supervisor.close)
+        return supervisor
 
     def _open_engine(self) -> Engine:
-        config, options = self.job.config, self.options
-        environment = role_environment() | {"OMP_NUM_THREADS": str(config.threads)}
-        run = Run(self.job_dir, config.storage or str(self.job_dir.resolve()), environment, options.resources)
-        chosen = Local(options.fork_server) if options.engine == "local" else engine_options(options.engine)
-        return chosen.open(run)
+        environment = role_environment() | {"OMP_NUM_THREADS": str(self.config.threads)}
+        where = self.config.storage or str(self.job_dir.resolve())
+        run = Run(self.job_dir, where, environment, self.options.resources)
+        engine = self.options.engine
+        return (Local(self.options.fork_server) if engine == "local" else engine_options(engine)).open(run)
+
+    def run(self, watching: Sequence[OnStatus], reached: Reached, wanted_passes: int | None, begun_at: float) -> Result:
+        """Starts the processes, and looks after them until the job is over. Raises GraphftError if it failed."""
+        config, supervisor, options = self.config, self.supervisor, self.options
+        etcd, counts = supervisor.etcd, options.counts(config)
+        taken = TakenValidations(self.job_dir, etcd, self.keys, config)
+        missing = MissingProcesses(self.job_dir, supervisor.endpoints, counts)
+        observers: list[Callable[[JobStatus], None]] = [reached.look, taken.look, self.time.look, missing.look]
+        display = None
+        if options.quiet:
+            waits = WaitsOfQuietLaunch(etcd, self.keys, self.since)
+            self.stack.callback(waits.look, last=True)
+            observers.append(waits.look)
+        else:
+            from graphft.runtime.launcher.display import Display  # with rich
+
+            display = Display(since=self.since)
+            self.stack.callback(display.close)
+            observers.append(lambda status: display.show(status, self.time.left()))
+        observers += [partial(watch, supervisor) for watch in watching]
+        if config.storage and not options.endpoints(config):
+            fence = StorageFence(self.job_dir, supervisor.fail)
+            observers.append(lambda _: fence.look())
+        if wanted_passes is not None:
+            passes = supervisor.passes = WantedPasses(etcd, self.keys, wanted_passes)
+            passes.begin()
+            observers.append(lambda _: passes.keep())
+        for role, index in counts.processes():
+            supervisor.add(role, index)
+
+        def look(status: JobStatus) -> None:
+            for observe in observers:
+                observe(status)
+
+        status = supervise(
+            supervisor,
+            look,
+            self.embedded,
+            brief=display is None and not watching,
+            begins=self.begins,
+            every=STATUS_EVERY_SECONDS if watching else UNWATCHED_SECONDS,
+        )
+        if display is not None:
+            display.close(status)
+        if supervisor.failed and not config.ft:
+            tell_failed(etcd, self.keys)
+        why = why_failed(supervisor, status)
+        if status is None or why:
+            note(self.job_dir, "failed", why)
+            raise GraphftError(
+                f"job {self.keys.job} failed: {why}",
+                rule="job-failed",
+                help=f"logs of all roles are in {self.job_dir / 'logs'}",
+            )
+        taken.look(None)
+        fetch_result(self.job_dir)
+        if config.validate is not None:
+            delete_entries(self.job_dir)
+        discarded = discarded_of(config, status.discarded)
+        result = Result.of(self.job_dir, status.step, time.monotonic() - begun_at, discarded)
+        if display is not None:
+            display.console.print(result.describe(status.generation), soft_wrap=True)
+        return result

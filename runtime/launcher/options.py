@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import UsageError
 from graphft.option_names import unknown_option
 from graphft.runtime.engines.base import Options
-from graphft.runtime.launcher.process_counts import Counts
-from graphft.runtime.launcher.tell import tell
+from graphft.runtime.launcher.ending import tell
+from graphft.runtime.process.role_process import ROLES
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -28,6 +28,20 @@ CALLED = "GRAPHFT_CALLED"
 
 
 _ELSEWHERE = dict.fromkeys(("epochs", "max_epochs"), "transpile(epochs=...) says how many")
+_ELSEWHERE["resume"] = "leave it out: an unfinished run of the same job always goes on"
+
+
+class Counts(NamedTuple):
+    """How many processes of each role a launcher starts."""
+
+    trainers: int
+    pservers: int
+    coordinators: int = 0
+
+    def processes(self) -> Iterator[tuple[str, int]]:
+        """Yields (role, index) of each, in the order in which they are started."""
+        for role, count in (("coordinator", self.coordinators), ("pserver", self.pservers), ("trainer", self.trainers)):
+            yield from ((role, index) for index in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +74,6 @@ class LaunchOptions:
     """By role, what one process of it takes, in the engine's own names: {"trainer": {"CPU": 2, "GPU": 1}}."""
     save_only: bool = False
     """Write the job's folder and end there, instead of running it."""
-    resume: bool = False
-    """Go on with an unfinished run of this very job; an error if there is none."""
     fresh: bool = False
     """Begin another run, also if there is an unfinished or complete one of this very job."""
     wait: bool = True
@@ -71,18 +83,19 @@ class LaunchOptions:
         for name in ("trainers", "pservers", "coordinators", "max_restarts"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise GraphftError(f"{name} is {value}, expected 0 or more", rule="option", help=f"correct {name}")
+                raise _refused(f"{name} is {value}, expected 0 or more", f"correct {name}")
         if self.page is not None and not (isinstance(self.page, int) and 0 <= self.page < 1 << 16):
-            raise UsageError(
-                f"page is {self.page!r}, expected True or a port",
-                rule="option",
-                help="page=True takes a free port; page=8080 that one",
-            )
-        if self.resume and self.fresh:
-            raise UsageError("resume and fresh exclude each other", rule="option", help="give one of them, or neither")
+            help = "page=True takes a free port; page=8080 that one"
+            raise _refused(f"page is {self.page!r}, expected True or a port", help)
+        for role, wants in self.resources.items():
+            if role not in ROLES or not isinstance(wants, Mapping):
+                raise _refused(
+                    f"resources has {role}={wants!r}, expected a role ({', '.join(ROLES)}) and what a process takes",
+                    'resources={"trainer": {"CPU": 2, "GPU": 1}}',
+                )
 
     def counts(self, config: JobConfig) -> Counts:
-        """How many processes of each role to start here."""
+        """Returns how many processes of each role to start here."""
         return Counts(
             self.trainers if self.trainers is not None else config.trainers,
             self.pservers if self.pservers is not None else config.pservers,
@@ -90,7 +103,7 @@ class LaunchOptions:
         )
 
     def given(self) -> dict[str, Any]:
-        """What is not as by default, by name."""
+        """Returns what is not as by default, by name."""
         new = LaunchOptions()
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(new, f.name)}
 
@@ -99,8 +112,12 @@ class LaunchOptions:
         return self.etcd or ",".join(config.etcd_endpoints or ()) or os.environ.get("GRAPHFT_ETCD", "")
 
 
+def _refused(what: str, help: str) -> UsageError:
+    return UsageError(what, rule="option", help=help)
+
+
 def choose_options(options: LaunchOptions | None, overrides: Mapping[str, Any]) -> LaunchOptions:
-    """What holds of the arguments of `job.run` and of the command line: that one counts where they differ, loudly.
+    """Returns the arguments of `job.run` and of the command line: that one counts where they differ, loudly.
 
     `options` stand for the command line where they are given. Raises UsageError for an argument that is none.
     """
@@ -111,7 +128,7 @@ def choose_options(options: LaunchOptions | None, overrides: Mapping[str, Any]) 
     script = {name: value for name, value in overrides.items() if value is not None}
     if options is not None:
         return replace(options, **script)
-    command_line = _of_command_line()
+    command_line: dict[str, Any] = json.loads(os.environ.get(COMMAND_LINE) or "{}")
     if os.environ.get(ENGINE):
         script.setdefault("engine", os.environ[ENGINE])
     for name in sorted(script.keys() & command_line.keys()):
@@ -120,6 +137,29 @@ def choose_options(options: LaunchOptions | None, overrides: Mapping[str, Any]) 
     return LaunchOptions(**{**script, **command_line})
 
 
-def _of_command_line() -> dict[str, Any]:
-    """The options that were given to `graphft launch`, and no others."""
-    return dict(json.loads(os.environ.get(COMMAND_LINE) or "{}"))
+def check_counts(config: JobConfig, counts: Counts, embedded: bool) -> None:
+    """Raises UsageError for numbers of processes here with which the job can never complete.
+
+    `embedded`: this launcher starts the etcd. It ends with the launcher, which no other launcher can join.
+    """
+    trainers, pservers, coordinators = counts
+    if pservers > config.pservers:
+        raise _refused(
+            f"pservers is {pservers}, but the job has {config.pservers}", f"start {config.pservers} or fewer"
+        )
+    if coordinators and config.dispatch != "coordinator":
+        what = f"coordinators is {coordinators}, but the job's trainers claim their chunks in etcd"
+        raise _refused(what, 'leave it out, or transpile(dispatch="coordinator")')
+    if not config.ft and config.sync and trainers not in (0, config.trainers):
+        raise _refused(
+            f"{trainers} trainers cannot run a job of {config.trainers} without fault tolerance: each computes its own "
+            "part of every step",
+            f"start {config.trainers}, or use ft=True, where any number will do",
+        )
+    lacks = "trainers" if trainers == 0 else "pservers" if pservers < config.pservers else ""
+    lacks = lacks or ("coordinators" if coordinators == 0 and config.dispatch == "coordinator" else "")
+    if embedded and lacks:
+        raise _refused(
+            f"{lacks} is {getattr(counts, lacks)}, and this launcher brings its own etcd: the job would wait for ever",
+            "leave it out, or give --etcd HOST:PORT of one that runs, which launchers on other machines can join",
+        )

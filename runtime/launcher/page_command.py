@@ -1,45 +1,41 @@
-"""`graphft page`: the page of a job, found as `graphft status` finds it, or of all in ./jobs or in an etcd."""
+"""`graphft page`, and the page of a launch: of a job that runs, as its etcd tells; of any other, as its folder does."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from graphft.errors import UsageError
+from graphft.errors import GraphftError, UsageError, plain_text
+from graphft.runtime.coordination.connect import EtcdNote, connect
+from graphft.runtime.coordination.job_storage import JOBS, RUNS, is_complete, is_url
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.runs import find_folder, run_folders
+from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, list_jobs, read_status
+from graphft.runtime.etcd import Etcd, EtcdError
+from graphft.runtime.launcher.ending import tell
+from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, list_folders, look_at, note_of
+from graphft.runtime.launcher.process_ends import ends_as_events
+from graphft.runtime.launcher.status_command import name_of
+from graphft.runtime.page import document as documents
+from graphft.runtime.page.job_page import JobPage, Look
+from graphft.runtime.page.server import OneJob, PageServer, Site
+from graphft.runtime.page.time_keeper import TimeKeeper, read_time, seen_of, time_in_etcd
+from graphft.runtime.process.folder_lock import holder_of
 from graphft.runtime.process.role_process import EXIT_OK
+from graphft.transpiler.record import JobRecord, read_record
 
-if TYPE_CHECKING:
-    from graphft.runtime.page.server import Site
-
-PORTS = range(1 << 16)
-
-
-def add_parser(commands: Any) -> None:
-    page = commands.add_parser("page", help="serve a page that shows a job, whether it runs or not")
-    page.add_argument("--job", default="", help="the job's name or folder, or the URL of its storage (default: all)")
-    page.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the job's folder says)")
-    page.add_argument("--port", default="0", help="on 127.0.0.1 (default: a free one)")
-    page.set_defaults(command=serve_page)
-
-
-def port_of(text: str) -> int:
-    """Raises UsageError for what is no port."""
-    if not (text.isascii() and text.isdigit() and int(text) in PORTS):
-        raise UsageError(
-            f"'{text}' is no port", rule="page", help="give a number from 1 to 65535, or 0 for one that is free"
-        )
-    return int(text)
+log = logging.getLogger("graphft")
 
 
 def serve_page(options: argparse.Namespace) -> int:
     """Serves until Ctrl-C. Raises GraphftError when there is no such job, or etcd does not answer."""
-    from graphft.runtime.page.server import PageServer
-
-    port = port_of(options.port)
     with contextlib.ExitStack() as stack:
-        server = PageServer(_site(options, stack), port)
+        server = PageServer(_site(options, stack), options.port)
         stack.callback(server.close)
         print(server.url, flush=True)
         with contextlib.suppress(KeyboardInterrupt):  # its usual end
@@ -48,24 +44,16 @@ def serve_page(options: argparse.Namespace) -> int:
 
 
 def _site(options: argparse.Namespace, stack: contextlib.ExitStack) -> Site:
-    from graphft.runtime.coordination.connect import connect
-    from graphft.runtime.coordination.job_storage import is_url
-    from graphft.runtime.coordination.keys import Keys
-    from graphft.runtime.coordination.runs import JOBS, find_folder
-    from graphft.runtime.coordination.status import list_jobs, read_status
-    from graphft.runtime.launcher.folder_status import list_folders
-    from graphft.runtime.launcher.page_looks import EtcdLooks, FolderLooks, Folders, JobsOfEtcd
-    from graphft.runtime.launcher.status_command import name_of
-    from graphft.runtime.page.job_page import JobPage
-    from graphft.runtime.page.server import OneJob
-
     if options.etcd:
         etcd = stack.enter_context(connect(options.etcd))
-        if not options.job:
-            return JobsOfEtcd(etcd)
-        name = name_of(options.job)
-        if name not in list_jobs(etcd):
-            read_status(etcd, Keys(name), brief=True)  # says which it knows
+        known = list_jobs(etcd)
+        name = name_of(options.job) if options.job or len(known) != 1 else known[0]
+        if name not in known:
+            raise UsageError(
+                f"etcd knows no job named {name}" if name else "the page is of one job",
+                rule=UNKNOWN_JOB,
+                help=f"give --job, one of {', '.join(known) or 'none'}",
+            )
         return OneJob(JobPage(EtcdLooks(etcd, name)))
     if options.job:
         url = options.job.rstrip("/") if is_url(options.job) else ""
@@ -74,6 +62,131 @@ def _site(options: argparse.Namespace, stack: contextlib.ExitStack) -> Site:
         raise UsageError(
             f"there are no jobs in {JOBS.absolute()}",
             rule="unknown-job",
-            help="give --job DIR for a job in another folder, or --etcd HOST:PORT for those that an etcd knows",
+            help="give --job DIR for a job in another folder, or --etcd HOST:PORT for one that an etcd knows",
         )
     return Folders()
+
+
+class FolderLooks:
+    """Looks at the job in a folder. `kept`: what its launcher knows of its time, if this process is that launcher;
+    `at_work`: True while it is."""
+
+    def __init__(self, folder: Path, url: str = "") -> None:
+        self.folder, self.url = folder, url
+        self.kept: Callable[[], Mapping[str, Any] | None] | None = None
+        self.at_work = False
+        self._etcd: Etcd | None = None
+        self._endpoints = ""
+
+    def __call__(self) -> Look:
+        """Raises GraphftError."""
+        record = read_record(self.folder)
+        kept = self.kept() if self.kept is not None else read_time(self.folder, record.run_id)
+        status = self._ask(record) if not is_complete(self.folder) else None
+        if status is None:
+            told = look_at(self.folder).to_json() | ({"folder": self.url} if self.url else {})
+            return Look(documents.at_rest(told), ends_as_events(self.folder), kept, self.folder)
+        if kept is None and self._etcd is not None:  # who launched it has another folder
+            with contextlib.suppress(EtcdError):
+                kept = time_in_etcd(self._etcd, Keys(record.config.name), record.run_id)
+        document = documents.running(status, self._endpoints)
+        return Look(document, status.events, kept, self.folder, seen_of(status))
+
+    def _ask(self, record: JobRecord) -> JobStatus | None:
+        """Returns what etcd tells of this very run; None if nobody works on it, or that cannot be told."""
+        note, held = note_of(self.folder, record.config), self.at_work or bool(holder_of(self.folder))
+        try:
+            status = read_status(self._client(note), Keys(record.config.name), deadline=ANSWER_SECONDS)
+        except GraphftError as error:
+            if error.rule != UNKNOWN_JOB:
+                self._drop()
+            if self.at_work and error.rule != UNKNOWN_JOB:
+                raise  # etcd is away for a moment
+            return None
+        return status if status.spec.get("run") == record.run_id and (held or not status.idle) else None
+
+    def _client(self, note: EtcdNote) -> Etcd:
+        """Raises GraphftError."""
+        if self._etcd is None or self._endpoints != note.endpoints:
+            self._drop()
+            if not note.endpoints:
+                raise GraphftError("it names no etcd that can be asked from here", rule=UNKNOWN_JOB)
+            self._etcd, self._endpoints = connect(note.endpoints, wait=ANSWER_SECONDS), note.endpoints
+        return self._etcd
+
+    def _drop(self) -> None:
+        if self._etcd is not None:
+            self._etcd.close()
+        self._etcd = None
+
+
+class EtcdLooks:
+    """Looks at a job that an etcd knows. Its folder may be on another machine."""
+
+    def __init__(self, etcd: Etcd, name: str) -> None:
+        self._etcd, self._keys = etcd, Keys(name)
+
+    def __call__(self) -> Look:
+        """Raises GraphftError."""
+        status = read_status(self._etcd, self._keys, deadline=ANSWER_SECONDS)
+        run, folder = str(status.spec.get("run", "")), self._folder(status)
+        kept = time_in_etcd(self._etcd, self._keys, run)
+        if kept is None and folder is not None:
+            kept = read_time(folder, run)
+        document = documents.running(status, ",".join(self._etcd.endpoints))
+        return Look(document, status.events, kept, folder, seen_of(status))
+
+    def _folder(self, status: JobStatus) -> Path | None:
+        """Returns the run's, if this machine has it."""
+        folder = Path(str(status.spec.get("folder", "")))
+        with contextlib.suppress(GraphftError, OSError):
+            if folder.is_absolute() and read_record(folder).run_id == status.spec.get("run"):
+                return folder
+        return None
+
+
+class Folders:
+    """A site of the jobs in ./jobs, those that are made meanwhile, too."""
+
+    def __init__(self) -> None:
+        self._pages: dict[str, JobPage] = {}
+
+    def only(self) -> JobPage | None:
+        return None
+
+    def briefs(self) -> list[dict[str, Any]]:
+        return [status.to_json() | {"link": _link(status.folder)} for status in reversed(list_folders())]
+
+    def job(self, link: str) -> JobPage | None:
+        found = {_link(folder): folder for folder in run_folders()} if link not in self._pages else {}
+        if link in found:
+            self._pages.setdefault(link, JobPage(FolderLooks(found[link])))
+        return self._pages.get(link)
+
+
+def _link(folder: Path) -> str:
+    return plain_text(".".join(part for part in folder.parts if part not in (str(JOBS), RUNS)))
+
+
+class LaunchPage:
+    """The page of a launch: served as long as that lasts, and no harm to it. Raises UsageError if it cannot be served:
+    before anything of the job is started."""
+
+    def __init__(self, job_dir: Path, port: int) -> None:
+        self._looks = FolderLooks(job_dir)
+        self._page = JobPage(self._looks)
+        self._server = PageServer(OneJob(self._page), port)
+        tell(f"page: {self._server.url}")
+
+    def follow(self, keeper: TimeKeeper) -> None:
+        """Shows the account of this launch from now on."""
+        self._looks.kept, self._looks.at_work = keeper.export, True
+
+    def close(self) -> None:
+        self._looks.at_work = False
+        self._page.look_again()
+        try:
+            self._server.show_end()
+            self._server.close()
+        except Exception:
+            log.debug("the page could not be closed", exc_info=True)

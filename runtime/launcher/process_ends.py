@@ -1,8 +1,7 @@
 """Keeps what became of a run's processes: `ends.jsonl` in its folder, which outlives the launchers that write it.
 
-A line: {at (seconds since 1970), name ("trainer 0"), kind ("failure" or "preemption"), what}; {at, kind: "launch"}; or
-{at, kind: "failed", what}: the job did;
-or {at, kind: "saved", what}: there was a checkpoint, of this step.
+A line: {at (seconds since 1970), kind, name, what}. `kind`: "failure" or "preemption" of the process `name` ("trainer
+0"); "launch"; "failed": the job; "saved": there was a checkpoint.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ import json
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from graphft.disk.fileio import read_regular
 from graphft.disk.sealed_json import parse_json
-from graphft.errors import GraphftError, plain_text
-from graphft.runtime.coordination.job_storage import put_mark, read_mark, storage_of
+from graphft.errors import plain_text
 from graphft.runtime.coordination.records import Event, PassMetrics
-from graphft.runtime.launcher.tell import tell
-from graphft.transpiler.record import read_record
+from graphft.runtime.launcher.ending import tell
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 FILE = "ends.jsonl"
-SAVED = "saved.json"
-"""In a run's storage."""
-Kind = Literal["failure", "preemption"]
 
 
 @dataclass(frozen=True)
@@ -43,103 +38,76 @@ class ProcessEnds:
     preemptions: dict[str, int] = field(default_factory=dict)
     failed: str = ""
     """Why the job failed in the last launch, if it did."""
-    saved: bool = False
-    """Whether a checkpoint is known to have been there."""
 
 
-def note_launch(job_dir: Path) -> None:
-    _append(job_dir, {"kind": "launch"})
-
-
-def note_end(job_dir: Path, name: str, kind: Kind, what: str) -> None:
-    """A process of this role ended before its job did. Never raises: a full disk must not end a launcher."""
-    _append(job_dir, {"kind": kind, "name": name, "what": what})
-
-
-def note_failed(job_dir: Path, why: str) -> None:
-    """The job itself has failed."""
-    _append(job_dir, {"kind": "failed", "what": why})
-
-
-def note_saved(job_dir: Path, step: int) -> bool:
-    """A Trainer, or who launches its run, has seen a checkpoint of this step: nothing is written if that is noted
-    already. Where the run has a storage, machines without its folder are to know it, too. Returns whether it is noted
-    now. Never raises."""
-    noted = read_ends(job_dir).saved or _append(job_dir, {"kind": "saved", "what": str(step)})
+def note(job_dir: Path, kind: str, what: str = "", name: str = "") -> bool:
+    """Appends a line. Returns False if the disk did not take it: a full one must not end a launcher."""
     try:
-        if (url := storage_of(job_dir)) and not _is_marked(job_dir, url):
-            put_mark(url, SAVED, json.dumps({"run": read_record(job_dir).run_id, "step": step}).encode())
-    except GraphftError as error:
-        log.warning("that there is a checkpoint cannot be noted in the storage of %s: %s", job_dir, error.message)
+        with (job_dir / FILE).open("a") as f:
+            f.write(json.dumps({"at": round(time.time(), 3), "kind": kind, "name": name, "what": what}) + "\n")
+    except OSError as error:
+        log.warning("the end of a process cannot be noted in %s: %s", job_dir, error)
         return False
-    return noted
+    return True
+
+
+def _rows(job_dir: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    """Yields the lines of these kinds; not those that the disk did not take whole."""
+    try:
+        lines = read_regular(job_dir / FILE).decode(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            row = parse_json(line)
+            row = {"at": float(row["at"])} | {key: str(row[key]) for key in ("kind", "name", "what")}
+        except (ValueError, KeyError, TypeError):
+            continue
+        if row["kind"] in kinds:
+            yield row
+
+
+def read_ends(job_dir: Path) -> ProcessEnds:
+    """Reads those of all launches of the run in this folder, on all machines that share it."""
+    counts = {kind: Counter(row["name"] for row in _rows(job_dir, kind)) for kind in ("failure", "preemption")}
+    jobs = list(_rows(job_dir, "launch", "failed"))
+    launches = sum(row["kind"] == "launch" for row in jobs)
+    failed = jobs[-1]["what"] if jobs else ""
+    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed)
+
+
+def note_saved(job_dir: Path, step: int) -> None:
+    """Notes, once, that there is a checkpoint: a run without any never begins anew in silence then."""
+    if not was_saved(job_dir):
+        note(job_dir, "saved", str(step))
 
 
 def was_saved(job_dir: Path) -> bool:
-    """Whether there was a checkpoint, as `note_saved` was told. Raises GraphftError[storage]."""
-    if read_ends(job_dir).saved:
-        return True
-    url = storage_of(job_dir)
-    return bool(url) and _is_marked(job_dir, url)
+    """Returns True if there was a checkpoint, as `note_saved` was told in this folder."""
+    return any(_rows(job_dir, "saved"))
 
 
 def lost_checkpoints(job_dir: Path, step: int | None) -> str:
-    """What is wrong with the checkpoints of a run that would go on at `step` (`saved_step`), as a verb of theirs; "" if
-    nothing is. Raises GraphftError[storage]."""
+    """Returns what is wrong with the checkpoints of a run that would go on at `step` (`saved_step`), as a verb of
+    theirs; "" if nothing is."""
     if step is None:
         return "cannot be read now"
     return "are gone, or damaged" if step == 0 and was_saved(job_dir) else ""
 
 
-def _is_marked(job_dir: Path, url: str) -> bool:
-    try:
-        return bool(parse_json(read_mark(url, SAVED) or b"{}").get("run") == read_record(job_dir).run_id)
-    except (ValueError, AttributeError):
-        return True  # it cannot be told of which run it is
-
-
-def read_ends(job_dir: Path) -> ProcessEnds:
-    """Of all launches of the run in this folder, on all machines that share it."""
-    failed, launches, saved, counts = "", 0, False, {"failure": Counter[str](), "preemption": Counter[str]()}
-    for line in _lines(job_dir):
-        try:
-            row = parse_json(line)
-            kind = row["kind"]
-            launches += kind == "launch"
-            saved |= kind == "saved"
-            failed = {"launch": "", "failed": str(row.get("what", ""))}.get(kind, failed)
-            if kind in counts:
-                counts[kind][str(row["name"])] += 1
-        except (ValueError, KeyError, TypeError):  # a line that the disk did not take whole
-            continue
-    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed, saved)
-
-
-def count_ends(job_dir: Path, since: float, until: float) -> tuple[int, int]:
-    """(failures, preemptions) of a run's processes between two times, Unix seconds, as far as they are noted."""
-    counts = Counter[str]()
-    for line in _lines(job_dir):
-        try:
-            row = parse_json(line)
-            counts[str(row["kind"])] += since <= float(row["at"]) <= until
-        except (ValueError, KeyError, TypeError):  # as above
-            continue
-    return counts["failure"], counts["preemption"]
-
-
 def past_epoch(config: JobConfig, job_dir: Path, epoch: int, found: PassMetrics) -> dict[str, float]:
     """Returns what `on_epoch` is given of an epoch (from 1) for whose end nobody has waited: as `train()` returns it.
     `seconds`: from its first step to its last one, in which the `failures` and `preemptions` were."""
-    starts = config.plan.start_steps
-    failures, preemptions = count_ends(job_dir, found.began, found.ended)
+    starts, within = config.plan.start_steps, (found.began, found.ended)
+    ends = [row["kind"] for row in _rows(job_dir, "failure", "preemption") if within[0] <= row["at"] <= within[1]]
     return {
         "epoch": epoch,
         **found.numbers(),
         "discarded": discarded_in(config, epoch, found),
         "steps": starts[epoch] - starts[epoch - 1],
         "seconds": found.ended - found.began,
-        "failures": failures,
-        "preemptions": preemptions,
+        "failures": ends.count("failure"),
+        "preemptions": ends.count("preemption"),
     }
 
 
@@ -153,38 +121,10 @@ def discarded_in(config: JobConfig, epoch: int, found: PassMetrics) -> int:
 
 
 def ends_as_events(job_dir: Path) -> list[Event]:
-    """For a job whose etcd has gone: each launch, each process that ended too early, and that the job failed."""
+    """Returns, for a job whose etcd has gone, its launches, the processes that ended too early, and its failures."""
     found = []
-    for line in _lines(job_dir):
-        try:
-            row = parse_json(line)
-            at, kind, what = float(row["at"]), row["kind"], plain_text(str(row.get("what", "")))
-            text = {
-                "launch": "the job was launched",
-                "failed": what,
-                "failure": f"{row.get('name')} died ({what})",
-                "preemption": f"{row.get('name')} died ({what})",
-            }.get(kind)
-        except (ValueError, KeyError, TypeError):
-            continue
-        if text is not None:
-            found.append(Event(at, "launcher", {"launch": "launch", "failed": "failed"}.get(kind, "died"), text))
+    for row in _rows(job_dir, "launch", "failed", "failure", "preemption"):
+        what, kind = plain_text(row["what"]), {"launch": "launch", "failed": "failed"}.get(row["kind"], "died")
+        text = {"launch": "the job was launched", "failed": what, "died": f"{row['name']} died ({what})"}[kind]
+        found.append(Event(row["at"], "launcher", kind, text))
     return found
-
-
-def _append(job_dir: Path, row: dict[str, str]) -> bool:
-    """Returns whether the disk took it."""
-    try:
-        with (job_dir / FILE).open("a") as f:
-            f.write(json.dumps({"at": round(time.time(), 3)} | row) + "\n")
-    except OSError as error:
-        log.warning("the end of a process cannot be noted in %s: %s", job_dir, error)
-        return False
-    return True
-
-
-def _lines(job_dir: Path) -> list[str]:
-    try:
-        return read_regular(job_dir / FILE).decode(errors="replace").splitlines()
-    except OSError:
-        return []

@@ -89,37 +89,26 @@ class Result:
         return Best(kept.step, kept.value, model) if kept is not None and model is not None else None
 
     def missing_best(self) -> str:
-        """Says that the best model is not there, in the folder or its storage; "" if it is, or none was to be kept.
-        Where only a worse one is left, `best` is that one."""
-        terms, models = self._best_terms, self._best_models
-        if terms is None or models is None:
+        """Returns a line if the best model is not there, in the folder or its storage; "" if it is, or none was to be
+        kept. Where only a worse one is left, `best` is that one."""
+        terms, models, rows = self._best_terms, self._best_models, self.validations
+        if terms is None or models is None or not rows:
             return ""
         from graphft.runtime.validation.best_model import Kept
 
-        values = {step: row.get(terms.metric, math.nan) for step, row in self.validations.items()}
-        made = [Kept(step, value) for step, value in values.items() if math.isfinite(value)]
-        best = min(made, key=lambda kept: kept.rank(models.mode), default=None)
+        made = [Kept(step, row[terms.metric]) for step, row in rows.items() if _is_finite(row.get(terms.metric))]
+        if not made:
+            return f"NO best model is kept: {terms.metric} was not finite in any of {len(rows)} validations"
         kept = models.best()
-        if kept is not None and (best is None or kept.rank(models.mode)[0] <= best.rank(models.mode)[0]):
-            best, kept = kept, None
-        if best is None or (kept is None and models.has(best)):
+        best = min([*made, *([kept] if kept is not None else [])], key=lambda one: one.rank(models.mode))
+        if models.has(best):
             return ""
         rest = f"; of those there, that of step {kept.step} is the best" if kept is not None else ""
         return f"the model of step {best.step}, the best one by {terms.metric}, is MISSING from {models.folder}{rest}"
 
     def warnings(self, config: JobConfig) -> list[str]:
-        """A line for each thing that the job did without."""
-        lost = self.lost(config.data.records) + _missing_validations(self.job_dir, config, self.steps)
-        return [line for line in (*lost, self.missing_best()) if line]
-
-    def _never_best(self) -> list[str]:
-        """A line, if a best model was asked for and no validation had a value to tell it by."""
-        rows = self.validations
-        terms = self._best_terms if rows else None
-        values = [row.get(terms.metric, math.nan) for row in rows.values()] if terms is not None else []
-        if terms is None or any(map(math.isfinite, values)):
-            return []
-        return [f"NO best model is kept: {terms.metric} was not finite in any of {len(values)} validations"]
+        """Returns a line for each thing that the job did without."""
+        return self.lost(config.data.records) + _missing_validations(self.job_dir, config, self.steps)
 
     @property
     def _best_terms(self) -> Criterion | None:
@@ -149,14 +138,14 @@ class Result:
         return {name: list(zip(numbers.tolist(), rows.values(name).tolist(), strict=True)) for name in rows.names}
 
     def predict(self, data: Any, **options: Any) -> dict[str, Tensor]:
-        """What the model predicts of `data`: see `graphft.predict`, whose options these are."""
+        """Returns what `graphft.predict` does, whose options these are."""
         import graphft  # what predicts stands above: this room does not know it
 
         predicted: dict[str, Tensor] = graphft.predict(self.job_dir, data, **options)
         return predicted
 
     def describe(self, generation: int) -> str:
-        """The launcher's last lines."""
+        """Returns the launcher's last lines."""
         failures, preemptions = sum(self.failures.values()), sum(self.preemptions.values())
         _, rows = rows_or_why(self.job_dir)[0].known()
         parts = [
@@ -171,8 +160,8 @@ class Result:
         return f"{', '.join(parts)}\nmodel: {where}"
 
     def lost(self, records: int, *, losses: bool = True) -> list[str]:
-        """What the job did without, a line each: told also when it is to be quiet. `records`: of its data.
-        `losses`: all of them are looked at, too, which takes a second for some millions."""
+        """Returns what the job did without, a line each: told also when it is quiet. `records`: of its data. `losses`:
+        all of them are looked at, too, which takes a second for some millions."""
         skipped = self.skipped_steps if self.model.exists() else 0
         bad = tensor_file_metadata(self.model).get("nonfinite") if self.model.exists() else None
         lines = [f"{skipped} of {self.steps} steps were SKIPPED as not finite"] if skipped else []
@@ -180,8 +169,12 @@ class Result:
             rows, why = rows_or_why(self.job_dir)
             lines += _not_finite(rows, bool(skipped)) + ([why] if why else [])
         lines += [f"the model is NOT FINITE: {bad}"] if bad else []
-        lines += self._never_best()
-        return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])
+        lines += [describe_discarded(self.discarded, records)] if self.discarded else []
+        return lines + ([best] if (best := self.missing_best()) else [])
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def steps_of(job_dir: Path, config: JobConfig) -> int:
@@ -199,7 +192,7 @@ def _not_finite(rows: Rows, skipped: bool) -> list[str]:
 
 
 def _missing_validations(job_dir: Path, config: JobConfig, steps: int) -> list[str]:
-    """A line that says which validations a job lacks that was complete after so many steps, if it lacks some."""
+    """Returns a line that says which validations a job lacks that was complete after so many steps, if any."""
     lacking = sorted({step for step in config.validated if step <= steps} - read_validations(job_dir).keys())
     if not lacking:
         return []

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.callbacks.csv_logger import OWN
+from graphft.runtime.callbacks.cursor import FILE as TOLD
+from graphft.runtime.callbacks.cursor import Cursor
 from graphft.runtime.checkpoint.store import saved_step
+from graphft.runtime.coordination import validations
 from graphft.runtime.coordination.job_storage import (
     JOBS,
     begun_in_storage,
@@ -28,10 +31,11 @@ from graphft.runtime.coordination.job_storage import (
 from graphft.runtime.coordination.runs import copy_of, link_newest, run_at, run_numbers
 from graphft.runtime.launcher.process_ends import FILE as ENDS
 from graphft.runtime.launcher.process_ends import lost_checkpoints
-from graphft.runtime.launcher.tell import tell
+from graphft.runtime.process import metric_table
 from graphft.runtime.process.folder_lock import locked
+from graphft.transpiler.record import read_record
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what tells two jobs apart needs torch, which most commands do without
     from graphft.transpiler import Job, JobConfig
 
 _TRACES = ("etcd.json", "etcd", "checkpoints")
@@ -66,7 +70,8 @@ class RunFolder:
             return f"new run in {self.path}" + (f", storage {url}" if (url := storage_of(self.path)) else "")
         if not config.ft:
             return f"beginning {self.path} anew: without fault tolerance (ft=False) no run can be resumed"
-        return f"resuming {self.path} {where(self.path, config)}{kept}"
+        step = saved_step(self.path, config)
+        return f"resuming {self.path} at step {'?' if step is None else step}{config.of_steps}{kept}"
 
 
 @dataclass(frozen=True)
@@ -82,32 +87,35 @@ class _Found:
 
 
 def begun(path: Path) -> bool:
-    """Whether a process of the run in this folder was ever started: the folder may only have been saved, or copied from
-    the job's storage. Raises GraphftError[storage]."""
+    """Returns True if a process of the run in this folder was ever started: the folder may only have been saved, or
+    copied from the job's storage. Raises GraphftError[storage]."""
     logs = any(not log.name.startswith(_BATCH_LOGS) for log in (path / "logs").glob("*.log"))
     return logs or any((path / name).exists() for name in _TRACES) or begun_in_storage(path)
 
 
-def where(path: Path, config: JobConfig) -> str:
-    """ "at step 100 of 2048": where the run in this folder goes on."""
-    step = saved_step(path, config)
-    return f"at step {'?' if step is None else step}{config.of_steps}"
-
-
-def open_run(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False) -> RunFolder:
+def open_run(job: Job, wanted: str = "", *, fresh: bool = False) -> RunFolder:
     """Returns the folder in which `job` is to be run; a new one is saved there.
 
-    `wanted`: this folder and no other. `resume`: an unfinished run of this very job, or none. `fresh`: no run that was
-    begun. Raises UsageError if that cannot be, with what differs; GraphftError where a folder cannot be read.
+    `wanted`: this folder and no other. `fresh`: no run that was begun. Raises UsageError if that cannot be, with what
+    differs; GraphftError where a folder cannot be read.
     """
     while True:
         number, path, copied = _newest(job, wanted)
-        if copied and not wanted:
-            _check_name(job, path)
+        if copied and not wanted and (name := read_record(path).config.name) != job.config.name:
+            shutil.rmtree(path)
+            raise UsageError(
+                f"{job.config.storage} has the runs of job {name}, and this one is {job.config.name}",
+                rule="job-directory",
+                help="give each job a storage of its own",
+            )
         there = path.is_dir() and any(path.iterdir()) if number or wanted else False
         found = _compare(_with_storage(job, number), path) if there else _Found(f"{path} does not exist")
         if there and not found.differs and not (fresh and begun(path)):
-            return _same(job, path, found, resume)
+            if job.prediction is not None:
+                job.save_prediction(path)
+            publish(path)
+            link_newest(path)
+            return RunFolder(path, found.complete, kept=found.kept)
         if wanted and there:
             if copied:
                 shutil.rmtree(path)
@@ -116,41 +124,8 @@ def open_run(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = 
                 rule="job-directory",
                 help="choose another directory, or delete this one; without one the next run has a folder of its own",
             )
-        if resume and not found.layout:
-            raise UsageError(
-                f"there is no unfinished run of this job to resume: {path} {found.differs}",
-                rule="nothing-to-resume",
-                help="leave resume out to begin a run; what differs is to be as it was to go on with that run",
-            )
         if (begins := _begin(job, wanted, number, path, found, fresh)) is not None:
             return begins
-
-
-def _check_name(job: Job, path: Path) -> None:
-    """Raises UsageError for a storage that has runs of another job."""
-    from graphft.transpiler import read_record
-
-    if (name := read_record(path).config.name) != job.config.name:
-        shutil.rmtree(path)
-        raise UsageError(
-            f"{job.config.storage} has the runs of job {name}, and this one is {job.config.name}",
-            rule="job-directory",
-            help="give each job a storage of its own",
-        )
-
-
-def _same(job: Job, path: Path, found: _Found, resume: bool) -> RunFolder:
-    if resume and (found.complete or not begun(path)):
-        raise UsageError(
-            f"there is nothing to resume: {path} {'is complete' if found.complete else 'was saved, but never begun'}",
-            rule="nothing-to-resume",
-            help="leave resume out",
-        )
-    if job.prediction is not None:
-        job.save_prediction(path)
-    publish(path)
-    link_newest(path)
-    return RunFolder(path, found.complete, kept=found.kept)
 
 
 def _begin(job: Job, wanted: str, number: int, newest: Path, found: _Found, fresh: bool) -> RunFolder | None:
@@ -171,8 +146,8 @@ def _begin(job: Job, wanted: str, number: int, newest: Path, found: _Found, fres
     except GraphftError as error:
         if wanted or error.rule != "job-directory":
             raise
-        if begins and path.is_dir() and _is_of(path, job):  # another machine has just taken the storage
-            shutil.rmtree(path)
+        if begins and (path / "job.json").exists() and read_record(path).run_id == job.run_id:
+            shutil.rmtree(path)  # another machine has just taken the storage
         return None
     link_newest(path)
     held = found.differs or ("is complete" if found.complete else "is unfinished")
@@ -181,8 +156,8 @@ def _begin(job: Job, wanted: str, number: int, newest: Path, found: _Found, fres
 
 
 def _newest(job: Job, wanted: str) -> tuple[int, Path, bool]:
-    """The number of the newest run, its folder, and whether that was copied from the storage just now. 0: there is
-    none, or one is `wanted`."""
+    """Returns the number of the newest run, its folder, and True if that was copied from the storage just now. 0: there
+    is none, or one is `wanted`."""
     url, top = job.config.storage, str(JOBS / job.config.name)
     if wanted:
         return 0, Path(wanted), _copy(url, Path(wanted))
@@ -205,15 +180,8 @@ def _with_storage(job: Job, number: int) -> Job:
     return replace(job, config=job.config.replace(storage=run_at(url, number))) if url and number else job
 
 
-def _is_of(path: Path, job: Job) -> bool:
-    from graphft.transpiler import read_record
-
-    return (path / "job.json").exists() and read_record(path).run_id == job.run_id
-
-
 def _compare(job: Job, path: Path) -> _Found:
     from graphft.runtime.checkpoint.reshard import layout_differences
-    from graphft.transpiler import read_record
     from graphft.transpiler.differences import differences, drawn
 
     try:
@@ -241,66 +209,37 @@ def _compare(job: Job, path: Path) -> _Found:
 
 
 def _carry(source: Path, job: Job, new: Path) -> str:
-    """Takes the newest checkpoint of the run in `source` along, and its history. Returns what that is, in words. Raises
-    UsageError[job-running] while a launcher is at work there."""
+    """Takes along the newest checkpoint of the run in `source`, and what people are shown of it: one curve, one log.
+    Returns what that is, in words. Raises UsageError[job-running] while a launcher is at work there."""
     from graphft.runtime.checkpoint.reshard import carry_over
+    from graphft.runtime.validation.best_model import BestModels
 
     with locked(source):
         step = carry_over(source, job, new)
-    _carry_history(source, job, new)
+    for name in (metric_table.FILE, validations.FILE, OWN, ENDS):
+        if (source / name).exists():
+            shutil.copyfile(source / name, new / name)
+    if (source / TOLD).exists():
+        told = Cursor.read(source, read_record(source).run_id, job.config.plan.total_steps, job.config.passes)
+        replace(told, run=job.run_id).write(new)
+    best = job.config.validate.best if job.config.validate is not None else None
+    if best is not None and (source / "best").exists():
+        BestModels(new, best.mode or "min").adopt(BestModels(source, best.mode or "min"))
     counts = f"{job.config.passes} passes, {job.config.pservers} pserver{'s' * (job.config.pservers > 1)}"
     return f"from step {step}{job.config.of_steps} of {source}, with {counts},"
 
 
-def _carry_history(source: Path, job: Job, new: Path) -> None:
-    """Takes along what people are shown of a run: one curve, one log. A line tells what cannot be copied."""
-    from graphft.runtime.callbacks.csv_logger import OWN
-    from graphft.runtime.callbacks.cursor import FILE, Cursor
-    from graphft.runtime.coordination import validations
-    from graphft.runtime.process import metric_table
-    from graphft.runtime.validation.best_model import BestModels
-    from graphft.transpiler import read_record
-
-    validate = job.config.validate
-    for name in (metric_table.FILE, validations.FILE, OWN, ENDS):
-        with _or_a_line(source / name):
-            shutil.copyfile(source / name, new / name)
-    with _or_a_line(source / FILE):
-        told = Cursor.read(source, read_record(source).run_id, job.config.plan.total_steps, job.config.passes)
-        replace(told, run=job.run_id).write(new)
-    if validate is not None and validate.best is not None:
-        with _or_a_line(source / "best"):
-            BestModels(new, validate.best.mode or "min").adopt(BestModels(source, validate.best.mode or "min"))
-
-
-@contextlib.contextmanager
-def _or_a_line(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        return
-    except (OSError, UsageError, shutil.Error) as error:
-        tell(f"{path} does NOT go along: {error}")
-
-
-def saved_run(path: Path, *, resume: bool, fresh: bool) -> RunFolder:
-    """Returns the run in a folder, that is launched without its script. Raises UsageError if it cannot be run so."""
-    complete = is_complete(path)
+def saved_run(path: Path, *, fresh: bool) -> RunFolder:
+    """Returns the run in a folder, that is launched without its script. Raises UsageError for `fresh`."""
     if fresh:
         help = "give the script, too" if begun(path) else "leave --fresh out: this run was never begun"
         raise UsageError(f"--fresh is for a script: {path} holds one run", rule="option", help=help)
-    if resume and (complete or not begun(path)):
-        why = "is complete" if complete else "was saved, but never begun"
-        raise UsageError(
-            f"there is nothing to resume: {path} {why}", rule="nothing-to-resume", help="leave --resume out"
-        )
-    return RunFolder(path, complete)
+    return RunFolder(path, is_complete(path))
 
 
 def run_of(job: Job) -> str:
     """Returns the folder in ./jobs, or the URL of the storage, with the newest run of this very job; of a complete one,
     if there is any. Raises UsageError[unknown-job] where there is none, with how the newest run differs."""
-    from graphft.transpiler import read_record
     from graphft.transpiler.differences import differences, drawn
 
     top = str(JOBS / job.config.name)

@@ -1,136 +1,159 @@
-"""The jobs in a folder, or below a URL, with what their folders tell."""
+"""The runs in a folder, with what their folders tell: loss, best metric, size, how often processes ended."""
 
 from __future__ import annotations
 
-import posixpath
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 from graphft.errors import GraphftError, UsageError, plain_text
+from graphft.plan import Plan
 from graphft.runtime.coordination.job_storage import is_url
-from graphft.runtime.coordination.runs import copy_of, run_at, run_numbers
-from graphft.runtime.fs import FS, file_system
-from graphft.runtime.launcher.folder_sizes import sizes_in
+from graphft.runtime.coordination.runs import run_at, run_numbers
+from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.launcher.folder_status import FolderStatus, list_folders, look_if_there
-from graphft.runtime.launcher.run_figures import Best, Figures, figures_of
+from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
+from graphft.runtime.process.metric_table import Rows, rows_or_why
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.criteria import Criterion
 from graphft.transpiler.record import RECORD, read_record
 
+Values = dict[str, list[tuple[int, float]]]
+"""Of each metric, loss among them: (epoch from 1, value)."""
+
 
 @dataclass(frozen=True)
-class Run:
-    """A job that was found. `config`: None if it cannot be read."""
+class Best:
+    """The best value of a metric. `epoch`: of which it is, from 1. `of`: of validations, or of the means of the epochs
+    that are over (of the first one, while it goes on)."""
+
+    value: float
+    epoch: int
+    of: Literal["validation", "training"]
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run that was found. `config`: None if it cannot be read. What trainers of other machines computed is in their
+    folders."""
 
     status: FolderStatus
-    figures: Figures
     config: JobConfig | None
+    bytes: int
+    ends: ProcessEnds
+    last_loss: float | None = None
+    means: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+    validated: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+    unread: str = ""
+    """Why its metrics cannot be read."""
 
     @property
     def loss(self) -> float | None:
         """Of a job that runs, what its trainers told last; else of the last step that is recorded."""
-        return self.figures.last_loss if self.status.loss is None else self.status.loss
+        return self.last_loss if self.status.loss is None else self.status.loss
 
     @property
-    def at_pass(self) -> int | None:
-        """The pass that it is at, from 1; of a complete job, and of a Trainer's at an epoch's end, the last one."""
-        status = self.status
-        if status.pass_index is not None and self.config is not None:
-            return min(status.pass_index + 1, self.config.passes)
-        if self.config is None or status.step is None:
-            return None
-        at_rest = status.on_demand or status.state == "complete"
-        plan, ends = self.config.plan, at_rest and self.config.plan.begins_pass(status.step)
-        return min(plan.pass_of(status.step) + 1 - ends, plan.passes)
+    def names(self) -> set[str]:
+        return {*self.means, *self.validated}
 
     def criterion(self, wanted: Criterion | None) -> Criterion:
-        """By what its best value is told: as `wanted`, or as the job itself keeps its best model, or by the loss."""
+        """Returns by what its best value is told: `wanted`, or as the job keeps its best model, or the loss."""
         validate = self.config.validate if self.config is not None else None
         return wanted or (validate.best if validate is not None else None) or Criterion()
 
     def best(self, wanted: Criterion | None) -> Best | None:
-        return self.figures.best(self.criterion(wanted))
+        """Returns None where there is no value of that metric."""
+        criterion = self.criterion(wanted)
+        sign = 1 if criterion.mode == "min" else -1
+        kinds: tuple[Literal["validation", "training"], ...] = ("validation", "training")
+        for of, values in zip(kinds, (self.validated, self.means), strict=True):
+            found = [(sign * v, epoch) for epoch, v in values.get(criterion.metric, ()) if not math.isnan(v)]
+            if found:
+                value, epoch = min(found)
+                return Best(sign * value, epoch, of)
+        return None
 
     def remarks(self) -> list[str]:
-        """What is told below a table."""
-        return [*self.status.remarks(), *map(plain_text, self.figures.unread)]
+        """Returns what is told below a table."""
+        return [*self.status.remarks(), *filter(None, (plain_text(self.unread),))]
 
     def to_json(self, wanted: Criterion | None) -> dict[str, object]:
-        """What `graphft status --json` has of a job that does not run, and the figures."""
-        best, ends, criterion = self.best(wanted), self.figures.ends, self.criterion(wanted)
+        """Returns what `graphft status --json` has of a job that does not run, and more."""
+        best, criterion = self.best(wanted), self.criterion(wanted)
         found = None if best is None else {"value": best.value, "pass": best.epoch, "of": best.of}
         return self.status.to_json() | {
-            "at_pass": self.at_pass,
             "last_loss": self.loss,
             "best": {"metric": criterion.metric, "mode": criterion.mode} | found if found is not None else None,
-            "unread": [plain_text(text) for text in self.figures.unread],
-            "bytes": dict(self.figures.sizes),
-            "launches": ends.launches,
-            "preemptions": sum(ends.preemptions.values()),
-            "failures": sum(ends.failures.values()),
+            "unread": plain_text(self.unread),
+            "bytes": self.bytes,
+            "launches": self.ends.launches,
+            "preemptions": sum(self.ends.preemptions.values()),
+            "failures": sum(self.ends.failures.values()),
         }
 
 
-def list_runs(place: str) -> list[Run]:
-    """The jobs in a folder, that which was worked on last at the end; or that in it, if it is a job's. `place` may be
-    the URL of storages. Raises UsageError[unknown-job] if there are none, GraphftError[storage]."""
-    found = _stored(place.rstrip("/")) if is_url(place) else _local(Path(place))
-    if not found:
-        there = place if is_url(place) else Path(place).absolute()
+def list_runs(place: str) -> list[ListedRun]:
+    """Returns the runs in a folder, the one that was worked on last at the end; or that in it, if it is a run's. Raises
+    UsageError if there are none, and for a URL."""
+    if is_url(place):
         raise UsageError(
-            f"there are no jobs in {there}",
-            rule="unknown-job",
-            help="graphft runs FOLDER looks elsewhere, also below a URL; graphft status --etcd HOST:PORT has what an "
-            "etcd knows",
+            f"{place} is a URL, and the runs of a folder are listed",
+            rule="option",
+            help="graphft status --job URL tells of the job in a storage",
         )
-    return found
+    folder = Path(place)
+    own = [Path(run_at(place, number)) for number in run_numbers(folder)]
+    if (folder / RECORD).exists() or own:
+        found = list(map(look_if_there, own or [folder]))
+    else:
+        found = list_folders(folder)
+    if not found:
+        raise UsageError(
+            f"there are no jobs in {folder.absolute()}",
+            rule="unknown-job",
+            help="graphft runs FOLDER looks elsewhere; graphft status --etcd HOST:PORT has what an etcd knows",
+        )
+    return [read_run(status) for status in found]
 
 
-def _local(folder: Path) -> list[Run]:
-    if (folder / RECORD).exists():
-        return [_run(look_if_there(folder))]
-    own = [Path(run_at(str(folder), number)) for number in run_numbers(folder)]
-    return [_run(status) for status in (map(look_if_there, own) if own else list_folders(folder))]
-
-
-def _run(status: FolderStatus) -> Run:
+def read_run(status: FolderStatus) -> ListedRun:
+    folder = status.folder
+    size, ends = disk_bytes(folder), read_ends(folder)
     try:
-        config = read_record(status.folder).config
+        config = read_record(folder).config
     except GraphftError:
-        config = None
-    return Run(status, figures_of(status.folder, config.plan if config is not None else None), config)
+        return ListedRun(status, None, size, ends)
+    (rows, why), plan, validated = rows_or_why(folder), config.plan, Values()
+    for row in read_validations(folder).values():
+        epoch = row.epoch + (row.step not in plan.start_steps)  # within an epoch: of that one
+        for name, value in row.metrics.items():
+            validated.setdefault(name, []).append((epoch, value))
+    _, known = rows.known()
+    last = float(known.values("loss")[-1]) if len(known) else None
+    return ListedRun(status, config, size, ends, last, _epoch_means(rows, plan), validated, why)
 
 
-def _stored(url: str) -> list[Run]:
-    fs, root = file_system(url)
+def _epoch_means(rows: Rows, plan: Plan) -> Values:
+    """Returns those of the epochs that are over; of the one that goes on, if it is the first."""
+    samples, means = rows.means(plan.start_steps)
+    begun = np.flatnonzero(samples)
+    over = begun[: max(1, plan.pass_of(rows.first + len(rows)))]
+    return {name: list(zip((over + 1).tolist(), of[over].tolist(), strict=True)) for name, of in means.items()}
+
+
+def disk_bytes(path: Path) -> int:
+    """Returns what a file takes on the disk, or all files below a folder: etcd's are mostly holes. What cannot be
+    looked at, or is deleted meanwhile, counts as nothing."""
+    return sum(_blocks(Path(folder, name)) for folder, _, names in os.walk(path) for name in names) or _blocks(path)
+
+
+def _blocks(path: Path) -> int:
     try:
-        return sorted(_stored_runs(fs, root, url), key=lambda run: run.status.at)
-    except (OSError, NotImplementedError) as error:
-        raise GraphftError(
-            f"{url} cannot be listed: {error or type(error).__name__}",
-            rule="storage",
-            help="see whether it can be reached from here; of one job: graphft status --job URL",
-        ) from error
-
-
-def _stored_runs(fs: FS, root: str, url: str) -> Iterator[Run]:
-    jobs = [url, *(posixpath.join(url, name) for name in fs.list_dirs(root))]
-    for place in jobs:
-        for there in (place, *(run_at(place, number) for number in run_numbers(place))):
-            path = posixpath.join(root, there.removeprefix(url).strip("/")).rstrip("/")
-            if fs.size(posixpath.join(path, RECORD)) is not None:
-                yield _stored_run(fs, path, there)
-
-
-def _stored_run(fs: FS, path: str, url: str) -> Run:
-    """What the storage has of it, and the copy of this machine, if there is one: logs and metrics."""
-    try:
-        found = _run(look_if_there(copy_of(url)))
-    except GraphftError as error:
-        name = posixpath.basename(url)
-        status = FolderStatus(Path(name), name, "unreadable", None, 0, time.time(), failure=error.message)
-        found = Run(status, Figures(), None)
-    sizes = sizes_in(fs, path)
-    return replace(found, status=replace(found.status, url=url), figures=replace(found.figures, sizes=sizes))
+        return path.lstat().st_blocks * 512
+    except OSError:
+        return 0

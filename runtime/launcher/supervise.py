@@ -1,8 +1,9 @@
-"""From the start of a job's processes to its end: they are looked after, and so is what the job says of itself."""
+"""From the start of a job's processes to its end: they are looked after, and so are its status and its etcd."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 
@@ -12,11 +13,12 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import ETCD_FULL, UNKNOWN_JOB, JobStatus, read_status
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
-from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
+from graphft.runtime.launcher.ending import tell
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.transport.address import is_loopback
+
+log = logging.getLogger("graphft")
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
@@ -26,25 +28,26 @@ LOST_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 """For how long one read of the status may keep this process from looking after its children and etcd."""
 LAST_SECONDS = 10.0
-"""The same for the last one, when there is nothing else to look after: a job that has just completed would be called
-failed where etcd is slow."""
+"""The same for the last one: a job that has just completed would be called failed where etcd is slow."""
+ETCD_TRIES, SILENT_SECONDS, FULL_SECONDS = 5, 20.0, 2.0
+"""The launcher's etcd may fail to start so often in a row; it may answer nothing for so long until it is started again;
+and until a full disk is told."""
 
 
 def supervise(
     supervisor: Supervisor,
-    etcd: Store,
-    keys: Keys,
-    on_status: Callable[[Supervisor, JobStatus], None],
-    embedded: EmbeddedEtcd | None,
-    brief: bool,
-    begins: int,
+    on_status: Callable[[JobStatus], None],
+    embedded: EmbeddedEtcd | None = None,
+    *,
+    brief: bool = False,
+    begins: int = 0,
     every: float = STATUS_EVERY_SECONDS,
 ) -> JobStatus | None:
     """Looks after the processes until the job is over. Returns its last status; None if etcd never told one. `begins`:
     the step at which the job goes on; `every`: seconds from one look at its status to the next."""
     status, next_status, complete_at = None, 0.0, None
-    look = _Look(etcd, keys, begins)
-    keeper = EtcdKeeper(embedded, supervisor.etcd_restarted) if embedded is not None else None
+    look = _Look(supervisor.etcd, supervisor.keys, begins)
+    keeper = EtcdKeeper(embedded, supervisor) if embedded is not None else None
     alone = embedded is not None and is_loopback(embedded.host)  # no process elsewhere can reach it
     while not supervisor.all_done and not supervisor.failed:
         supervisor.step(0.2)
@@ -64,10 +67,9 @@ def supervise(
                 supervisor.expect_trainers(bool(seen.trainers or seen.loading))
         status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
-        on_status(supervisor, status)
+        on_status(status)
         if status.state == "failed":
-            told = status.failure or "a role reported that the job cannot go on"
-            supervisor.failed = supervisor.failed or told
+            supervisor.fail(status.failure or "a role reported that the job cannot go on")
         if status.state == "complete":
             complete_at = complete_at or time.monotonic()
             supervisor.take_back_orders()
@@ -75,7 +77,7 @@ def supervise(
                 break
     last = look(status, deadline=LAST_SECONDS)
     if last is not None:
-        on_status(supervisor, last)
+        on_status(last)
     return last
 
 
@@ -85,7 +87,7 @@ def _registered(status: JobStatus) -> set[Identity]:
 
 
 class _Look:
-    """Reads the status; the one before while etcd is away: the display waits, the job decides for itself."""
+    """Reads the status; returns the one before while etcd is away: the display waits, the job decides for itself."""
 
     def __init__(self, etcd: Store, keys: Keys, begins: int) -> None:
         self.etcd, self.keys, self.begins = etcd, keys, begins
@@ -103,18 +105,13 @@ class _Look:
             self._check_lost(error)
             return last
         self._unknown_since = None
-        self._look_for_alarm()
+        if time.monotonic() > self._next_alarm:
+            self._next_alarm = time.monotonic() + ALARM_EVERY_SECONDS
+            full = self.etcd.is_full()
+            if full != self._full:
+                self._full = full
+                tell(ETCD_FULL if full else "etcd takes records again")
         return dataclasses.replace(found, etcd_full=True) if self._full else found
-
-    def _look_for_alarm(self) -> None:
-        """Now and then, and says once what has changed."""
-        if time.monotonic() < self._next_alarm:
-            return
-        self._next_alarm = time.monotonic() + ALARM_EVERY_SECONDS
-        full = self.etcd.is_full()
-        if full != self._full:
-            self._full = full
-            tell(ETCD_FULL if full else "etcd takes records again")
 
     def _check_lost(self, error: GraphftError) -> None:
         """Processes that lose their leases with etcd's data are started again, and record the job anew."""
@@ -129,7 +126,66 @@ class _Look:
 
 
 def why_failed(supervisor: Supervisor, status: JobStatus | None) -> str:
-    """ "" if the job is complete."""
+    """Returns "" if the job is complete."""
     if not supervisor.failed and status is not None and status.state == "complete":
         return ""
     return supervisor.failed or (status.failure if status is not None else "") or "it did not complete"
+
+
+class EtcdKeeper:
+    """Starts a launcher's own etcd again, with its data, if it has died or answers nothing. Where its disk is full,
+    that is told, and the job goes on when there is room again."""
+
+    def __init__(self, etcd: EmbeddedEtcd, supervisor: Supervisor | None = None) -> None:
+        self._etcd, self._supervisor = etcd, supervisor
+        self._silent_since: float | None = None
+        self._failed, self._again_at = 0, 0.0
+        self._full_told = False
+
+    def heard(self, answered: bool) -> None:
+        """Takes note: it has `answered` the last question, or has not."""
+        self._silent_since = None if answered else self._silent_since or time.monotonic()
+        self._full_told = self._full_told and not answered
+
+    def step(self) -> None:
+        """Called all the while."""
+        now = time.monotonic()
+        silent = now - self._silent_since if self._silent_since is not None else 0.0
+        if silent > FULL_SECONDS and self._etcd.full_disk:
+            self._tell_full()
+        if now < self._again_at:
+            return
+        if not self._etcd.running:
+            self._restart("died")
+        elif silent > SILENT_SECONDS:
+            self._restart(f"has not answered for {silent:.0f} s")
+
+    def _tell_full(self) -> None:
+        if not self._full_told:
+            self._full_told = True
+            tell(f"etcd cannot write: {self._etcd.full_disk}; the job waits for room")
+
+    def _restart(self, why: str) -> None:
+        if not self._etcd.has_data:
+            raise EtcdError(
+                f"etcd {why}, and its data in {self._etcd.data_dir} are gone: this run cannot go on",
+                rule="etcd-data-gone",
+                help="the job's folder was deleted while it ran? Put a copy of it "
+                "back, if there is one, and start the job again: it goes on from its newest checkpoint",
+            )
+        if not self._full_told:
+            log.warning("etcd %s, starting it again with its data", why)
+        try:
+            self._etcd.restart()
+        except EtcdError as error:
+            if error.rule == "disk-full":
+                self._tell_full()
+                self._again_at = time.monotonic() + FULL_SECONDS
+                return
+            self._failed += 1
+            if self._failed == ETCD_TRIES:  # killed while it starts, say
+                raise
+            return
+        self._failed, self._silent_since = 0, None
+        if self._supervisor is not None:
+            self._supervisor.events.emit("etcd-restarted", f"etcd {why}; it was started again with its data")

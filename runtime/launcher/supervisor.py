@@ -1,4 +1,4 @@
-"""Starting a job's roles on this machine, and starting them again when they die."""
+"""Starts a job's roles, and starts them again when they die."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
-
-import psutil
 
 from graphft.errors import GraphftError, UsageError, plain_text
 from graphft.runtime.coordination.event_log import Events
@@ -25,11 +23,9 @@ from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
 from graphft.runtime.coordination.wanted_passes import WantedPasses
 from graphft.runtime.engines.base import Engine, EngineError, Process
 from graphft.runtime.etcd import EtcdError, Store
-from graphft.runtime.launcher.capacity import Capacity
-from graphft.runtime.launcher.child import Child
-from graphft.runtime.launcher.child_processes import ChildProcesses
+from graphft.runtime.launcher.child import Child, ChildProcesses
 from graphft.runtime.launcher.death_analysis import DeathAnalysis
-from graphft.runtime.launcher.process_ends import note_end
+from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.process.identity import UNKNOWN, Identity
 from graphft.runtime.process.role_process import (
     ERROR_LINES,
@@ -48,16 +44,14 @@ CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
 """A trainer that cannot start (a source file half saved, a machine that gives other bits) is no end of a job in which
 another one has been at work for that time; it is tried again later."""
 MEASURE_SECONDS = 1.0
-ALONE_SECONDS, AWAY_SECONDS = 5.0, 60.0
-"""For how long a job may be without trainers when all those of the launcher have left; and when others have worked for
-it since, which may have died all at once, and be on their way back."""
-KEPT_SECONDS = 1.0
-"""Before a trainer is ordered, while room is kept for shards."""
+ALONE_SECONDS = 30.0
+"""For how long a job may be without trainers when all those of the launcher have left: others may be on their way."""
+ROOM_LOOK_SECONDS, ROOM_NEXT_SECONDS = 1.0, 5.0
+"""Between two looks at orders without room; and after a trainer has given its room up."""
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
 COLLECT_SECONDS, POLL_SECONDS = 10.0, 0.02
-"""For how long the end of what roles have left is waited for (milliseconds, where the machine is not busy), and how
-often it is looked for."""
+"""For how long the end of what roles have left is waited for."""
 REVOKE_SECONDS, REVOKE_EVERY_SECONDS = 2.0, 0.2
 """For how long an end tries to revoke leases where etcd does not answer, and how often."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
@@ -88,7 +82,7 @@ class Supervisor:
         self.look: Callable[[], None] = lambda: None
         """Called by each step: who runs a launch in a thread of its own ends it by an exception."""
         self.replaces_left = False
-        """Whether a trainer that was asked to leave (SIGTERM) is a preempted one: it is started again."""
+        """True if a trainer that was asked to leave (SIGTERM) is a preempted one: it is started again."""
         self.passes: WantedPasses | None = None
         """Which of the job's passes are wanted, if they are on demand."""
         self.events = Events(etcd, keys, "launcher")
@@ -99,12 +93,10 @@ class Supervisor:
         self._locations = ProcessLocations(etcd, keys)
         self._deaths = DeathAnalysis(job_dir, keys, etcd, self.events)
         self._child_processes = ChildProcesses()
-        self._capacity = Capacity(engine)
-        self._measured_at = 0.0
-        self._folder_there = False
+        self._measured_at = self._room_at = 0.0
+        self._reserved = False
+        """True if what room there is is reserved for shards: no trainer is ordered."""
         self._alone_since: float | None = None
-        self._others_seen = False
-        """Whether trainers that others had started were there when all of this launcher's had left."""
         self._exits: queue.Queue[tuple[Child, Process, int]] = queue.Queue()
 
     @property
@@ -112,10 +104,14 @@ class Supervisor:
         """The job's control records now. Raises EtcdUnreachable."""
         return read_view(self.keys, self.etcd.range(self.keys.control, deadline=ETCD_SECONDS).kvs)
 
-    def take_progress(self, step: int, applied: int) -> None:
-        """Tells the job's step, and how many updates the shards have applied since they started.
+    @property
+    def all_done(self) -> bool:
+        return all(c.done for c in self.children.values())
 
-        Steps that are repeated are no progress, and neither are steps without data, because all of it is left out.
+    def take_progress(self, step: int, applied: int) -> None:
+        """Takes note of the job's step, and of how many updates the shards have applied since they started.
+
+        Steps that are repeated are no progress, and neither are steps without data, because all of it is discarded.
         """
         if step > self._progress and applied != self._applied:
             self._progress, self._applied = step, applied
@@ -131,7 +127,7 @@ class Supervisor:
         return child
 
     def signal(self, role: str, index: int, signum: int) -> bool:
-        """Sends a signal to a role's process; False if there is none now."""
+        """Sends a signal to a role's process; False if there is none now. From any thread."""
         child = self.children.get((role, index))
         if child is None or child.process is None or not child.alive:
             return False
@@ -145,23 +141,22 @@ class Supervisor:
         self.look()
         now = time.monotonic()
         pending = [c.restart_at - now for c in self.children.values() if c.restart_at is not None]
-        try:
-            child, process, status = self._exits.get(timeout=max(0.0, min([timeout, *pending])))
-            self._ended(child, process, status)
-        except queue.Empty:
-            pass
+        with contextlib.suppress(queue.Empty):
+            self._ended(*self._exits.get(timeout=max(0.0, min([timeout, *pending]))))
         for child in self.children.values():
             if child.restart_at is not None and time.monotonic() >= child.restart_at:
                 self._start(child)
         self._revoker.step()
         self.events.again()
         self._locations.publish(self._ordered())
-        self._capacity.step(self.children.values())
+        self._make_room()
         self._measure()
         try:
             self.engine.step()
         except UsageError as error:
             self.fail(error.message)
+
+    # -- what the status tells --------------------------------------------------------------------------------------
 
     def replace_frozen(self, registered: Collection[Identity]) -> None:
         """Ends children that no longer hold a lease and yet do not end by themselves, as a running process would.
@@ -178,7 +173,7 @@ class Supervisor:
                 child.registered, child.gone_at = child.identity, None
             elif child.registered == child.identity:
                 child.gone_at = child.gone_at or now
-                if now - child.gone_at > (FROZEN_SECONDS if _stopped(child.identity) else STUCK_SECONDS):
+                if now - child.gone_at > (FROZEN_SECONDS if child.stopped else STUCK_SECONDS):
                     log.warning("%s has lost its lease and does not end: killing it", child.name)
                     process.send_signal(signal.SIGKILL)
 
@@ -188,36 +183,24 @@ class Supervisor:
         `others`: whether any trainer is registered or loads its data.
         """
         mine = [c for c in self.children.values() if c.role == "trainer"]
-        left = bool(mine) and all(c.done for c in mine)
-        if others or not left:
+        if others or not mine or not all(c.done for c in mine):
             self._alone_since = None
-            self._others_seen = left
             return
-        self._alone_since = time.monotonic() if self._alone_since is None else self._alone_since
-        if time.monotonic() - self._alone_since > (AWAY_SECONDS if self._others_seen else ALONE_SECONDS):
-            self.failed = self.failed or (
-                "no trainer is left, and the job is not complete: those of this launcher were "
-                "asked to leave, by SIGTERM"
-            )
+        self._alone_since = self._alone_since or time.monotonic()
+        if time.monotonic() - self._alone_since > ALONE_SECONDS:
+            who = "those of this launcher were asked to leave, by SIGTERM"
+            self.fail(f"no trainer is left, and the job is not complete: {who}")
 
     def take_back_orders(self) -> None:
         """The job is complete: processes that the engine has no room for are not wanted any more."""
         for child in self.children.values():
-            process = child.process
-            waits = process is not None and child.alive and not process.pid
+            waits = child.waits
             if child.restart_at is not None or waits:
                 child.done, child.restart_at = True, None
-            if process is not None and waits:
-                process.send_signal(signal.SIGTERM)
+            if child.process is not None and waits:
+                child.process.send_signal(signal.SIGTERM)
 
-    @property
-    def _visible(self) -> list[Identity]:
-        """Processes of this machine."""
-        return [child.identity for child in self.children.values() if child.identity.visible]
-
-    @property
-    def all_done(self) -> bool:
-        return all(c.done for c in self.children.values())
+    # -- the end ----------------------------------------------------------------------------------------------------
 
     def stop(self, grace: float = 10.0) -> None:
         """Ends all children, stopped ones too: SIGTERM, then SIGKILL after `grace` seconds. Their leases end as well,
@@ -226,10 +209,9 @@ class Supervisor:
         running = [c.process for c in children if c.process is not None]
         for child in self.children.values():
             child.restart_at = None
-        self._child_processes.look(self._visible)
+        self._collect()
         self.engine.cancel_orders()
         for process in running:
-            self._look_at(process)
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + grace
@@ -237,15 +219,15 @@ class Supervisor:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self._look_at(process)
+                self._collect()
                 process.send_signal(signal.SIGKILL)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can keep it
                     process.wait(KILLED_SECONDS)
         end = time.monotonic() + COLLECT_SECONDS
-        self._child_processes.look([])
+        self._collect()
         while self._child_processes.left and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
-            self._child_processes.look([])
+            self._collect()
         end = time.monotonic() + REVOKE_SECONDS
         for child in children:
             while not (done := self._revoker.try_once(child.identity)) and time.monotonic() < end:
@@ -258,20 +240,13 @@ class Supervisor:
     def close(self) -> None:
         self.stop(grace=2.0)
 
-    def _look_at(self, process: Process) -> None:
-        """Notes what a process of this machine, which is about to be ended, has started so far."""
-        if process.identity.visible:
-            self._child_processes.look([process.identity])
-
-    # -- one child ----------------------------------------------------------------------------------------------
+    # -- one child --------------------------------------------------------------------------------------------------
 
     def _start(self, child: Child) -> None:
-        if child.role == "trainer" and self._capacity.reserved:
-            child.restart_at = time.monotonic() + KEPT_SECONDS
+        if child.role == "trainer" and self._reserved:
+            child.restart_in(ROOM_LOOK_SECONDS)
             return
-        child.restart_at = None
-        child.started_at = time.monotonic()
-        child.peak = 0
+        child.restart_at, child.started_at, child.peak = None, time.monotonic(), 0
         try:
             process = child.process = self.engine.start(child.order(self.endpoints))
         except UsageError as error:
@@ -282,29 +257,43 @@ class Supervisor:
                 why = error.message if isinstance(error, GraphftError) else str(error)
                 log.warning("%s cannot be started (%s); trying again", child.name, why)
         else:
-            child.refused = 0
-            child.identity = process.identity
+            child.refused, child.identity = 0, process.identity
             threading.Thread(target=self._await_end, args=(child, process), daemon=True).start()
-
-    def _look_for_folder(self) -> None:
-        """Says so when the job's folder has gone: what lives goes on, and nothing else would tell."""
-        there = (self.job_dir / "job.json").exists()
-        if self._folder_there and not there:
-            self.events.emit(
-                "folder-gone",
-                f"{self.job_dir} is gone, or its file system is: what lives goes on, and a pserver that dies waits for "
-                f"its checkpoints; logs and metrics are lost: put it back (of a copy: cp -r COPY/. {self.job_dir}/)",
-            )
-        self._folder_there = there
-
-    def _ordered(self) -> list[Ordered]:
-        """The processes that are elsewhere, or wait for room."""
-        there = [(c, c.process) for c in self.children.values() if c.process is not None and c.process.poll() is None]
-        return [Ordered(c.role, c.index, process.place, process.pid) for c, process in there if process.place]
 
     def _await_end(self, child: Child, process: Process) -> None:
         child.identity = process.await_made()
         self._exits.put((child, process, process.wait()))
+
+    def _ordered(self) -> list[Ordered]:
+        """Returns the processes that are elsewhere, or wait for room."""
+        there = [(c, c.process) for c in self.children.values() if c.process is not None and c.alive]
+        return [Ordered(c.role, c.index, process.place, process.pid) for c, process in there if process.place]
+
+    def _make_room(self) -> None:
+        """Gives shards the room of trainers, one by one, the youngest first: a job does no step without all of its
+        shards, and one trainer is enough. What is lost with machines is ordered again as it died: trainers may have
+        taken all the room that is left."""
+        shards = [c for c in self.children.values() if c.role == "pserver" and c.waits]
+        trainers = [c for c in self.children.values() if c.role == "trainer" and c.alive]
+        running = [c for c in trainers if not c.waits]
+        if not shards or not running:  # without any the orders that wait say how much room is wanted
+            self._reserved = False
+            return
+        if time.monotonic() < self._room_at:
+            return
+        self._room_at = time.monotonic() + ROOM_LOOK_SECONDS
+        short = [c.name for c in shards if c.process is not None and self.engine.lacks_room(c.process)]
+        if not short:
+            return
+        self._reserved = True
+        waiting = [c.process for c in trainers if c.waits and c.process is not None]
+        for process in waiting:
+            process.send_signal(signal.SIGTERM)  # takes the order back: it would get the room
+        if not waiting:
+            self._room_at = time.monotonic() + ROOM_NEXT_SECONDS
+            child = max(running, key=lambda c: c.started_at)
+            log.warning("no room for %s: %s ends, and comes back when there is some", ", ".join(short), child.name)
+            self.signal(child.role, child.index, signal.SIGKILL)
 
     def _measure(self) -> None:
         """Notes how much memory the children use, and what they have started: of one that is dead, neither can be
@@ -312,11 +301,13 @@ class Supervisor:
         if time.monotonic() < self._measured_at + MEASURE_SECONDS:
             return
         self._measured_at = time.monotonic()
-        self._look_for_folder()
         for child in self.children.values():
             if child.identity.visible:
                 child.peak = max(child.peak, peak_bytes(child.identity.pid))
-        self._child_processes.look(self._visible)
+        self._collect()
+
+    def _collect(self) -> None:
+        self._child_processes.look([c.identity for c in self.children.values() if c.identity.visible])
 
     def _ended(self, child: Child, process: Process, status: int) -> None:
         if child.done:
@@ -329,7 +320,7 @@ class Supervisor:
                 child.done = True
                 return
             status = -signal.SIGTERM
-        if status in (EXIT_FAILED, EXIT_USAGE) and self._job_failed():
+        if status in (EXIT_FAILED, EXIT_USAGE) and self._state() == "failed":
             child.done = True  # the job's record says why, and to all of its launchers
             return
         self._died(child, status)
@@ -346,12 +337,12 @@ class Supervisor:
         if preempted:
             child.preempt()
         else:
-            # One that is counted against a batch is counted against the process only when the batch is left out.
+            # One that is counted against a batch is counted against the process only when the batch is discarded.
             counts = counts is not False or status == EXIT_USAGE
             child.death, child.died_at = f"{child.name} died ({what})", time.monotonic()  # who sees it counted asks how
-            child.died_pid, child.died_started = child.identity.pid, child.started_at
+            child.died_started = child.started_at
             child.fail(self._progress, counts and (blamed is None or blamed.outcome == "discarded"), of_batch)
-        note_end(self.job_dir, child.name, "preemption" if preempted else "failure", what)
+        note(self.job_dir, "preemption" if preempted else "failure", what, child.name)
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
         elif status == EXIT_USAGE and blamed is None:
@@ -362,79 +353,49 @@ class Supervisor:
             self._give_up(child, why)
         else:
             delay = child.delay(at_once=preempted)
-            self.events.emit(
-                "died",
-                f"{child.name} died ({what}), starting it again" + f" in {delay:.0f} s" * (delay >= 1),
-                role=child.role,
-                index=child.index,
-                status=status,
-            )
+            text = f"{child.name} died ({what}), starting it again" + f" in {delay:.0f} s" * (delay >= 1)
+            self.events.emit("died", text, role=child.role, index=child.index, status=status)
             child.restart_in(delay)  # from now on: to tell of it may take a second
 
-    def etcd_restarted(self, why: str) -> None:
-        """It was the launcher's own."""
-        self.events.emit("etcd-restarted", f"etcd {why}; it was started again with its data")
-
     def _cannot_start(self, child: Child, what: str) -> None:
-        """No other process of it could, here; but it is no end of a job that goes on without it."""
-        if self._others_work(child):
+        """No other process of it could, here; but it is no end of a job in which another trainer is at work."""
+        now = time.monotonic()
+        others = (c for c in self.children.values() if c.role == "trainer" == child.role and c is not child)
+        if any(c.alive and not c.done and now - c.started_at > AT_WORK_SECONDS for c in others):
             child.restart_in(CANNOT_START_SECONDS)
-            self.events.emit(
-                "cannot-start",
-                f"{child.name} cannot start ({what}; see its log): trying again in "
-                f"{CANNOT_START_SECONDS:.0f} s, while other trainers work",
-                role=child.role,
-                index=child.index,
-            )
+            text = f"{child.name} cannot start ({what}; see its log): trying again, while other trainers work"
+            self.events.emit("cannot-start", text, role=child.role, index=child.index)
             return
-        verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
-        self._give_up(child, f"{child.name} cannot {verb} ({what}){error_in(self.last_lines(child, ERROR_LINES))}")
+        verb = "start" if now - child.started_at < AT_WORK_SECONDS else "go on"
+        lines = self.engine.logs(child.order(self.endpoints), ERROR_LINES)
+        self._give_up(child, f"{child.name} cannot {verb} ({what}){error_in(lines)}")
 
     def _is_wanted_back(self, child: Child) -> bool:
-        """Whether it was asked to leave a job that is not over, and another one is to come in its place."""
-        try:
-            return self.replaces_left and child.role == "trainer" and not (has_model(self.job_dir) or self.view.over)
-        except EtcdError:
-            return True
-
-    def _others_work(self, child: Child) -> bool:
-        """Whether the job goes on without this trainer: another one here has been at work for a while."""
-        others = (c for c in self.children.values() if c.role == "trainer" == child.role and c is not child)
-        return any(c.alive and not c.done and time.monotonic() - c.started_at > AT_WORK_SECONDS for c in others)
+        """True if it was asked to leave a job that is not over, and another one is to come in its place."""
+        return self.replaces_left and child.role == "trainer" and not has_model(self.job_dir) and not self._over()
 
     def _may_end(self, child: Child) -> bool:
-        """Whether a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""
-        if has_model(self.job_dir) or (child.role == "trainer" and self._deaths.left(child.index, child.identity)):
-            return True
-        try:
-            return self.view.over
-        except EtcdError:
-            return False
+        """True if a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""
+        left = child.role == "trainer" and self._deaths.left(child.index, child.identity)
+        return has_model(self.job_dir) or left or self._over()
 
-    def _job_failed(self) -> bool:
+    def _over(self) -> bool:
+        return self._state() in ("complete", "failed")
+
+    def _state(self) -> str:
+        """Returns the job's state; "" while etcd does not tell."""
         try:
-            return self.view.state == "failed"
+            return self.view.state
         except EtcdError:
-            return False
+            return ""
 
     def _give_up(self, child: Child, why: str) -> None:
         child.done = True
         tail = self.tail_of_log(child)
-        self.failed = self.failed or why + (f"\n{tail}" if tail else "")
+        self.fail(why + (f"\n{tail}" if tail else ""))
         self.events.emit("failed", why)
 
-    def last_lines(self, child: Child, count: int) -> Sequence[str]:
-        return self.engine.logs(child.order(self.endpoints), count)
-
     def tail_of_log(self, child: Child) -> str:
-        lines = self.last_lines(child, 15)
+        lines = self.engine.logs(child.order(self.endpoints), 15)
         head = f"last lines of {self.job_dir / 'logs' / f'{child.role}-{child.index}.log'}:"
         return "\n".join([head, *("  " + plain_text(line) for line in lines)]) if lines else ""
-
-
-def _stopped(process: Identity) -> bool:
-    """Whether it is known to be stopped: as far as it can be seen from here."""
-    try:
-        return process.visible and bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False

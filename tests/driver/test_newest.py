@@ -11,18 +11,18 @@ import pytest
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
-from graphft.runtime.driver import newest
-from graphft.runtime.driver.newest import NewestCheckpoint
+from graphft.runtime.driver import state
+from graphft.runtime.driver.state import NewestCheckpoint
 
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the folder's next looks find: it held a checkpoint before. The last one stays."""
     steps: list[int] = []
-    monkeypatch.setattr(newest, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(newest, "read_saved_step", lambda *of: steps.pop(0) if len(steps) > 1 else steps[0])
-    monkeypatch.setattr(newest, "was_saved", lambda job_dir: True)
-    monkeypatch.setattr(newest, "note_saved", lambda job_dir, step: True)
+    monkeypatch.setattr(state, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(state, "read_saved_step", lambda *of: steps.pop(0) if len(steps) > 1 else steps[0])
+    monkeypatch.setattr(state, "was_saved", lambda job_dir: True)
+    monkeypatch.setattr(state, "note_saved", lambda job_dir, step: True)
     return steps
 
 
@@ -43,11 +43,11 @@ def test_what_is_replaced_while_it_is_looked_at_is_looked_for_again(
 
 def test_what_stays_away_is_gone(found: list[int], checkpoint: NewestCheckpoint) -> None:
     found += [0]
-    with pytest.raises(GraphftError, match="holds no whole checkpoint, and it did"):
+    with pytest.raises(GraphftError, match="was there when it was trained last is gone, or damaged"):
         checkpoint.step(None)
     found[:] = [12]
     assert checkpoint.step(None) == 12
-    for step, what in (0, "step 12 is gone, or damaged: .* holds no"), (6, "the newest whole one of .* is of step 6"):
+    for step, what in (0, "of step 12 is gone, or damaged: .* holds no"), (6, "holds one of step 6"):
         found[:] = [step]
         with pytest.raises(GraphftError, match=what):
             checkpoint.step(None)
@@ -63,6 +63,6 @@ def test_a_storage_that_cannot_be_read_is_told_at_once(
         yield 6
 
     once = looks()
-    monkeypatch.setattr(newest, "read_saved_step", lambda *of: next(once))
+    monkeypatch.setattr(state, "read_saved_step", lambda *of: next(once))
     with pytest.raises(StorageUnavailable):
         checkpoint.step(None)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,27 +121,6 @@ class Told:
         self.ended += 1
 
 
-def test_nobody_goes_back_while_all_wait_for_longer_than_a_recovery_may_take(tmp_path: Path) -> None:
-    with epochs.trainer(tmp_path / "job", recovery_timeout=0.5, chunk_timeout=10.0) as trainer:
-        trainer.train()
-        killed_at = time.time()
-        assert trainer.signal("pserver", 0, signal.SIGKILL)
-        until(lambda: any("is back" in e.text and e.at >= killed_at for e in trainer.events()))
-        time.sleep(12.0)  # the time-outs of the restart and of idle slots, and more
-
-        def waits() -> set[str]:
-            assert trainer._running is not None
-            assert trainer._running.status is not None
-            return {t.get("waiting", "") for t in trainer._running.status.trainers.values()}
-
-        # One that came late has no slot yet.
-        until(lambda: "waiting for the next epoch to be asked for" in waits())
-        # On a busy machine slots may be idle while it trains.
-        told = [e.text for e in trainer.events() if e.kind in ("rollback", "idle-slot") and e.at >= killed_at]
-        assert not told
-        assert trainer.train()["epoch"] == 2
-
-
 def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
     command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), str(EPOCHS)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -242,16 +220,5 @@ def test_a_state_is_saved_loaded_and_replaced(tmp_path: Path) -> None:
             trainer.load_state_dict({"0.weight": torch.zeros(1)})
         trainer.load_state_dict(saved["model"])
         assert same(trainer.state_dict()["model"], saved["model"])
-        with pytest.raises(graphft.GraphftError, match="there is no checkpoint in"):
+        with pytest.raises(graphft.GraphftError, match="there is no checkpoint with a model in"):
             trainer.load(tmp_path / "nothing")
-
-
-def test_a_bad_batch_fails_a_call_with_the_workers_traceback_before_the_job_leaves_it_out(tmp_path: Path) -> None:
-    """With the usual `max_failures`: the job ends, for the batch is more than it may leave out."""
-    spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
-    with epochs.trainer(tmp_path / "job", chunks=spec) as trainer:
-        trainer.train()
-        (tmp_path / "broken").touch()
-        with pytest.raises(graphft.WorkerFailed) as caught:
-            trainer.train(max_retries=-1)
-        assert "ZeroDivisionError: as the test wants it" in caught.value.traceback

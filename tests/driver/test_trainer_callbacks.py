@@ -60,16 +60,6 @@ def test_a_callback_finds_the_state_of_its_epoch(tmp_path: Path) -> None:
     assert found == {n: (n, n * epochs.PER_EPOCH, n) for n in (1, 2, 3)}
 
 
-def test_a_callback_that_shuts_down_between_two_epochs_ends_the_call(tmp_path: Path) -> None:
-    class Stops:
-        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
-            trainer.shutdown()
-
-    trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
-    with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
-        trainer.train(epochs=2)
-
-
 def test_a_callback_that_fails_ends_the_processes(tmp_path: Path) -> None:
     class Failing:
         def on_epoch(self, epoch: int, metrics: Any) -> None:

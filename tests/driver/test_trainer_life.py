@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -73,23 +72,6 @@ def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path, monke
     assert not trainer.workers()
     with trainer:
         assert trainer.train()["epoch"] == 2
-
-
-def test_what_an_epoch_did_without_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each of the two steps that see the record that is not finite is discarded."""
-    data = epochs.data()
-    data["x"][5, 0] = math.nan
-    chunks = graphft.arrays(**data, chunk_size=16)
-    with epochs.trainer(tmp_path / "job", chunks=chunks, on_nonfinite="skip") as trainer:
-        for _ in range(2):
-            metrics = trainer.train()
-            assert (metrics["samples"], metrics["discarded"]) == (80, 16)
-            assert math.isfinite(metrics["loss"])
-    told = capfd.readouterr().err
-    assert "epoch 1 DISCARDED 16 records" in told
-    assert "epoch 2 DISCARDED 16 records" in told
-    found = look_at(tmp_path / "job")
-    assert (found.state, found.lost) == ("stopped", ("2 steps were SKIPPED as not finite",))
 
 
 def test_one_thread_trains(tmp_path: Path) -> None:
@@ -172,20 +154,6 @@ def test_a_failure_is_in_the_status_of_the_folder(tmp_path: Path) -> None:
     assert look_at(tmp_path / "job").state == "stopped"
 
 
-KILLED = """
-import signal, sys
-from pathlib import Path
-from tests.driver import epochs
-
-with epochs.trainer(Path(sys.argv[1])) as trainer:
-    trainer.train()
-    for role in ("trainer", "pserver"):
-        trainer.signal(role, 0, signal.SIGKILL)
-    found = trainer.train(max_retries=0)
-print(found["failures"], found["preemptions"])
-"""
-
-
 def test_nothing_of_the_processes_is_left(tmp_path: Path) -> None:
     """What roles start by themselves ends, and is collected, also of those that were killed just now."""
     with epochs.trainer(tmp_path / "job") as trainer:
@@ -198,22 +166,6 @@ def test_nothing_of_the_processes_is_left(tmp_path: Path) -> None:
     # What earlier tests have left may come to this process meanwhile.
     new = [child for child in psutil.Process().children() if child not in before and child.create_time() >= begun - 1]
     assert not new
-
-
-def test_a_schedule_that_has_ended_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """And the steps of a schedule are those of the epochs."""
-    model, chunks = epochs.model(), epochs.chunks()
-    assert chunks.steps(8, 2, 3) == 3 * epochs.PER_EPOCH
-    program = graphft.build(model, epochs.loss_fn, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
-    rate = graphft.schedule.cosine(1e-2, chunks.steps(8, 2, 1))
-    graphft.minimize(program, graphft.Adam(lr=rate))
-    options = {**epochs.OPTIONS, "name": "cosine"}
-    with graphft.Trainer(program, num_workers=2, chunks=chunks, job_dir=str(tmp_path / "job"), **options) as trainer:
-        capfd.readouterr()
-        trainer.train()
-        assert "learning rate" not in capfd.readouterr().err
-        trainer.train(epochs=2)
-    assert capfd.readouterr().err.count("was 0 in epoch 2, steps 6 to 11") == 1
 
 
 def test_what_is_saved_goes_to_plain_torch(tmp_path: Path) -> None:

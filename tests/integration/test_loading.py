@@ -13,8 +13,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.launcher.display import format_line
-from graphft.runtime.launcher.process_rows import Processes
+from graphft.runtime.launcher.display import format_line, process_rows
 from graphft.runtime.process.role_process import EXIT_OK
 from tests.integration import training
 from tests.integration.plays import Act, Played, Program, assert_same_bits, await_gone, play
@@ -46,7 +45,7 @@ def test_a_dataset_that_takes_longer_to_construct_than_a_lease_lasts(
     assert not played.statuses[-1].loading
     shown = next(s for s in loading if len(s.loading) == 3)
     assert "0 trainers (3 more loading)" in format_line(shown)
-    assert all(at.startswith("loading data, ") for _, _, at, _, _ in Processes(shown).rows[-3:])
+    assert all(at.startswith("loading data, ") for _, _, at, _, _ in process_rows(shown)[-3:])
 
 
 def test_a_trainer_that_loads_ends_with_its_job_or_when_it_is_told_to(

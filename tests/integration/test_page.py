@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from graphft.runtime.launcher.page_looks import FolderLooks
+from graphft.runtime.launcher.page_command import FolderLooks
 from graphft.runtime.page.job_page import JobPage
 from graphft.runtime.page.time_keeper import read_time
 from graphft.transpiler import read_record

@@ -111,7 +111,7 @@ def test_fresh_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     fresh = make_job(3, name="lin")
     assert line_of(fresh, fresh=True).endswith(f"; new run in {SECOND}")
     shutil.rmtree(SECOND)
-    assert " 3 pservers, in " in line_of(fresh, resume=True)
+    assert " 3 pservers, in " in line_of(fresh)
 
 
 def test_without_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

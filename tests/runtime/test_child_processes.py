@@ -16,7 +16,7 @@ import pytest
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.child_processes import ChildProcesses
+from graphft.runtime.launcher.child import ChildProcesses
 from graphft.runtime.process.identity import identify
 from tests.support.waiting import ended, until
 

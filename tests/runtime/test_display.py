@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
-import fcntl
 import io
-import os
-import re
-import struct
-import subprocess
-import sys
-import termios
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,9 +11,7 @@ from rich.console import Console
 
 from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher import display as display_module
-from graphft.runtime.launcher.display import Display, format_event, format_line, render
-from tests.support.waiting import until
+from graphft.runtime.launcher.display import Display, format_line, render
 
 
 def status_of(*events: Event, **changes: object) -> JobStatus:
@@ -149,7 +137,7 @@ BUSY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", [80, 200])
 def test_the_panel_tells_all_at_any_width(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     spec = status_of().spec | {"folder": str(tmp_path / "jobs" / "tiny")}
@@ -163,103 +151,6 @@ def test_the_panel_tells_all_at_any_width(width: int, tmp_path: Path, monkeypatc
         *(("role process at slots doing",) if width > 40 else ()),
     ):
         assert wanted in text, text
-
-
-def test_what_the_panel_does_not_know() -> None:
-    text = "\n".join(drawn(status_of(checkpoint=None), 120))
-    assert "lr -  no checkpoint so far" in text
-    assert " left" not in text
-    assert "folder" not in text
-    without = status_of(spec=status_of().spec | {"ft": False, "folder": "/elsewhere/a"})
-    assert "lr -  folder /elsewhere/a" in "\n".join(drawn(without, 120))
-    assert status_of(pservers={0: {"checkpoint_age": 3.0}, 1: {"checkpoint_age": 90.0}}).checkpoint_age == 3.0
-    behind = status_of(
-        spec=status_of().spec | {"sync": False}, pservers={0: {"checkpoint_age": 3.0}, 1: {"checkpoint_age": 90.0}}
-    )
-    assert behind.checkpoint_age == 90.0, "async: each shard has its own"
-
-
-def test_lines_tell_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: now[0])
-    stream = io.StringIO()
-    display = Display(stream, since=0.0)
-    for step, left in ((2, None), (4, 40.2), (12, 0.0)):
-        display.show(status_of(step=step), left)
-        now[0] += 10.0
-    lines = [line.split("samples/s  ")[1] for line in stream.getvalue().splitlines()]
-    assert [line.split(" left")[0] if " left" in line else "" for line in lines] == ["", "40 s", ""]
-
-
-SHOWS = """
-import sys, time
-from tests.runtime.test_display import BUSY, status_of
-from graphft.runtime.launcher.display import Display
-display = Display()
-for line in sys.stdin:
-    display.show(status_of(step=int(line), **BUSY), 5.0)
-display.close(status_of(step=12, state="complete"))
-"""
-
-
-def test_a_panel_survives_a_resize() -> None:
-    """On a terminal that becomes narrower while it is shown: what was drawn is gone, and no line is too long."""
-    master, slave = os.openpty()
-    resize(slave, 120)
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SHOWS], stdin=subprocess.PIPE, stdout=slave, stderr=slave, env=env
-    )
-    os.close(slave)
-    output = io.StringIO()
-    Thread(target=read_all, args=(master, output), daemon=True).start()
-    try:
-        feed(process, 7)
-        until(lambda: "step 7/12" in output.getvalue())
-        wide = frame(output.getvalue())
-        assert max(map(len, wide)) > 60
-        resize(master, 50)
-        feed(process, 8)
-        until(lambda: "step 8/12" in output.getvalue())
-        drawn = output.getvalue()
-        assert "\x1b[2J\x1b[H" in drawn
-        narrow = frame(drawn.rpartition("\x1b[2J\x1b[H")[2])
-        assert "graphft job tiny: running, generation 1" in narrow[0]
-        assert max(map(len, narrow)) <= 50
-        feed(process, 9)
-        until(lambda: "step 9/12" in output.getvalue())
-        later = output.getvalue()[len(drawn) :]
-        assert "\x1b[2J" not in later, "it is drawn over, as long as the terminal stays as it is"
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(120) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master)
-
-
-def resize(terminal: int, columns: int) -> None:
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
-
-
-def read_all(terminal: int, output: io.StringIO) -> None:
-    decoder = codecs.getincrementaldecoder("utf-8")()  # a piece may end inside a character
-    with contextlib.suppress(OSError):  # the other end is closed
-        while piece := os.read(terminal, 4096):
-            output.write(decoder.decode(piece))
-
-
-def feed(process: subprocess.Popen[bytes], step: int) -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{step}\n".encode())
-    process.stdin.flush()
-
-
-def frame(output: str) -> list[str]:
-    """The lines of what was drawn, without colours and moves of the cursor."""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
-    return [line.strip("\r") for line in text.split("\n")]
 
 
 class Terminal(io.StringIO):
@@ -278,10 +169,6 @@ def test_display_on_a_terminal_shows_a_panel_and_leaves_the_events(monkeypatch: 
     assert "graphft job tiny" in panel
     assert "took over slot 2" in left
     assert "step 12/12" in left
-
-
-def test_event_text() -> None:
-    assert format_event(event(0.0, "back")).endswith(" [pserver 0] back")
 
 
 def test_the_panel_has_the_newest_validation() -> None:

@@ -13,8 +13,7 @@ import torch
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.store import CheckpointStore, saved_step
-from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.runs import find_folder, find_run, link_newest, run_folders, weights_source
 from graphft.runtime.launcher import run_folder
 from graphft.runtime.launcher.launch import run_job
@@ -221,35 +220,6 @@ def test_without_fault_tolerance_the_line_promises_no_resumption(job: Job) -> No
     assert said(plain).startswith(f"beginning {run(job, 1)} anew: without fault tolerance")
 
 
-def test_resume_takes_an_unfinished_run_of_this_job_or_refuses(job: Job) -> None:
-    first = run(job, 1)
-
-    def refused(job: Job, **options: Any) -> str:
-        with pytest.raises(GraphftError) as caught:
-            open_run(job, resume=True, **options)
-        return caught.value.rule
-
-    assert refused(job) == "nothing-to-resume"
-    assert not Path("jobs").exists(), "nothing is left of it"
-    job.save(first)
-    assert refused(job) == "nothing-to-resume", "it was never begun"
-    begin(first, 2)
-    assert said(job, resume=True).startswith(f"resuming {first} at step 2")
-    assert refused(again(job, seed=3)) == "nothing-to-resume"
-    complete(first)
-    assert refused(job) == "nothing-to-resume"
-
-
-def test_an_async_run_is_as_far_as_its_last_shard(job: Job) -> None:
-    alone = again(job, sync=False)
-    alone.save("alone")
-    for shard, step in ((0, 5), (1, 3)):
-        store = CheckpointStore(Path("alone", "checkpoints"), shard)
-        part = store.write_part(0, step, shard, 2, {"w": torch.zeros(1)})
-        store.write_manifest(Manifest(0, step, "run", (part,)))
-    assert saved_step(Path("alone"), alone.config) == 3
-
-
 # -- a folder that is wanted ------------------------------------------------------------------------------------------
 
 
@@ -279,23 +249,13 @@ def test_a_wanted_folder_that_is_free_or_holds_the_job(job: Job) -> None:
     assert read_record(Path("empty")).run_id == job.run_id
 
 
-def test_a_wanted_folder_whose_storage_is_taken_is_no_copy_of_it(job: Job, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/storage"
-    again(job, storage=url, passes=2).save("first")
-    publish(Path("first"))
-    with pytest.raises(GraphftError, match="differs in"):
-        open_run(again(job, storage=url, seed=1), "second")
-    assert not Path("second").exists()
-
-
 def test_a_saved_job_without_its_script_is_resumed_or_begun(job: Job, saved: Path) -> None:
-    assert saved_run(saved, resume=False, fresh=False).describe(job.config) == f"new run in {saved}"
-    for options, rule in (({"fresh": True}, "option"), ({"resume": True}, "nothing-to-resume")):
-        with pytest.raises(GraphftError) as caught:
-            saved_run(saved, **{"fresh": False, "resume": False, **options})
-        assert caught.value.rule == rule
+    assert saved_run(saved, fresh=False).describe(job.config) == f"new run in {saved}"
+    with pytest.raises(GraphftError) as caught:
+        saved_run(saved, fresh=True)
+    assert caught.value.rule == "option"
     begin(saved, 1)
-    line = saved_run(saved, resume=True, fresh=False).describe(job.config)
+    line = saved_run(saved, fresh=False).describe(job.config)
     assert line == f"resuming {saved} at step 1 of {job.config.total_steps}"
 
 
@@ -365,14 +325,13 @@ def test_the_newest_complete_run_of_the_very_job_predicts(job: Job) -> None:
 
 
 def test_a_run_that_has_begun_does_not_change_its_exactness_in_silence(
-    job: Job, caplog: pytest.LogCaptureFixture
+    job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.save("begun")
     for exact in (True, False):
-        caplog.clear()
         with pytest.raises(SystemExit):
             run_job(again(job, exact=exact), job_dir="begun", save_only=True)
-        assert ("goes on as it began, with exact=True" in caplog.text) == (not exact)
+        assert ("goes on as it began, with exact=True" in capsys.readouterr().err) == (not exact)
 
 
 def test_the_command_line_counts_and_says_so(
@@ -390,17 +349,10 @@ def test_the_command_line_counts_and_says_so(
     assert (chosen.trainers, chosen.pservers) == (3, 1)
 
 
-def test_resume_and_fresh_exclude_each_other(job: Job) -> None:
-    with pytest.raises(GraphftError, match="exclude each other"):
-        run_job(job, resume=True, fresh=True)
-    assert not Path("jobs").exists()
-
-
-@pytest.mark.parametrize("option", ["fresh", "resume"])
-def test_a_role_says_what_cannot_hold(job: Job, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+def test_a_role_says_what_cannot_hold(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHFT_ROLE", "trainer")
     monkeypatch.setenv("GRAPHFT_JOB_DIR", "elsewhere")
     with pytest.raises(SystemExit) as ended:
-        run_job(job, **{option: True})
+        run_job(job, fresh=True)
     assert ended.value.code == 2
     assert not Path("elsewhere").exists()

@@ -14,15 +14,15 @@ import pytest
 
 from graphft.errors import GraphftError
 from graphft.runtime.cli import main
-from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.coordination.validations import note_validation
-from graphft.runtime.launcher.page_looks import FolderLooks
-from graphft.runtime.launcher.process_ends import note_end, note_launch
+from graphft.runtime.launcher.folder_status import look_at
+from graphft.runtime.launcher.page_command import FolderLooks
+from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.result import Result
-from graphft.runtime.launcher.run_figures import Best, figures_of
+from graphft.runtime.launcher.run_list import Best, ListedRun, read_run
 from graphft.runtime.page.job_page import JobPage
 from graphft.transpiler import Job
-from graphft.transpiler.criteria import Criterion, mode_of
+from graphft.transpiler.criteria import Criterion
 from graphft.transpiler.validation import ValidationConfig
 from tests.support.commands import refused, shown
 from tests.support.metric_rows import write_rows
@@ -56,6 +56,10 @@ def saved(job: Job, name: str, at: float, size: int = 0) -> Path:
     return folder
 
 
+def listed(folder: Path) -> ListedRun:
+    return read_run(look_at(folder))
+
+
 def told(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, dict[str, Any]]:
     return {row["folder"]: row for row in json.loads(shown(capsys, "runs", "--json", *arguments))}
 
@@ -64,17 +68,16 @@ def test_what_a_line_tells(capsys: pytest.CaptureFixture[str], passes: Job) -> N
     folder = saved(passes, "a", at=1.0, size=1_000_000)
     noted(folder, [4.0, 4.0, 4.0, 4.0, 1.0, 2.0, 1.0, 2.0, 3.0, 3.0, 3.0, 2.5], accuracy=0.75)
     for _ in range(2):
-        note_launch(folder)
+        note(folder, "launch")
     for kind in ("preemption", "failure", "preemption"):
-        note_end(folder, "trainer 0", kind, "died")  # type: ignore[arg-type]
+        note(folder, kind, "died", "trainer 0")
     header, line = shown(capsys, "runs").splitlines()
     for title, cell in (
         ("folder", "jobs/a "),
         ("state", "complete "),
         ("step", "12 of 12 "),
-        ("pass", "3/3 "),
         ("loss", "2.5 "),
-        ("best loss", "1.5 (pass 2) "),
+        ("best loss", "1.5 (epoch 2) "),
         ("launches", "2 "),
         ("preempted", "2 "),
         ("failed", "1 "),
@@ -83,9 +86,10 @@ def test_what_a_line_tells(capsys: pytest.CaptureFixture[str], passes: Job) -> N
         assert line[header.index(title) :].startswith(cell), (title, line)
     found = told(capsys, "--metric", "accuracy")["jobs/a"]
     assert found["best"] == {"metric": "accuracy", "mode": "max", "value": 0.75, "pass": 1, "of": "training"}
-    assert (found["at_pass"], found["last_loss"], found["launches"], found["failures"]) == (3, 2.5, 2, 1)
-    assert found["bytes"]["checkpoints"] >= 1_000_000
-    assert found["bytes"]["total"] == sum(size for part, size in found["bytes"].items() if part != "total")
+    assert (found["last_loss"], found["launches"], found["failures"]) == (2.5, 2, 1)
+    assert found["bytes"] >= 1_000_000
+    assert "there are no jobs in" in refused(capsys, "runs", "nosuch")
+    assert "is a URL" in refused(capsys, "runs", "s3://bucket/jobs")
     assert shown(capsys, "status") == shown(capsys, "runs"), "one list"
 
 
@@ -106,7 +110,7 @@ def test_each_job_tells_its_best_by_what_it_keeps_its_best_model(
     noted(saved(passes, "c", at=2.0), [3.0] * 12)
     header, *lines = shown(capsys, "runs").splitlines()
     cells = [line[header.index("best ") :].split("  ")[0] for line in lines[:3]]
-    assert cells == ["auc 0.5 (validation 1)", "auc 0.75 (validation 1)", "loss 3 (pass 1)"]
+    assert cells == ["auc 0.5 (validation 1)", "auc 0.75 (validation 1)", "loss 3 (epoch 1)"]
     assert "name one: --sort best --metric loss" in refused(capsys, "runs", "--sort", "best")
     assert told(capsys, "--metric", "loss")["jobs/a"]["best"]["metric"] == "loss"
 
@@ -142,7 +146,7 @@ def test_the_best_is_that_of_a_validation_where_there_is_one(passes: Job) -> Non
         note_validation(folder, epoch, 4 * epoch, {"loss": loss})
     with (folder / "validation.jsonl").open("a") as file:
         file.write('{"epoch": 4, "metrics": {"loss": "x"}}\n{"epoch": 5, "met')
-    found = figures_of(folder, passes.config.plan)
+    found = listed(folder)
     assert found.best(Criterion("loss", "min")) == Best(0.625, 2, "validation")
     assert found.best(Criterion("loss", "max")) == Best(0.875, 3, "validation")
     assert found.best(Criterion("accuracy", "max")) == Best(0.5, 1, "training")
@@ -152,17 +156,11 @@ def test_the_best_is_that_of_a_validation_where_there_is_one(passes: Job) -> Non
 def test_a_pass_that_goes_on_counts_only_while_it_is_the_first(passes: Job) -> None:
     folder = saved(passes, "a", 1.0)
     noted(folder, [1.0, 2.0])
-    assert figures_of(folder, passes.config.plan).best(Criterion("loss", "min")) == Best(1.5, 1, "training")
+    assert listed(folder).best(Criterion("loss", "min")) == Best(1.5, 1, "training")
     noted(folder, [1.0, 2.0, 3.0, 4.0, 0.5])
-    assert figures_of(folder, passes.config.plan).best(Criterion("loss", "min")) == Best(2.5, 1, "training")
+    assert listed(folder).best(Criterion("loss", "min")) == Best(2.5, 1, "training")
     noted(folder, [float("nan")] * 4)
-    assert figures_of(folder, passes.config.plan).best(Criterion("loss", "min")) is None
-
-
-def test_which_value_is_the_best() -> None:
-    lower = ("loss", "val_loss", "ppl", "eval.rmse")
-    assert {mode_of(name) for name in lower} == {"min"}
-    assert {mode_of(name) for name in ("accuracy", "auc", "bleu")} == {"max"}
+    assert listed(folder).best(Criterion("loss", "min")) is None
 
 
 def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
@@ -203,10 +201,10 @@ def test_a_fifo_in_a_files_place_stops_nobody(capsys: pytest.CaptureFixture[str]
     os.mkfifo(bad)
     if name not in ("model.safetensors", "job.json"):
         Path("jobs", "a", "model.safetensors").unlink()
-    note_launch(Path("jobs", "b"))
+    note(Path("jobs", "b"), "launch")
     assert set(told(capsys)) == {"jobs/a", "jobs/b"}
     text = shown(capsys, "runs")
-    if name in ("job.json", "validation.jsonl", "ends.jsonl") or name.startswith("metrics"):
+    if name in ("job.json", "metrics.rows"):
         assert re.search(rf"\njobs/a: .*{name} cannot be read: .*it is no regular file", text)
     with contextlib.suppress(GraphftError, SystemExit):
         main(["status", "--job", "jobs/a"])
@@ -229,47 +227,11 @@ def test_metrics_that_may_not_be_read_are_told(
 
     monkeypatch.setattr(os, "open", forbidden)
     why = f"{file} cannot be read: Permission denied"
-    assert told(capsys)["jobs/a"]["unread"] == [why]
+    assert told(capsys)["jobs/a"]["unread"] == why
     assert f"\njobs/a: {why}\n" in shown(capsys, "runs")
     assert why in refused(capsys, "metrics", "--job", "a")
     assert why in Result.of(folder, 12, 0.0).lost(32)
     assert "Permission denied" in JobPage(FolderLooks(folder)).document()["curve"]["unread"]
-
-
-def test_a_folder_that_is_a_job_and_one_without_any(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
-    saved(passes, "a", 1.0)
-    saved(passes, "b", 1.0)
-    assert list(told(capsys, "jobs/a")) == ["jobs/a"]
-    Path("empty").mkdir()
-    for place in ("empty", "nosuch"):
-        assert f"there are no jobs in {Path(place).absolute()}" in refused(capsys, "runs", place)
-
-
-def test_jobs_below_a_url(capsys: pytest.CaptureFixture[str], passes: Job, tmp_path: Path) -> None:
-    """Their storages: what is there, and nothing is copied to ./jobs."""
-    root = f"file://{tmp_path}/stored"
-    for name in ("a", "b"):
-        Job.make(passes.source, passes.config.replace(storage=f"{root}/{name}")).save(tmp_path / "made" / name)
-        publish(tmp_path / "made" / name)
-    (tmp_path / "stored" / "a" / "model.safetensors").write_bytes(EMPTY_MODEL)
-    (tmp_path / "stored" / "damaged").mkdir()
-    (tmp_path / "stored" / "damaged" / "job.json").write_text("{")
-    (tmp_path / "stored" / "other").mkdir()
-    found = told(capsys, root)
-    assert {name: row["state"] for name, row in found.items()} == {
-        f"{root}/a": "complete",
-        f"{root}/b": "not begun",
-        f"{root}/damaged": "unreadable",
-    }
-    assert found[f"{root}/a"]["bytes"]["total"] > found[f"{root}/b"]["bytes"]["total"] > 0
-    assert list(told(capsys, f"{root}/b/")) == [f"{root}/b"]
-    assert "there are no jobs in" in refused(capsys, "runs", f"{root}/other")
-    assert not Path("jobs").exists()
-
-
-def test_a_url_that_cannot_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot be used" in refused(capsys, "runs", "nosuch://bucket/jobs")
-    assert "cannot be listed" in refused(capsys, "runs", "http://127.0.0.1:1/jobs")
 
 
 def test_the_rows_of_a_job(capsys: pytest.CaptureFixture[str], passes: Job) -> None:

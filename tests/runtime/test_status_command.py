@@ -8,13 +8,12 @@ import re
 import shutil
 import socket
 from pathlib import Path
-from threading import Thread, Timer
+from threading import Timer
 
 import msgspec
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.cli import main
 from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.discarded import Discarded, write_discarded
 from graphft.runtime.coordination.event_log import Events
@@ -23,13 +22,12 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration, ShardStatus, TrainerStatus
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher import folder_status, launch, status_command
+from graphft.runtime.launcher import folder_status, status_command
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_saved
+from graphft.runtime.launcher.process_ends import note, note_saved
 from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.transpiler import Job
 from tests.support.commands import refused, shown
-from tests.support.waiting import until
 
 NOBODY = "127.0.0.1:1"
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
@@ -59,13 +57,6 @@ def test_a_damaged_note_of_where_etcd_is(capsys: pytest.CaptureFixture[str], sav
     assert "damaged" in shown(capsys, "status")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\x00"])
-def test_a_damaged_note_of_where_the_storage_is(capsys: pytest.CaptureFixture[str], saved: Path, data: bytes) -> None:
-    (saved / "storage.json").write_bytes(data)
-    assert "storage.json is damaged" in refused(capsys, "launch", "--job", saved)
-    assert "storage.json is damaged" in refused(capsys, "checkpoint", "list", saved)
-
-
 def test_a_job_whose_storage_is_away_hides_no_other(
     capsys: pytest.CaptureFixture[str], saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,23 +74,6 @@ def test_a_job_whose_storage_is_away_hides_no_other(
     assert states["jobs/here"] == "not begun"
 
 
-@pytest.mark.usefixtures("soon")
-def test_a_job_whose_checkpoints_cannot_be_read_says_so(
-    capsys: pytest.CaptureFixture[str], saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (saved / "checkpoints").mkdir()
-    write_endpoints(saved, NOBODY, own=True)
-    monkeypatch.setattr(folder_status, "saved_step", lambda *_: None)
-    text = shown(capsys, "status", "--job", saved)
-    assert f"stopped at step ? of 4: graphft launch --job {saved} goes on with it; its checkpoints in {saved}/" in text
-
-
-def test_a_complete_job_without_its_model_here_has_a_date(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was 1970: the model is in its storage."""
-    monkeypatch.setattr(folder_status, "is_complete", lambda folder: True)
-    assert look_at(saved).at >= (saved / "job.json").stat().st_mtime
-
-
 def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
     endpoints = ",".join(etcd.endpoints)
     data = json.loads(shown(capsys, "status", "--job", running.job, "--etcd", endpoints, "--json"))
@@ -108,22 +82,6 @@ def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running:
     text = shown(capsys, "status", "--job", running.job, "--etcd", f"http://{NOBODY}, {endpoints}")
     assert f"graphft job {running.job}: running, but no process of it is there" in text
     assert "[launcher] trainer 1 died (killed by SIGKILL)" in text
-
-
-def test_status_by_folder(capsys: pytest.CaptureFixture[str], etcd: Etcd, job: Job, keys: Keys, tmp_path: Path) -> None:
-    named = Job.make(job.source, job.config.replace(name=keys.job))
-    for folder in (tmp_path / "somewhere", tmp_path / "jobs" / keys.job):
-        named.save(folder)
-        write_endpoints(folder, ",".join(etcd.endpoints))
-    put_job(etcd, keys, named)
-    for name in (str(tmp_path / "somewhere"), "somewhere", keys.job):
-        assert json.loads(shown(capsys, "status", "--job", name, "--json"))["job"] == keys.job
-
-
-def test_watching_ends_with_the_job(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
-    etcd.put(running.state, b"complete")
-    text = shown(capsys, "status", "--job", running.job, "--etcd", ",".join(etcd.endpoints), "--watch")
-    assert f"graphft job {running.job}: complete" in text
 
 
 def test_status_of_an_unknown_job(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
@@ -204,20 +162,6 @@ def test_every_json_of_a_job_has_these_keys(
 # -- jobs of this machine ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["/nosuch/folder", "./nosuch", "empty"])
-def test_a_folder_that_holds_no_job(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
-    (tmp_path / "empty").mkdir()
-    assert "cannot load a job" in refused(capsys, "status", "--job", name)
-
-
-def test_a_job_that_does_not_exist(capsys: pytest.CaptureFixture[str], job: Job) -> None:
-    err = refused(capsys, "status", "--job", "nosuch")
-    assert "there is no job nosuch: neither nosuch nor jobs/nosuch holds one" in err
-    assert "jobs in jobs: none" in err
-    job.save("jobs/mine")
-    assert "jobs in jobs: mine" in refused(capsys, "status", "--job", "nosuch")
-
-
 @pytest.mark.usefixtures("soon")
 def test_a_job_that_was_never_begun_stopped_or_is_complete(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
     text = shown(capsys, "status", "--job", saved)
@@ -250,35 +194,14 @@ def test_the_list_says_what_was_lost_and_why_a_job_failed(capsys: pytest.Capture
         job.save(Path("jobs", name))
     (Path("jobs", "lossy") / "model.safetensors").write_bytes(EMPTY_MODEL)
     write_discarded(Path("jobs", "lossy"), [Discarded(0, 1, 0, (5, 6), "KeyError: 'x'")])
-    note_launch(Path("jobs", "broken"))
-    note_failed(Path("jobs", "broken"), "trainer 1 failed\n4 times in a row\nhelp: see its log")
+    note(Path("jobs", "broken"), "launch")
+    note(Path("jobs", "broken"), "failed", "trainer 1 failed\n4 times in a row\nhelp: see its log")
     (Path("jobs", "broken") / "checkpoints").mkdir()
     text = shown(capsys, "status")
     assert "\njobs/lossy: 2 of 32 records were DISCARDED" in text
     assert "\njobs/broken: failed: trainer 1 failed 4 times in a row\n" in text
     text = shown(capsys, "status", "--job", "broken")
     assert "failed at step 0 of 4: trainer 1 failed 4 times in a row; graphft launch --job jobs/broken tries" in text
-
-
-def test_a_launcher_that_waited_says_what_the_job_lost(
-    capsys: pytest.CaptureFixture[str], saved: Path, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher = locked(saved)
-    launcher.__enter__()
-    told: list[str] = []
-    monkeypatch.setattr(launch, "tell", lambda text, tell=launch.tell: (tell(text), told.append(text)))
-
-    def complete() -> None:
-        until(lambda: any("waiting" in text for text in told))
-        header = b'{"__metadata__": {"skipped_steps": "2"}}'
-        (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-        launcher.__exit__(None, None, None)
-
-    Thread(target=complete).start()
-    assert main(["launch", "--job", str(saved)]) == 0
-    said = capsys.readouterr().err
-    assert "was completed by pid" in said
-    assert "2 of 4 steps were SKIPPED as not finite" in said
 
 
 def test_a_job_that_is_starting(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
@@ -338,21 +261,6 @@ def test_all_jobs_of_the_folder(
     assert found["jobs/a"] == "complete"
 
 
-def test_a_copy_of_a_folder_is_not_the_run_that_its_etcd_knows(
-    capsys: pytest.CaptureFixture[str], etcd: Etcd, job: Job, keys: Keys, tmp_path: Path
-) -> None:
-    """Its `etcd.json` leads to the etcd of the original."""
-    named = Job.make(job.source, job.config.replace(name=keys.job))
-    named.save(tmp_path / "original")
-    write_endpoints(tmp_path / "original", ",".join(etcd.endpoints))
-    put_job(etcd, keys, named, tmp_path / "original")
-    here = Registration("p0", "127.0.0.1:1", os.getpid(), socket.gethostname())
-    etcd.put(f"{keys.pservers}0", msgspec.json.encode(here))
-    shutil.copytree(tmp_path / "original", tmp_path / "copy")
-    assert "running, generation" in shown(capsys, "status", "--job", "original")
-    assert "is not running; it stopped at step 0 of 4" in shown(capsys, "status", "--job", "copy")
-
-
 def test_a_question_by_url_makes_no_folder(capsys: pytest.CaptureFixture[str], job: Job, tmp_path: Path) -> None:
     """A launch took what it left in ./jobs for a run."""
     url = f"file://{tmp_path}/stored/linear"
@@ -369,18 +277,3 @@ def test_checkpoints_that_are_gone_are_told(capsys: pytest.CaptureFixture[str], 
     write_endpoints(saved, NOBODY, own=True)
     note_saved(saved, 2)
     assert "; its checkpoints are gone, or damaged: bring them back" in shown(capsys, "status", "--job", saved)
-
-
-def test_what_cannot_be_noted_is_not_taken_for_noted(saved: Path) -> None:
-    (saved / "ends.jsonl").mkdir()
-    assert not note_saved(saved, 2)
-    (saved / "ends.jsonl").rmdir()
-    assert note_saved(saved, 2)
-    assert note_saved(saved, 3)
-
-
-def test_what_is_being_deleted_is_no_job(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    Path("jobs").mkdir()
-    saved.rename("jobs/.a.1a2b3c4d")
-    assert "1a2b" not in refused(capsys, "status", "--job", "b")
-    assert "there are no jobs" in refused(capsys, "status")

@@ -1,21 +1,29 @@
-"""What the launcher makes of a job's status while it looks after the processes."""
+"""What the launcher makes of a job's status, and of its own etcd, while it looks after the processes."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.etcd import EtcdUnreachable
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.launcher import supervise as module
-from graphft.runtime.launcher.supervise import _registered, why_failed
+from graphft.runtime.launcher.supervise import EtcdKeeper, _registered, why_failed
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.roles.environment import ROLES
+from tests.support.disks import small_file_system
+from tests.support.etcd_servers import pause
+from tests.support.waiting import until
 
 
 def test_who_is_registered_of_each_role() -> None:
@@ -37,7 +45,65 @@ def test_the_last_look_waits_for_an_etcd_that_is_slow(monkeypatch: pytest.Monkey
         return JobStatus("j", "complete", {}, 0, 0, 0, None)
 
     monkeypatch.setattr(module, "read_status", read)
-    ended: Any = SimpleNamespace(all_done=True, failed="")
-    etcd: Any = SimpleNamespace(is_full=lambda: False)
-    last = module.supervise(ended, etcd, Keys("j"), lambda *_: None, None, False, 0)
+    etcd = SimpleNamespace(is_full=lambda: False)
+    ended: Any = SimpleNamespace(all_done=True, failed="", etcd=etcd, keys=Keys("j"))
+    last = module.supervise(ended, lambda _: None)
     assert (last is not None, why_failed(ended, last), len(deadlines)) == (True, "", 1)
+
+
+def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped one runs, and never answers."""
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)
+    with EmbeddedEtcd(tmp_path) as server:
+        with Etcd(server.endpoints, deadline=60) as client:
+            client.put("/a", b"1")
+        supervisor: Any = Mock()
+        keeper, first = EtcdKeeper(server, supervisor), server.pid
+        pause(server)
+        keeper.heard(False)
+        time.sleep(0.2)
+        keeper.step()
+        second = server.pid
+        assert second != first
+        server.kill()
+        keeper.step()
+        assert server.pid != second
+        told = [call.args[1] for call in supervisor.events.emit.call_args_list]
+        assert [text.split()[1] for text in told] == ["has", "died;"]
+        with Etcd(server.endpoints, deadline=60) as client:
+            assert client.get("/a") is not None
+
+
+def test_an_etcd_whose_data_are_gone_is_not_started_empty(tmp_path: Path) -> None:
+    """ "starting it again with its data", and then nobody knew the job."""
+    with EmbeddedEtcd(tmp_path / "etcd") as server:
+        keeper = EtcdKeeper(server)
+        server.kill()
+        shutil.rmtree(tmp_path / "etcd")
+        with pytest.raises(EtcdError, match=f"its data in {tmp_path}/etcd are gone: this run cannot go on"):
+            keeper.step()
+        assert not server.running
+
+
+def test_a_full_disk_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FULL_SECONDS", 0.0)
+    with small_file_system(tmp_path / "disk", 160) as disk, EmbeddedEtcd(disk / "etcd") as server:
+        keeper = EtcdKeeper(server)
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 20)):
+                pass
+        for _ in range(3):
+            keeper.heard(False)
+            keeper.step()
+        assert capsys.readouterr().err.count("is full (0 bytes are left); the job waits for room") == 1
+        with pytest.raises(EtcdError) as caught:
+            EmbeddedEtcd(disk / "other").start()
+        assert caught.value.rule == "disk-full"
+        monkeypatch.setattr(server, "restart", lambda: EmbeddedEtcd(disk / "other").start())
+        server.kill()
+        keeper.step()  # it cannot be started, and that is no failure
+        monkeypatch.undo()
+        (disk / "ballast").unlink()
+        until(lambda: keeper.step() or server.running)

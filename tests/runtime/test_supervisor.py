@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -117,21 +116,6 @@ def test_preemptions_are_never_given_up_on_but_do_not_burn_the_machine(
     assert (child.failures, supervisor.failed) == (0, "")
 
 
-def test_a_child_that_ran_for_a_while_is_not_delayed(
-    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child_module, "QUICK_PREEMPTION_SECONDS", 0.05)
-    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 60.0)
-    supervisor = supervise()
-    child = supervisor.add("trainer", 0)
-    for n in (1, 2, 3):
-        before = pid(child)
-        time.sleep(0.1)
-        supervisor.signal("trainer", 0, signal.SIGKILL)
-        steps(supervisor, lambda before=before: pid(child) != before)
-        assert child.preemptions == n
-
-
 def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AT_WORK_SECONDS", 600.0)
     stubs.code = "import sys; sys.stderr.write('error[determinism]: torch differs\\n'); sys.exit(2)"
@@ -194,18 +178,6 @@ def test_without_fault_tolerance_a_death_is_the_end(supervise: Any, stubs: Stubs
     assert len(stubs.started) == 1
 
 
-def test_children_that_are_done(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys) -> None:
-    stubs.code = ""
-    etcd.put(keys.state, b"complete")
-    supervisor = supervise()
-    for index in range(3):
-        supervisor.add("trainer", index)
-    steps(supervisor, lambda: supervisor.all_done)
-    assert (supervisor.failed, read_ends(supervisor.job_dir), texts(etcd, keys)) == ("", ProcessEnds(), [])
-    assert not supervisor.signal("trainer", 0, signal.SIGKILL)
-    assert not supervisor.signal("trainer", 7, signal.SIGKILL)
-
-
 def test_status_0_before_the_job_is_over_is_a_failure(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
 ) -> None:
@@ -248,19 +220,6 @@ def test_a_job_without_trainers_ends(supervise: Any, stubs: Stubs, monkeypatch: 
     assert "no trainer is left" in supervisor.failed
 
 
-def test_trainers_of_others_may_come_back(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher's had left, others' were killed at once, and on their way back when the job failed."""
-    monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)
-    supervisor = supervise()
-    supervisor.add("trainer", 0).done = True
-    for others in (True, False, False):
-        supervisor.expect_trainers(others)
-        assert not supervisor.failed
-    monkeypatch.setattr(module, "AWAY_SECONDS", 0.0)
-    supervisor.expect_trainers(False)
-    assert "asked to leave, by SIGTERM" in supervisor.failed
-
-
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
@@ -283,17 +242,6 @@ def test_the_lease_of_a_dead_child_is_revoked_at_once(
     steps(supervisor, lambda: etcd.count(prefix) == 0, 50.0)  # not after the 100 s of its lease
     assert [kv.value for kv in etcd.range(keys.slots).kvs] == [b"another's"]
     etcd.lease_revoke(other)
-
-
-def test_children_are_looked_after_while_etcd_is_away(supervise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revoker, "ETCD_SECONDS", 0.2)
-    with Etcd(["127.0.0.1:1"]) as client:
-        supervisor = supervise(client=client)
-        child = supervisor.add("trainer", 0)
-        first = pid(child)
-        supervisor.signal("trainer", 0, signal.SIGKILL)
-        steps(supervisor, lambda: pid(child) != first)
-        supervisor.close()
 
 
 def test_a_lease_is_revoked_when_etcd_is_back(

@@ -14,7 +14,6 @@ import pytest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.engines.base import EngineError, Listed, Order
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher import capacity
 from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.supervisor import Supervisor
@@ -130,9 +129,8 @@ def test_trainers_give_their_room_up_for_a_shard_that_has_none(
     etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """First those that have none themselves, then the youngest one. They come back when the shard has its room."""
-    monkeypatch.setattr(capacity, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(capacity, "NEXT_SECONDS", 0.0)
-    monkeypatch.setattr(module, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "ROOM_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "ROOM_NEXT_SECONDS", 0.0)
     engine: Any = Small(2)
     supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
     for role, index in (("trainer", 0), ("trainer", 1), ("trainer", 2), ("pserver", 0)):

@@ -263,12 +263,11 @@ class Trainer(Role):
 
     def tell_failure(self, what: str, error: Exception, **fields: Any) -> str:
         """Puts an error of the user's step into the job's events; returns it as text."""
-        text = describe(error.__cause__ or error)
+        cause = error.__cause__ or error
+        text, trace = describe(cause), "".join(traceback.format_exception(cause))
         if self.work_record.phase == Phase.COMPUTING:  # a class that there is not, an index that is too large
             text += whole_numbers(self.check.columns, self.check.names_of_samples)
-        self.member.events.emit(
-            "step-failed", f"{what} failed: {text}", traceback="".join(traceback.format_exception(error)), **fields
-        )
+        self.member.events.emit("step-failed", f"{what} failed: {text}", traceback=trace, **fields)
         return text
 
     @property
