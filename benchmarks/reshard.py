@@ -22,7 +22,7 @@ import graphft
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.reshard import carry_over
 from graphft.runtime.checkpoint.store import checkpoints_of
-from graphft.runtime.interchange.job_state import JobState, read_job
+from graphft.runtime.interchange.training_state import JobState, read_job
 
 WIDTH, STEP = 2048, 1
 

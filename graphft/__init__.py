@@ -27,7 +27,7 @@ _PUBLIC = {
     "graphft.runtime.driver.running_job": ("WorkerFailed",),
     "graphft.runtime.executor": ("Executor",),
     "graphft.runtime.fs": ("FS", "FsspecFS", "HDFSClient", "LocalFS"),
-    "graphft.runtime.interchange.optimizer_state": ("load_optimizer",),
+    "graphft.runtime.interchange.training_state": ("load_optimizer",),
     "graphft.runtime.interchange.weights": ("read_weights",),
     "graphft.runtime.launcher.launch": ("run_job",),
     "graphft.runtime.launcher.result": ("Result",),

@@ -6,7 +6,6 @@ Where an async job's shards are differs, each at batches of its own: it has no s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,12 +15,9 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.metadata import MADE, SOURCE, VALIDATE, made
-from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
-from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
+from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.layout import Slice, evolving, slices_of
-
-log = logging.getLogger("graphft")
 
 LAYOUT = ("pservers", "slice_unit", "min_block")
 """Options that say where what lies, and change no bit."""
@@ -55,9 +51,10 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
     Raises DamagedCheckpoint if none is whole, OSError or StorageUnavailable where files cannot be read or written.
     """
     old = Job.load(source)
-    manifest, shards = _newest_whole(checkpoints_of(source), old)
-    if manifest is None:
+    found = checkpoints_of(source).read_newest(old.run_id, range(old.config.pservers))
+    if found is None:
         return None
+    manifest, shards = found
     store = checkpoints_of(target)
     values = reshard(old, shards, job)
     parts = tuple(store.write_part(0, manifest.step, i, len(values), each) for i, each in enumerate(values))
@@ -68,20 +65,6 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
     validate = {VALIDATE: True} if manifest.step in job.config.validated else {}
     store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**meta, MADE: by, **validate}))
     return manifest.step
-
-
-def _newest_whole(store: CheckpointStore, job: Job) -> tuple[Manifest | None, list[dict[str, Tensor]]]:
-    damaged: DamagedCheckpoint | None = None
-    own = [m for m in store.manifests() if m.run == job.run_id]
-    for manifest in sorted(own, key=lambda m: (m.generation, m.step), reverse=True):
-        try:
-            return manifest, [store.read_part(manifest, i)[0] for i in range(job.config.pservers)]
-        except DamagedCheckpoint as error:
-            log.error("%s", error.message)
-            damaged = error
-    if damaged is not None:
-        raise damaged
-    return None, []
 
 
 def reshard(old: Job, shards: Sequence[Mapping[str, Tensor]], new: Job) -> list[dict[str, Tensor]]:
@@ -116,15 +99,8 @@ def cut(new: Job, whole: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, 
 def whole_state(
     job: Job, shards: Sequence[Mapping[str, Tensor]]
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """By variable, its value (key "") and its state ("@exp_avg"), flat or without a dimension; and what is no slice."""
-    left = [dict(values) for values in shards]
-    whole: dict[str, dict[str, Tensor]] = {}
-    for v in evolving(job.trainer_program()):
-        parts = [_of_slice(left[s.shard], s) for s in slices_of(v)]
-        whole[v.name] = {
-            key: value if value.dim() == 0 else torch.cat([p[key].reshape(-1) for p in parts])
-            for key, value in parts[0].items()
-        }
+    """Returns `whole_variables`, and what is no slice. Raises GraphftError[reshard] if shards differ in that."""
+    whole, left = whole_variables(job, shards)
     rest = left[0]
     for i, other in enumerate(left):
         if other.keys() != rest.keys() or any(not torch.equal(other[n], rest[n]) for n in rest):
@@ -134,6 +110,22 @@ def whole_state(
                 help="go on with as many pservers as before",
             )
     return whole, rest
+
+
+def whole_variables(
+    job: Job, shards: Sequence[Mapping[str, Tensor]]
+) -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """Returns by variable its value (key "") and its state ("@exp_avg"), flat or without a dimension; and what else
+    each shard holds."""
+    left = [dict(values) for values in shards]
+    whole: dict[str, dict[str, Tensor]] = {}
+    for v in evolving(job.trainer_program()):
+        parts = [_of_slice(left[s.shard], s) for s in slices_of(v)]
+        whole[v.name] = {
+            key: value if value.dim() == 0 else torch.cat([p[key].reshape(-1) for p in parts])
+            for key, value in parts[0].items()
+        }
+    return whole, left
 
 
 def _of_slice(values: dict[str, Tensor], part: Slice) -> dict[str, Tensor]:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import posixpath
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,11 @@ from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.transpiler.record import RECORD
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from graphft.transpiler import JobConfig
+
+log = logging.getLogger("graphft")
 
 FOLDER = "checkpoints"
 LOADED = "loaded"
@@ -108,6 +113,31 @@ class CheckpointStore(VersionedStore):
                 rule="storage",
                 help="bring it back; if it is gone for good, begin a new run: in a new folder, under another name",
             )
+
+    def read_newest(
+        self, run: str, shards: Sequence[int], step: int | None = None
+    ) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
+        """Reads the newest checkpoint of a run (of its latest generation; of one step) that is whole. Returns its
+        manifest, and what the shards held; None if there is none. Raises DamagedCheckpoint if none is whole."""
+        damaged: list[DamagedCheckpoint] = []
+        own = [m for m in self.manifests() if m.run == run and step in (None, m.step)]
+        for manifest in sorted(own, key=lambda m: (m.generation, m.step), reverse=True):
+            try:
+                tensors = [self.read_part(manifest, shard)[0] for shard in shards]
+            except DamagedCheckpoint as error:
+                log.error("%s", error.message)
+                damaged.append(error)
+                continue
+            if damaged:
+                log.error("going back to the checkpoint of step %d, the newest that is whole", manifest.step)
+            return manifest, tensors
+        if damaged:
+            raise DamagedCheckpoint(
+                f"none of the {len(damaged)} checkpoints is whole: {damaged[0].message}",
+                rule="checkpoint",
+                help="bring one back as it was",
+            )
+        return None
 
     def latest_generation(self) -> int:
         """Returns the highest generation that has left anything here; -1 if none has."""

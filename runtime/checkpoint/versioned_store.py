@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -157,12 +157,12 @@ class VersionedStore:
         with self._opened(manifest, part) as (header, _):
             return header
 
-    def verify(self, manifest: Manifest, progress: Callable[[int], object] = id) -> None:
-        """Reads every byte. `progress` gets the size of each tensor that is good. Raises DamagedCheckpoint."""
+    def verify(self, manifest: Manifest) -> None:
+        """Reads every byte. Raises DamagedCheckpoint."""
         for part in manifest.parts:
             with self._opened(manifest, part) as (_, tensors):
-                for _, tensor in tensors:
-                    progress(tensor.nbytes)
+                for _ in tensors:
+                    pass
 
     @contextlib.contextmanager
     def _opened(self, manifest: Manifest, part: Part) -> Iterator[tuple[Header, Iterator[tuple[str, Tensor]]]]:

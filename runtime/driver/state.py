@@ -24,8 +24,7 @@ from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of, re
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.driver.options import check_number
 from graphft.runtime.driver.running_job import RunningJob
-from graphft.runtime.interchange.job_state import LOOK_SECONDS, LOOKS, JobState, read_job
-from graphft.runtime.interchange.optimizer_state import optimizer_of
+from graphft.runtime.interchange.training_state import LOOK_SECONDS, LOOKS, JobState, optimizer_of, read_job
 from graphft.runtime.launcher.process_ends import note_saved, was_saved
 from graphft.runtime.loop import read_check_point
 from graphft.transpiler import Job

@@ -31,7 +31,7 @@ from graphft.runtime.driver.options import BEYOND, check_call, check_driver, che
 from graphft.runtime.driver.running_job import RunningJob, WorkerFailed, at_rest, missed_epoch, shut_down
 from graphft.runtime.driver.validation import validate_here
 from graphft.runtime.engines.base import Listed
-from graphft.runtime.interchange.job_state import JobState
+from graphft.runtime.interchange.training_state import JobState
 from graphft.runtime.launcher.ending import interruptible, tell
 from graphft.runtime.launcher.launch import prepare
 from graphft.runtime.launcher.options import LaunchOptions

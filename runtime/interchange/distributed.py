@@ -1,13 +1,15 @@
 """Directories of `torch.distributed.checkpoint`: their tensors, by name, in one process.
 
-Their `.metadata` is a pickle. What reads it here (`distributed_metadata`) makes no object of any real class; what is
-given to torch's own reader then is made anew, of fields that were checked. It reads tensors with `weights_only=True`,
-and is not let near anything else.
+Their `.metadata` is a pickle. Every class that it names becomes an inert one here, which keeps what it is given and
+does nothing; of these objects, the fields that are needed are given to torch's own reader, which reads tensors with
+`weights_only=True`, and is not let near anything else.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,27 +22,13 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
+from graphft.disk.tensor_file import TENSOR_DTYPES
 from graphft.errors import GraphftError, UsageError, plain_text
 from graphft.runtime.fs import LocalFS, file_system
-from graphft.runtime.interchange.distributed_metadata import Described, read_description
 
-
-class _Reader(dcp.FileSystemReader):
-    """Of files whose metadata are known already."""
-
-    def __init__(self, folder: Path, known: metadata.Metadata) -> None:
-        super().__init__(folder)
-        self._known = known
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
-        return self._known
-
-
-class _Planner(DefaultLoadPlanner):
-    """For tensors only: anything else would be unpickled."""
-
-    def load_bytes(self, read_item: Any, value: Any) -> None:
-        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
+METADATA = ".metadata"
+Paths = dict[str, tuple[str, ...]]
+"""By a tensor's name, under which names it was saved, one inside the other."""
 
 
 def local_path(source: str | os.PathLike[str]) -> Path:
@@ -52,9 +40,17 @@ def local_path(source: str | os.PathLike[str]) -> Path:
 
 
 def read_distributed(folder: Path, name: str = "model") -> dict[str, Tensor]:
-    """The tensors below `name` of what was saved, without that name; all of them, where none has a name before it."""
-    found = read_description(folder)
-    paths = {n: t.path for n, t in found.items()}
+    """Returns the tensors below `name` of what was saved, without that name; all of them, where none has a name before
+    it. Raises GraphftError[weights]."""
+    try:
+        with (folder / METADATA).open("rb") as file:
+            known, paths = _checked(_Unpickler(file).load().state)
+    except Exception as error:  # of whatever a pickle may hold
+        raise GraphftError(
+            f"{folder / METADATA} is not what torch.distributed.checkpoint writes: {error!r}",
+            rule="weights",
+            help="give the folder that torch.distributed.checkpoint.save wrote",
+        ) from error
     below = {n: ".".join(path[1:]) for n, path in paths.items() if len(path) > 1 and path[0] == name}
     if not below and any(len(path) > 1 for path in paths.values()):
         raise UsageError(
@@ -62,10 +58,13 @@ def read_distributed(folder: Path, name: str = "model") -> dict[str, Tensor]:
             rule="weights",
             help=f"name it (name=, --object): it has {', '.join(sorted({path[0] for path in paths.values()}))}",
         )
-    wanted = below or {n: n for n in found}
-    state = {n: torch.empty(found[n].shape, dtype=found[n].dtype) for n in wanted}
+    wanted = below or {n: n for n in paths}
+    found = {n: known.state_dict_metadata[n] for n in wanted}
+    state = {n: torch.empty(t.size, dtype=t.properties.dtype) for n, t in found.items()}  # type: ignore[union-attr]
     try:
-        _load(state, folder, {n: found[n] for n in wanted})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(state, storage_reader=_Reader(folder, known), planner=_Planner(), no_dist=True)
     except CheckpointException as error:  # a BaseException, with the traceback as its text
         raise GraphftError(
             f"{folder} cannot be read: {_causes(error)}",
@@ -75,28 +74,72 @@ def read_distributed(folder: Path, name: str = "model") -> dict[str, Tensor]:
     return {wanted[n]: value for n, value in state.items()}
 
 
-def _causes(error: CheckpointException) -> str:
-    return plain_text("; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()), 400)
+class _Inert:
+    """An object of a class that a pickle names: what it was made of."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+        self.state: Any = {}
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
-def _load(state: dict[str, Tensor], folder: Path, described: Mapping[str, Described]) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        reader = _Reader(folder, _metadata_of(described))
-        dcp.load(state, storage_reader=reader, planner=_Planner(), no_dist=True)
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return type(name, (_Inert,), {})
 
 
-def _metadata_of(described: Mapping[str, Described]) -> metadata.Metadata:
+def _checked(fields: Mapping[str, Any]) -> tuple[metadata.Metadata, Paths]:
+    """Returns the tensors that are described. Raises any Exception for what is not as torch writes it."""
     tensors: dict[str, Any] = {}
+    for name, value in fields["state_dict_metadata"].items():
+        if type(value).__name__ != "TensorStorageMetadata" or type(name) is not str:
+            continue  # what is no tensor is not read
+        size, dtype = _size(value.state["size"]), TENSOR_DTYPES[value.state["properties"].state[0].__name__]
+        chunks = [
+            metadata.ChunkStorageMetadata(_size(chunk.state["offsets"]), _size(chunk.state["sizes"]))
+            for chunk in value.state["chunks"]
+        ]
+        if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
+            raise ValueError(f"the parts of {name} are not the whole of it")
+        tensors[name] = metadata.TensorStorageMetadata(metadata.TensorProperties(dtype=dtype), size, chunks)
     places: dict[Any, Any] = {}
-    for name, tensor in described.items():
-        chunks = [metadata.ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
-        properties = metadata.TensorProperties(dtype=tensor.dtype)
-        tensors[name] = metadata.TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
-        for number, chunk in enumerate(tensor.chunks):
-            index = metadata.MetadataIndex(name, torch.Size(chunk.offsets), number)
-            places[index] = filesystem._StorageInfo(chunk.file, chunk.start, chunk.bytes)
-    return metadata.Metadata(tensors, None, places, metadata.StorageMeta())
+    for key, value in fields["storage_data"].items():
+        index, place = key.state, value.state
+        if index["fqn"] in tensors:
+            file = place["relative_path"]
+            if Path(file).name != file:
+                raise ValueError(f"it names the file {file!r}")
+            at = metadata.MetadataIndex(index["fqn"], _size(index["offset"]), index["index"])
+            places[at] = filesystem._StorageInfo(file, place["offset"], place["length"])
+    paths = {name: tuple(map(str, (fields.get("planner_data") or {}).get(name, (name,)))) for name in tensors}
+    return metadata.Metadata(tensors, None, places, metadata.StorageMeta()), paths
+
+
+def _size(value: _Inert) -> torch.Size:
+    (numbers,) = value.args
+    if min(numbers, default=0) < 0:
+        raise ValueError(f"a size is {numbers}")
+    return torch.Size(numbers)
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads files whose metadata are known already."""
+
+    def __init__(self, folder: Path, known: metadata.Metadata) -> None:
+        super().__init__(folder)
+        self._known = known
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        return self._known
+
+
+class _Planner(DefaultLoadPlanner):
+    """Loads tensors only: anything else would be unpickled."""
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
 
 
 def write_distributed(
@@ -107,9 +150,7 @@ def write_distributed(
     optimizer_name: str = "optimizer",
 ) -> None:
     """Writes `{name: tensors}` as one process of a distributed job would; with `optimizer`, what torch's
-    `get_optimizer_state_dict` has of it as well. Raises UsageError if something is there, OSError."""
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty", rule="export", help="give a new folder")
+    `get_optimizer_state_dict` has of it as well. Raises OSError."""
     state = {name: dict(tensors)} | ({optimizer_name: dict(optimizer)} if optimizer is not None else {})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -117,3 +158,7 @@ def write_distributed(
             dcp.save(state, checkpoint_id=folder, no_dist=True)
         except CheckpointException as error:  # a BaseException, with the traceback as its text
             raise OSError(_causes(error)) from None
+
+
+def _causes(error: CheckpointException) -> str:
+    return plain_text("; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()), 400)

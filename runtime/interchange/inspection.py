@@ -4,7 +4,6 @@ that it deletes meanwhile is passed over."""
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,15 +23,13 @@ from graphft.runtime.checkpoint.versioned_store import (
     VersionedStore,
 )
 from graphft.runtime.coordination.job_storage import MODEL
-from graphft.runtime.interchange.job_state import LOOKS, job_folder
+from graphft.runtime.interchange.training_state import LOOKS, job_folder
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.loop.check_points import CheckPoints
 from graphft.runtime.loop.loop_store import Keep
-from graphft.runtime.loop.snapshot import STATE, STATUS, TrainStatus
+from graphft.runtime.loop.snapshot import STATUS, TrainStatus
 from graphft.transpiler.record import RECORD, read_record
 
-SHORT = 8
-"""Longer lists are not shown."""
 HEAD = f"{'version':>9}  {'saved':19}  {'size':>10}  (of a job, the version is the step)"
 
 
@@ -116,15 +113,11 @@ def _in_store(store: VersionedStore, run: str) -> Iterator[Entry]:
 def _loop(path: str, **options: Any) -> CheckPoints:
     """Returns the place where a loop saves. Raises GraphftError where nothing is: nothing can be said of it then."""
     place = CheckPoints(path, **options)
-    if bucket := place.fs.missing_bucket(place.path):
-        raise GraphftError(
-            f"{path} cannot be read: the bucket {bucket} is not there, or this process may not list it",
-            rule="storage",
-            help="is the URL right, and are the store's own variables (AWS_ENDPOINT_URL, AWS_PROFILE, ...)?",
-        )
     if not place.fs.stat(place.path):
         raise UsageError(
-            f"there is nothing at {path}", rule="no-checkpoint", help="is the path right, and what holds it mounted?"
+            f"there is nothing at {path}",
+            rule="no-checkpoint",
+            help="is the path right, what holds it mounted, and the bucket there?",
         )
     return place
 
@@ -163,23 +156,6 @@ def _described(entry: Entry) -> Iterator[str]:
         yield from [f"  ledger  {ledger}" for ledger in [header.metadata.get(NOTE)] if ledger]
         for name, (dtype, shape) in header.layout.items():
             yield f"  {name}  {str(dtype).removeprefix('torch.')} {tuple(shape)}"
-    yield from (f"  {name}  {value}" for name, value in _plain(meta.get(STATE, {})))
-
-
-def _plain(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Returns the values of a loop's state that are no tensors; of lists, the short ones."""
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else None
-    if items is None:
-        yield name, state
-    elif isinstance(state, dict) and len(state) == 1 and next(iter(state)).startswith("$"):
-        ((kind, inner),) = state.items()
-        if kind in ("$float", "$int", "$dtype", "$device"):
-            yield name, inner
-        elif kind not in ("$tensor", "$parameter"):
-            yield from _plain(inner[0] if kind == "$module" else inner, name)
-    elif not isinstance(state, list) or len(state) <= SHORT:
-        for key, value in items:
-            yield from _plain(value, f"{name}.{key}" if name else str(key))
 
 
 def verify_(options: argparse.Namespace) -> int:
@@ -189,7 +165,7 @@ def verify_(options: argparse.Namespace) -> int:
         wrong = entry.damage
         try:
             if entry.manifest is not None:
-                entry.store.verify(entry.manifest, _Progress(entry.path, entry.manifest.bytes))
+                entry.store.verify(entry.manifest)
                 wrong = f"good ({size_in_words(entry.manifest.bytes)})"
                 counted += 1
         except DeletedCheckpoint:
@@ -218,20 +194,6 @@ def _verify_model(path: str) -> int:
         return 1
     print(f"{path}/{MODEL}: good ({size_in_words(size)})")
     return 0
-
-
-class _Progress:
-    """Shows on a terminal how much of it is done."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, max(total, 1), 0
-
-    def __call__(self, count: int) -> None:
-        self.done += count
-        if sys.stderr.isatty():
-            print(f"\r{self.what}: {100 * self.done // self.total} %  ", end="", file=sys.stderr, flush=True)
-            if self.done >= self.total:
-                print("\r", end="", file=sys.stderr)
 
 
 def prune_(options: argparse.Namespace) -> int:

@@ -1,25 +1,43 @@
-"""What a job has trained, as a program that predicts: the forward pass in its folder, with the newest weights."""
+"""What a job has trained, as a program that predicts: the forward pass in its folder, with the newest weights. And as
+one file of plain torch, `.pt2` of `torch.export`:
+
+    predict = torch.export.load("model.pt2").module()
+    predict(x)                    # a tensor; where several are predicted, a dict of them by name
+
+The program's ops are torch's own: what is exported is the program itself, the same ops in the same order.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from graphft.errors import UsageError
-from graphft.ir import Program
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from graphft.errors import GraphftError, UsageError, describe
+from graphft.ir import Kind, Program
+from graphft.ir.literals import dtype_of, evaluate, names_in
 from graphft.ir.storage import load_program
 from graphft.runtime.coordination.job_storage import MODEL, is_url, storage_of
 from graphft.runtime.coordination.runs import weights_source
-from graphft.runtime.interchange.job_state import job_folder
+from graphft.runtime.execute.lowering import lower
+from graphft.runtime.interchange.training_state import job_folder
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.launcher.result import Result
 from graphft.transpiler.config import JobConfig
-from graphft.transpiler.prediction import load_prediction, tell_untrained, with_weights
+from graphft.transpiler.prediction import WEIGHTS, load_prediction, tell_untrained, with_weights
 from graphft.transpiler.record import read_record
 
 log = logging.getLogger("graphft")
+
+SIZES = (4, 6, 8, 12, 16, 3, 5, 7, 9, 2, 32, 64)
+"""Of a named dimension while it is exported: the first that the program was captured for. Torch would fix 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +66,7 @@ def read_trained(
     if weights is not None and (best or step is not None):
         raise UsageError("weights are given, and step or best, too", rule="option", help="give one of them")
     if best:
-        return _best(source, step)
+        weights = best_model(source, step)
     with job_folder(source, whole=True) as folder:
         if folder is None:
             raise UsageError(
@@ -57,13 +75,6 @@ def read_trained(
         complete = weights is not None or (folder / MODEL).exists()
         url = os.fspath(source).rstrip("/") if is_url(source) else "" if complete else storage_of(folder)
         return _trained(folder, url, step, weights)
-
-
-def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
-    model, folder = best_model(source, step), Path(source)
-    config, program = read_record(folder).config, load_prediction(folder)
-    tell_untrained(program, load_program(folder / "source"))
-    return Trained(with_weights(program, read_weights(model)), config, f"{model}")
 
 
 def best_model(source: str | os.PathLike[str], step: int | None = None) -> Path:
@@ -101,3 +112,83 @@ def _trained(folder: Path, url: str, step: int | None, weights: str | os.PathLik
     program = with_weights(program, read_weights(url or folder, version=step))
     place = url or str(folder)
     return Trained(program, config, f"{place}, {'the newest' if step is None else f'step {step}'}")
+
+
+# -- .pt2 -------------------------------------------------------------------------------------------------------------
+
+
+def export_program(program: Program) -> ExportedProgram:
+    """`program`: with its weights. Its named dimensions stay open.
+
+    Raises GraphftError[export] for what torch cannot export so.
+    """
+    sizes, inputs = _sizes(program), program.of_kind(Kind.INPUT)
+    example = tuple(torch.zeros([evaluate(d, sizes) for d in v.shape], dtype=dtype_of(v.type)) for v in inputs)
+    for batch in (Dim("batch"), Dim.DYNAMIC):  # the first is of any size, for the second 1 is none that it was made for
+        open_dims = {
+            v.name: {i: Dim.DYNAMIC if i else batch for i, d in enumerate(v.shape) if isinstance(d, str)}
+            for v in inputs
+        }
+        try:
+            with torch.no_grad():
+                return torch.export.export(_module(program), example, dynamic_shapes=open_dims)
+        except Exception as error:  # torch has no one class of them
+            failed = error
+    raise GraphftError(
+        f"torch.export cannot export the program to predict with: {describe(failed)}",
+        rule="export",
+        help="its weights alone: give a TO that ends in .safetensors",
+    ) from failed
+
+
+def _sizes(program: Program) -> dict[str, int]:
+    """A size of each named dimension of the inputs. Raises GraphftError[export] if none is found that fits."""
+    names = sorted({n for v in program.of_kind(Kind.INPUT) for d in v.shape for n in names_in(d)})
+    found: dict[str, int] = {}
+    for name in names:
+        asked = [c for c, _ in program.attrs.get("assume", ()) if name in names_in(c)]
+        for size in SIZES:
+            known = {**found, name: size}
+            if all(evaluate(c, known) for c in asked if names_in(c) <= known.keys()):
+                found = known
+                break
+        else:
+            raise GraphftError(
+                f"no size of dimension {name} was found that fulfils what the program was captured for: "
+                f"{', '.join(asked)}",
+                rule="export",
+                help="declare that dimension with a fixed size in build()",
+            )
+    return found
+
+
+def _module(program: Program) -> nn.Module:
+    """Runs the program's block. Its buffers have the names that parameters and buffers have in the trained model."""
+    outputs: tuple[str, ...] = tuple(program.attrs["extras"])
+    run, inputs = lower(program.blocks["step"], fetch=outputs), [v.name for v in program.of_kind(Kind.INPUT)]
+    module = nn.Module()
+    weights = {v.name: _register(module, v.name, program.values[v.name]) for v in program.of_kind(*WEIGHTS)}
+
+    def forward(*values: Tensor) -> Tensor | dict[str, Tensor]:
+        scope: dict[str, Any] = dict(zip(inputs, values, strict=True))
+        scope |= {name: getattr(owner, last) for name, (owner, last) in weights.items()}
+        results = run(None, scope)
+        return results[0] if len(results) == 1 else dict(zip(outputs, results, strict=True))
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in inputs]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    module.forward = forward
+    return module
+
+
+def _register(module: nn.Module, name: str, value: Tensor) -> tuple[nn.Module, str]:
+    """Buffer `a.b.c` of the module, in submodules that are made for it: the last of them, and `c`."""
+    *path, last = name.split(".")
+    for part in path:
+        inner = dict(module.named_children()).get(part)
+        if inner is None:
+            inner = nn.Module()
+            module.add_module(part, inner)
+        module = inner
+    module.register_buffer(last, value.detach().clone())
+    return module, last

@@ -1,35 +1,46 @@
-"""Weights from wherever they lie: `graphft.read_weights`."""
+"""Weights from wherever they lie, and as Hugging Face saves them.
+
+model.safetensors                   or several files, and an index of what lies in which:
+model-00001-of-00002.safetensors
+model.safetensors.index.json        {"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import posixpath
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
-from graphft.disk.tensor_file import read_tensors
+from graphft.disk.fileio import write_atomically
+from graphft.disk.tensor_file import read_tensors, write_tensors
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.manifest import is_directory
 from graphft.runtime.coordination.job_storage import MODEL, download_result, is_url
 from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import FS, LocalFS, file_system
-from graphft.runtime.interchange.distributed import local_path, read_distributed
-from graphft.runtime.interchange.distributed_metadata import METADATA
-from graphft.runtime.interchange.huggingface import WHOLE, read_sharded
-from graphft.runtime.interchange.job_state import job_folder, read_job
+from graphft.runtime.interchange.distributed import METADATA, local_path, read_distributed
+from graphft.runtime.interchange.training_state import job_folder, read_job
 from graphft.runtime.loop.check_points import CheckPoints
 from graphft.transpiler.record import RECORD
 
 log = logging.getLogger("graphft")
 
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+SHARD_BYTES = 5_000_000_000
+"""As `save_pretrained` cuts by default."""
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _SOURCES = (
     "a safetensors file, a folder of them as Hugging Face writes it, the folder of a job, what save_check_point "
     "saved, or a directory of torch.distributed.checkpoint"
 )
+_AGAIN = "was the folder copied or downloaded wholly?"
 
 
 def read_weights(source: str | os.PathLike[str], name: str = "model", version: int | None = None) -> dict[str, Tensor]:
@@ -61,7 +72,8 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
         log.warning("%s has %s and %s: the weights are those of the first", source, WHOLE, indexes[0])
         indexes, files = [], [WHOLE]
     if len(indexes) == 1 or (len(files) == 1 and METADATA not in names):
-        return _read_folder(fs, path, indexes, files[0] if files else "")
+        with _at_hand(fs, path) as folder:
+            return read_sharded(folder / indexes[0]) if indexes else read_tensors(folder / files[0])[0]
     if METADATA in names:
         return read_distributed(local_path(source), name)
     found = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
@@ -75,26 +87,19 @@ def _read_file(fs: FS, path: str) -> dict[str, Tensor]:
             rule="weights",
             help="convert it, if you trust it: safetensors.torch.save_file(torch.load(path, weights_only=True), ...)",
         )
-    with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
-        return read_tensors(_at_hand(fs, path, Path(scratch)))[0]
+    with _at_hand(fs, path) as file:
+        return read_tensors(file)[0]
 
 
-def _at_hand(fs: FS, path: str, scratch: Path) -> Path:
-    """Returns where this machine has the file or folder."""
+@contextmanager
+def _at_hand(fs: FS, path: str) -> Iterator[Path]:
+    """Yields where this machine has the file or folder: a copy that is deleted, where it is not local."""
     if isinstance(fs, LocalFS):
-        return Path(path)
-    target = scratch / "copy"
-    fs.download(path, target)
-    return target
-
-
-def _read_folder(fs: FS, path: str, indexes: list[str], file: str) -> dict[str, Tensor]:
-    """What an index names, or one file."""
+        yield Path(path)
+        return
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
-        folder = _at_hand(fs, path, Path(scratch))
-        if indexes:
-            return read_sharded(folder / indexes[0])
-        return read_tensors(folder / file)[0]
+        fs.download(path, Path(scratch, "copy"))
+        yield Path(scratch, "copy")
 
 
 def _read_job(source: str | os.PathLike[str], complete: bool, step: int | None) -> dict[str, Tensor]:
@@ -140,7 +145,67 @@ def _read_loop(source: str, name: str, version: int | None) -> dict[str, Tensor]
     tensors = {str(n): value for n, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise UsageError(f"{name!r} has no tensors at its first level", rule="weights", help="name a model's state")
-    if len(tensors) < len(state):
-        others = ", ".join(str(n) for n in state if n not in tensors)
-        log.warning("%r has values that are no tensors, which are left out: %s", name, others)
     return tensors
+
+
+# -- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES) -> list[str]:
+    """Writes a new folder that `from_pretrained` and `load_into` read; returns its files. Raises OSError.
+
+    A tensor under several names (tied) is written under the first, as Hugging Face does.
+    """
+    first = {id(tensors[name]): name for name in reversed(list(tensors))}
+    groups = _cut({n: t for n, t in tensors.items() if first[id(t)] == n}, shard_bytes)
+    if len(groups) == 1:
+        write_tensors(folder / WHOLE, groups[0], {"format": "pt"})
+        return [WHOLE]
+    places: dict[str, str] = {}
+    for number, group in enumerate(groups, 1):
+        name = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        write_tensors(folder / name, group, {"format": "pt"})
+        places.update(dict.fromkeys(group, name))
+    total = sum(t.nbytes for group in groups for t in group.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    write_atomically(folder / INDEX, json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
+    return [*sorted(set(places.values())), INDEX]
+
+
+def _cut(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
+    """Returns groups of at most so many bytes, in the tensors' order; a larger tensor is a group of its own."""
+    groups: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if groups[-1] and sum(t.nbytes for t in groups[-1].values()) + tensor.nbytes > shard_bytes:
+            groups.append({})
+        groups[-1][name] = tensor
+    return groups
+
+
+def read_sharded(index: Path) -> dict[str, Tensor]:
+    """The tensors of all files that an index names. Raises GraphftError[weights] where they are not what it says."""
+    try:
+        places = dict(json.loads(index.read_bytes())["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GraphftError(f"{index} is no index of weights: {error!r}", rule="weights", help=_AGAIN) from error
+    wrong = sorted({str(f) for f in places.values() if posixpath.basename(str(f)) != f or not str(f).strip(".")})
+    if wrong:
+        raise GraphftError(f"{index} names files elsewhere: {', '.join(wrong[:3])}", rule="weights", help=_AGAIN)
+    found: dict[str, Tensor] = {}
+    for file in sorted(set(places.values())):
+        try:
+            tensors, _ = read_tensors(index.parent / file)
+        except OSError as error:
+            raise GraphftError(
+                f"{index} names {file}, which cannot be read: {error}", rule="weights", help=_AGAIN
+            ) from error
+        found.update({n: t for n, t in tensors.items() if places.get(n) == file})
+    missing = sorted(places.keys() - found.keys())
+    if missing:
+        raise GraphftError(
+            f"{index} names {missing[0]} in {places[missing[0]]}, which does not have it"
+            + f" (and {len(missing) - 1} more)" * (len(missing) > 1),
+            rule="weights",
+            help=_AGAIN,
+        )
+    return found

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.interchange.exported_program import export_program
+from graphft.runtime.interchange.trained_program import export_program
 from graphft.runtime.validation.best_model import BestModels, Kept
 from graphft.transpiler.prediction import prediction_of
 from tests.prediction.jobs import X, complete_job, make_model
@@ -78,7 +78,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     complete_job(tmp_path / "job")
     (tmp_path / "there.pt2").write_text("notes")
     said = refused(capsys, "checkpoint", "export", tmp_path / "job", tmp_path / "there.pt2")
-    assert "is there, and is no .pt2 file" in said
+    assert "is there already" in said
     assert (tmp_path / "there.pt2").read_text() == "notes"
     model = tmp_path / "job" / "model.safetensors"
     assert "holds no job" in refused(capsys, "checkpoint", "export", model, tmp_path / "m.pt2")
@@ -104,7 +104,7 @@ def test_the_best_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert all(torch.equal(tensor, best.state_dict()[name]) for name, tensor in weights.items())
     for more, why in (
         (("--version", "2"), "the best model is asked for, and step 2, too"),
-        (("--format", "dcp", "--optimizer"), "of the best model only its weights are kept"),
+        (("--format", "dcp", "--optimizer"), "goes with --format dcp, without --best"),
     ):
         assert why in refused(capsys, "checkpoint", "export", job, tmp_path / "d", "--best", *more)
     assert not (tmp_path / "d").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.cli import main
 from graphft.runtime.interchange.inspection import entries
-from graphft.runtime.interchange.job_state import read_job
-from graphft.runtime.interchange.optimizer_state import load_optimizer
+from graphft.runtime.interchange.training_state import load_optimizer, read_job
 from graphft.transpiler.record import digest_of
 from tests.support.commands import refused, shown
 
@@ -103,9 +101,12 @@ def test_what_does_not_fit_changes_nothing(folders: dict[int, Path]) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "keeps exp_avg, exp_avg_sq, a SGD as this one momentum"),
-        (lambda p: torch.optim.Adam(p, amsgrad=True), "a Adam as this one exp_avg, exp_avg_sq, max_exp_avg_sq"),
-        (torch.optim.RMSprop, "a RMSprop as this one square_avg"),
+        (
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+            r"keeps \['exp_avg', 'exp_avg_sq'\], a SGD as this one \['momentum",
+        ),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "a Adam as this one .*'max_exp_avg_sq'"),
+        (torch.optim.RMSprop, r"a RMSprop as this one \['square_avg"),
     ],
 )
 def test_another_kind_of_optimizer_is_refused(folders: dict[int, Path], make: Any, says: str) -> None:
@@ -149,11 +150,10 @@ def test_the_command_exports_a_job(
 ) -> None:
     model = graphft.read_weights(folders[1] / "model.safetensors")
     for name in ("model.safetensors", "huggingface", "dcp"):
-        options = ["--format", "dcp"] if name == "dcp" else ["--shard-mb", "0.0005"] if name == "huggingface" else []
+        options = ["--format", "dcp"] if name == "dcp" else []
         shown(capsys, "checkpoint", "export", folders[1], tmp_path / name, *options)
         found = graphft.read_weights(tmp_path / name)
         assert all(torch.equal(found[n], model[n]) for n in model)
-    assert len(list((tmp_path / "huggingface").glob("*.safetensors"))) > 1
 
 
 def test_a_damaged_model_of_a_complete_job(
@@ -227,32 +227,6 @@ def test_a_job_without_a_checkpoint(tmp_path: Path) -> None:
         read_job(tmp_path / "job")
     with pytest.raises(UsageError, match="has no checkpoint yet"):
         graphft.read_weights(tmp_path / "job")
-
-
-@pytest.mark.parametrize("sync", [True, False])
-def test_a_checkpoint_without_a_manifest_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sync: bool
-) -> None:
-    """It was passed over without a word."""
-    monkeypatch.chdir(tmp_path)
-    folder = Path(make_job(2, sync=sync, checkpoint_every=3, keep_checkpoints=99).run(quiet=True).model).parent
-    capsys.readouterr()
-    assert "has no manifest" not in shown(capsys, "checkpoint", "list", folder)
-    *_, oldest = [c for c in entries(str(folder)) if c.store.inner == ("" if sync else "shard-1/")]
-    Path(oldest.path, "manifest.json").unlink()
-    for action in ("list", "verify"):
-        assert re.search(f"{oldest.path}:? +has no manifest", shown(capsys, "checkpoint", action, folder))
-
-
-def test_a_job_all_of_whose_manifests_are_lost(
-    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    shutil.copytree(folders[1], tmp_path / "job")
-    (manifest,) = (tmp_path / "job" / "checkpoints").glob("*/manifest.json")
-    manifest.unlink()
-    assert main(["checkpoint", "verify", str(tmp_path / "job")]) == 1
-    assert f"{manifest.parent}: has no manifest" in capsys.readouterr().out
-    assert f"{manifest.parent} has no manifest" in refused(capsys, "checkpoint", "show", tmp_path / "job")
 
 
 @pytest.mark.parametrize("sync", [True, False])

@@ -105,15 +105,6 @@ def test_a_run_goes_on_with_other_pservers(
     assert open_run(make_job(4, name="lin")).complete, "other pservers are no difference"
 
 
-def test_fresh_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    begin(FIRST, job := make_job(2, name="lin"), states(job))
-    fresh = make_job(3, name="lin")
-    assert line_of(fresh, fresh=True).endswith(f"; new run in {SECOND}")
-    shutil.rmtree(SECOND)
-    assert " 3 pservers, in " in line_of(fresh)
-
-
 def test_without_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     begin(FIRST, job := make_job(2, name="lin"), states(job))
@@ -122,14 +113,6 @@ def test_without_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(GraphftError, match="is not what was written"):
         open_run(make_job(3, name="lin"))
     assert not SECOND.exists(), "nothing is begun from nothing without a word"
-
-
-def test_no_checkpoint_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_job(2, name="lin").save(FIRST)
-    assert line_of(make_job(3, name="lin")).endswith(f"; new run in {SECOND}")
-    (SECOND / "checkpoints").mkdir()
-    assert line_of(make_job(2, name="lin")).endswith(f", and has no checkpoint to go on from; new run in {THIRD}")
 
 
 def test_what_a_shard_holds_is_checked(tmp_path: Path) -> None:

@@ -91,29 +91,22 @@ def test_export_is_a_state_dict(root: Path, says: Says, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_show_has_values_and_takes_the_newest_manifest_that_is_whole(root: Path, says: Says) -> None:
-    shown = says("show", root)
-    assert "  optimizer.param_groups.0.lr  0.0" in shown
-    assert "  schedule.last_epoch  18" in shown
-    (root / "checkpoint-00000001" / "manifest.json").write_text("[" * 100_000)
-    shown = says("show", root)
-    assert shown[0].split()[0] == "0"
-    assert graphft.load_check_point(Loop().state, root) == TrainStatus(0, 6, 0, {"loss": 0.5})
-
-
-def test_export_takes_urls_and_overwrites_exports_only(root: Path, says: Says, tmp_path: Path) -> None:
+def test_export_takes_urls_and_overwrites_nothing(root: Path, says: Says, tmp_path: Path) -> None:
     to = tmp_path / "store"
-    assert says("export", root, f"file://{to}/model.safetensors")[-1] == f"uploaded to file://{to}/model.safetensors"
-    assert load_file(to / "model.safetensors")
+    for status in (0, 2):
+        says("export", root, f"memory://{to}/model.safetensors", status=status)
     says("export", root, f"file://{to}/hf")
     assert load_file(to / "hf" / "model.safetensors")
-    says("export", root, tmp_path / "m.safetensors")
-    says("export", root, tmp_path / "m.safetensors")
     (tmp_path / "notes.safetensors").write_text("mine")
-    assert "is no whole safetensors file" in "\n".join(says("export", root, tmp_path / "notes.safetensors", status=2))
+    assert "is there already" in "\n".join(says("export", root, tmp_path / "notes.safetensors", status=2))
     assert "model.pt is named like a file" in "\n".join(says("export", root, tmp_path / "model.pt", status=2))
-    assert not (tmp_path / "model.pt").exists()
+    assert says("export", root, tmp_path / "notes.safetensors" / "x", status=2)[0].startswith("error[export]")
     assert (tmp_path / "notes.safetensors").read_text() == "mine"
+
+
+def test_show_takes_the_newest_manifest_that_is_whole(root: Path, says: Says) -> None:
+    (root / "checkpoint-00000001" / "manifest.json").write_text("[" * 100_000)
+    assert says("show", root)[0].split()[0] == "0"
 
 
 def test_prune_keeps_the_newest_that_is_whole(root: Path, says: Says) -> None:

@@ -6,13 +6,11 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
-import fsspec
 import pytest
 
 import graphft
 from graphft import TrainStatus
 from graphft.errors import GraphftError
-from graphft.runtime.cli import main
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.loop.check_points import CheckPoints
 from tests.loop.loops import Loop, same, undisturbed
@@ -108,16 +106,3 @@ def test_old_ones_go_and_damage_is_found(place: tuple[FS, str], caplog: pytest.L
     status = graphft.load_check_point(Loop().state, root, fs)
     assert status == TrainStatus(2)
     assert "is not what was written" in caplog.text
-
-
-def test_a_bucket_that_is_not_there_is_told(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It was said to have no checkpoint."""
-    monkeypatch.setitem(fsspec.config.conf, "s3", options)
-    for path, said in {
-        "s3://nobucket/run": "s3://nobucket/run cannot be read: the bucket nobucket is not there",
-        "s3://bucket/none": "there is nothing at s3://bucket/none",
-    }.items():
-        assert main(["checkpoint", "list", path]) == 2
-        assert said in capsys.readouterr().err

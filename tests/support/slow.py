@@ -207,7 +207,6 @@ SLOW = {
     ],
     "tests/interchange/test_job_state.py": [
         "test_a_checkpoint_says_what_it_is_of_and_where_in_the_data[False]",
-        "test_a_checkpoint_without_a_manifest_is_told[False]",
         "test_slices_are_put_together",
         "test_training_goes_on_with_other_pservers",
     ],

@@ -1,4 +1,4 @@
-"""What training goes on with: a model's weights and the state of its optimizer, from wherever they lie together.
+"""What training goes on with: a model's weights and the state of its optimizer, whole, from wherever they lie together.
 
 The names are those of torch: `get_optimizer_state_dict` has the state by the names of parameters, `state_dict()` of an
 optimizer by their numbers.
@@ -7,25 +7,121 @@ optimizer by their numbers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
-from graphft.optim.optimizers import SCALAR_STATE, SGD, Optimizer
+from graphft.ir import Kind, Program
+from graphft.optim.optimizers import OPTIMIZERS, SCALAR_STATE, SGD, Optimizer
 from graphft.runtime.checkpoint.manifest import is_directory
+from graphft.runtime.checkpoint.reshard import whole_variables
+from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.coordination.job_storage import fetch, is_url, stored_run
 from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import file_system
-from graphft.runtime.interchange.distributed import local_path, read_distributed
-from graphft.runtime.interchange.distributed_metadata import METADATA
-from graphft.runtime.interchange.job_state import JobState, job_folder, read_job
+from graphft.runtime.interchange.distributed import METADATA, local_path, read_distributed
 from graphft.runtime.loop.check_points import CheckPoints
-from graphft.runtime.loop.snapshot import PARAMETERS, Found
+from graphft.runtime.loop.snapshot import PARAMETERS
+from graphft.transpiler import Job
+from graphft.transpiler.layout import assemble
+from graphft.transpiler.optimization import find_optimization, rates_at
+from graphft.transpiler.record import RECORD
 
-_SOURCES = "the folder or storage of a job, what save_check_point saved, or a directory of torch.distributed.checkpoint"
+LOOKS, LOOK_SECONDS = 4, 0.1
+"""A running job deletes old checkpoints: what is gone when it is read is looked for again."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """`step`: async: of the shard that has applied the fewest batches. `model`: its state_dict. `optimizer`: by
+    parameter, its state by the names of torch.optim. `updates`: by parameter, the optimizer and its options at that
+    step."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, dict[str, Tensor]]
+    updates: dict[str, Optimizer]
+
+
+@contextmanager
+def job_folder(source: str | os.PathLike[str], *, whole: bool = False) -> Iterator[Path | None]:
+    """Yields the folder of a job; of its storage a copy of its record (`whole`: and of its programs), for as long as
+    this lasts; None for what is no job's. Raises GraphftError[storage]."""
+    if not is_url(source):
+        folder = Path(source)
+        yield folder if (folder / RECORD).exists() else None
+    elif not stored_run(url := os.fspath(source).rstrip("/")):
+        yield None
+    else:
+        with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
+            fetch(url, Path(scratch, "job"), whole=whole)
+            yield Path(scratch, "job")
+
+
+def read_job(folder: Path, step: int | None = None) -> JobState:
+    """Reads the newest checkpoint in a job's folder that is whole, or that of `step`. The job may be running, on
+    any machine.
+
+    Raises UsageError[no-checkpoint] if there is none (yet), DamagedCheckpoint if none is whole.
+    """
+    job = Job.load(folder)
+    for left in reversed(range(LOOKS)):
+        try:
+            reached, shards = _read(job, folder, step)
+            model, optimizer = assemble(job.trainer_program(), shards), _optimizer(job, shards)
+            return JobState(reached, model, optimizer, _updates(job.source, reached))
+        except GraphftError:  # the job may have replaced what was looked at just now
+            if not left:
+                raise
+            time.sleep(LOOK_SECONDS)
+    raise AssertionError
+
+
+def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str, Tensor]]]:
+    """Returns the step, and what each shard held."""
+    everything = range(job.config.pservers)
+    found = checkpoints_of(folder).read_newest(job.run_id, everything, step)
+    if found is not None:
+        return found[0].step, found[1]
+    if step is None and not job.config.sync:  # async, before the end: each shard has its own
+        own = [checkpoints_of(folder, shard).read_newest(job.run_id, [shard]) for shard in everything]
+        there = [each for each in own if each is not None]
+        if len(there) == len(own):
+            return min(manifest.step for manifest, _ in there), [tensors for _, (tensors,) in there]
+    raise UsageError(
+        f"{folder} has no checkpoint {'yet' if step is None else f'of step {step}'}"
+        + " of all shards" * (not job.config.sync),
+        rule="no-checkpoint",
+        help=f"`graphft checkpoint list {folder}` says which there are, `graphft status` when the next one comes",
+    )
+
+
+def _optimizer(job: Job, shards: Sequence[Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    whole, found = whole_variables(job, shards)[0], {}
+    for v in job.trainer_program().of_kind(Kind.PARAM):
+        shape = [int(d) for d in v.shape]
+        state = {key: value if value.dim() == 0 else value.reshape(shape) for key, value in whole[v.name].items()}
+        if state := {key.removeprefix("@"): value for key, value in state.items() if key}:
+            found[v.name] = state
+    return found
+
+
+def _updates(program: Program, step: int) -> dict[str, Optimizer]:
+    found, rates = {}, rates_at(program, step)
+    for name, op in find_optimization(program.blocks["step"]).updates.items():
+        found[name] = OPTIMIZERS[op.type](lr=rates[op.operand("lr").name], **op.attrs)
+    return found
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -85,7 +181,12 @@ def read_training(
     fs, path = file_system(os.fspath(source))
     if fs.size(path) is None and any(map(is_directory, fs.list_dirs(path))):
         return _of_loop(source, model, optimizer, version)
-    raise UsageError(f"{source} has no state of an optimizer", rule="optimizer-state", help=f"give {_SOURCES}")
+    raise UsageError(
+        f"{source} has no state of an optimizer",
+        rule="optimizer-state",
+        help="give the folder or storage of a job, what save_check_point saved, or a directory of "
+        "torch.distributed.checkpoint",
+    )
 
 
 def optimizer_of(job: JobState) -> OptimizerState:
@@ -120,37 +221,30 @@ def _of_loop(
     found = CheckPoints(source).newest(version)
     if found is None:
         raise UsageError(f"{source} has no checkpoint that is committed", rule="optimizer-state", help="save one first")
-    weights = found.states.get(model) if model else {}
-    saved = found.states.get(optimizer)
-    if (
-        not isinstance(weights, Mapping)
-        or not isinstance(saved, Mapping)
-        or not {"state", "param_groups"} <= saved.keys()
+    weights, saved = (found.states.get(model) if model else {}), found.states.get(optimizer)
+    for what, name, there in (
+        ("model", model, isinstance(weights, Mapping)),
+        ("optimizer", optimizer, isinstance(saved, Mapping) and {"state", "param_groups"} <= saved.keys()),
     ):
-        missing = f"optimizer {optimizer!r}" if isinstance(weights, Mapping) else f"model {model!r}"
-        raise UsageError(
-            f"checkpoint {found.version} of {source} has no {missing}",
-            rule="optimizer-state",
-            help=f"name it: it has {', '.join(sorted(found.states))}",
-        )
-    tensors = {str(n): value for n, value in weights.items() if isinstance(value, Tensor)}
-    return tensors, _of_state_dict(found, saved, optimizer)
-
-
-def _of_state_dict(found: Found, saved: Mapping[str, Any], optimizer: str) -> OptimizerState:
-    """By names, if the model that the optimizer trains was saved with it."""
+        if not there:
+            raise UsageError(
+                f"checkpoint {found.version} of {source} has no {what} {name!r}",
+                rule="optimizer-state",
+                help=f"name it: it has {', '.join(sorted(found.states))}",
+            )
     names = found.manifest.meta.get(PARAMETERS, {}).get(optimizer)
 
     def named(number: Any) -> str:
         return str(number) if names is None else str(names[number])
 
-    state = {named(number): dict(entry) for number, entry in saved["state"].items()}
+    state = {named(number): dict(entry) for number, entry in saved["state"].items()}  # type: ignore[index]
     groups = [
         {**{k: v for k, v in group.items() if k != "param_names"}, "params": [named(n) for n in group["params"]]}
-        for group in saved["param_groups"]
+        for group in saved["param_groups"]  # type: ignore[index]
     ]
     numbered = names is None and all(name.isdecimal() for name in state)  # a Trainer's has names
-    return OptimizerState(found.status.step, state, groups, numbered=numbered)
+    tensors = {str(n): value for n, value in weights.items() if isinstance(value, Tensor)}  # type: ignore[union-attr]
+    return tensors, OptimizerState(found.status.step, state, groups, numbered=numbered)
 
 
 def _from_torch(source: str | os.PathLike[str], name: str) -> OptimizerState:
@@ -221,11 +315,11 @@ def _differences(name: str, parameter: Tensor, values: Mapping[str, Tensor]) -> 
             yield f"{name}@{key} is {value.dtype}, the parameter {parameter.dtype}"
 
 
-def _other_kinds(optimizer: torch.optim.Optimizer, given: Mapping[int, Mapping[str, Tensor]]) -> list[str]:
-    """Whether it keeps another state than what is given: looked up by a step of its like with small parameters."""
+def _other_kinds(optimizer: torch.optim.Optimizer, given: Mapping[int, Mapping[str, Tensor]]) -> Iterator[str]:
+    """Yields where it keeps another state than what is given: a step of its like with a small parameter tells."""
     for group in optimizer.param_groups:
-        given_here = [given[id(p)] for p in group["params"] if given.get(id(p))]
-        if not given_here:
+        held = next((given[id(p)].keys() - {SCALAR_STATE} for p in group["params"] if given.get(id(p))), None)
+        if held is None:
             continue
         small = torch.nn.Parameter(torch.ones([1] * group["params"][0].ndim, dtype=group["params"][0].dtype))
         small.grad = torch.ones_like(small)
@@ -235,8 +329,5 @@ def _other_kinds(optimizer: torch.optim.Optimizer, given: Mapping[int, Mapping[s
         except Exception:  # an optimizer that needs more to be made: it is left to itself
             continue
         kept = {k for k, v in like.state[small].items() if isinstance(v, Tensor)} - {SCALAR_STATE}
-        held = given_here[0].keys() - {SCALAR_STATE}
         if kept != held:
-            words = [", ".join(sorted(kinds)) or "nothing" for kinds in (held, kept)]
-            return [f"the saved optimizer keeps {words[0]}, a {type(optimizer).__name__} as this one {words[1]}"]
-    return []
+            yield f"the saved optimizer keeps {sorted(held)}, a {type(optimizer).__name__} as this one {sorted(kept)}"
