@@ -96,7 +96,6 @@ ENDS = {
     "graphft/__main__.py": "a command",
     "graphft/opdocs.py": "a command",
     "runtime/option_docs.py": "a command",
-    "runtime/data/dataset_reader.py": "a fork of user code that leaves it",
     "runtime/launcher/launch.py": "a script that is one role, or is only to save its job",
     "runtime/process/role_process.py": "its parent is dead",
     "runtime/roles/process_end.py": "its lease is lost, or it hangs",

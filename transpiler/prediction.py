@@ -77,15 +77,15 @@ def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Pr
 def default_prediction(origin: Origin | None) -> Program | None:
     """Returns the same, unasked, or None if it cannot be captured; without warnings, as the capture of the program that
     trains has given them."""
-    before, log.disabled = log.disabled, True
-    reason = ""
+    logger, reason = logging.getLogger("graphft"), ""
+    before, logger.disabled = logger.disabled, True
     try:
         return prediction_of(origin)
     except Exception as error:  # of the user's model, which is called as it may never be
         reason = describe(error)
         return None
     finally:
-        log.disabled = before
+        logger.disabled = before
         if reason:
             log.info("what the job predicts is not known: %s", reason)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from graphft.data.datasets import Reference, being_imported, dataset
 from graphft.data.describe import files
-from graphft.data.inspection import dataset
 from graphft.data.randomness import python_states, seeded, seeded_by_torch
-from graphft.data.reference import Reference, being_imported
 from graphft.data.spec import ChunkInfo, DataSpec, arrays
 
 __all__ = [

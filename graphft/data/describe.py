@@ -18,22 +18,18 @@ from typing import IO, Any
 
 import numpy as np
 
-from graphft.data.fingerprint import DIGITS
 from graphft.data.formats import (
+    OPEN_QUOTE,
     Decoded,
-    Record,
     check_text,
     csv_header,
-    csv_records,
     decode_parquet,
     decode_text,
     is_list,
-    json_records,
     json_row,
-    lines_before,
     open_parquet,
 )
-from graphft.data.spec import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
+from graphft.data.spec import DIGITS, ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
 from graphft.data.urls import Stamp, Urls, expand_urls, open_url
 from graphft.errors import GraphftError, UsageError, shown_plainly
 from graphft.ir import Type
@@ -49,6 +45,7 @@ _REMEDY = (
     "convert these fields to numbers (one for each category; a missing value is an empty field), drop such records, "
     "give the column another dtype, or leave the field out of columns"
 )
+_QUOTES = "a record of CSV is a line: correct a stray quote; write texts with line ends as Parquet or JSON lines"
 Fields = str | Sequence[str]
 Range = tuple[int, ...]
 """Returns where a chunk is in its file: (records, start), and of text (offset, size, line)."""
@@ -152,8 +149,10 @@ class Quality:
         self.records += decoded.records
         self.bad += len(decoded.bad)
         for i in sorted(decoded.bad):
-            for name in decoded.bad[i].keys() - self.examples.keys():
-                self.examples[name] = f"{place(i)}: {decoded.bad[i][name]}"
+            for name, text in decoded.bad[i].items():
+                if text == OPEN_QUOTE:
+                    raise UsageError(f"{place(i)}: {text}", rule="data", help=_QUOTES)
+                self.examples.setdefault(name, f"{place(i)}: {text}")
         for name, values in decoded.fields.items():
             if values.dtype.kind == "f" and not (finite := np.isfinite(values).all(axis=1)).all():
                 found = [int(i) for i in np.flatnonzero(~finite) if i not in decoded.bad]
@@ -191,36 +190,38 @@ def _describe_text(
     f: IO[bytes], url: str, format: str, fields: Mapping[str, str], chunk_size: int, quality: Quality
 ) -> tuple[list[Range], str]:
     """Returns byte ranges of up to `chunk_size` records, and the file's checksum."""
-    ranges, start, first, name = list[Range](), 0, f.readline(), url.rpartition("/")[2]
-    made, records, offset, line = hashlib.sha256(), json_records(itertools.chain([first], f)), 0, 1
+    ranges, made, name, first = list[Range](), hashlib.sha256(), url.rpartition("/")[2], f.readline()
     header = csv_header(first, url) if format == "csv" else None
-    if header is not None:
-        made.update(first)
-        records, offset, line = csv_records(f, len(header)), len(first), 2
     if header is not None or first.strip():
         _need(fields, list(json_row(check_text(first, url))[0]) if header is None else header, url)
-    for group in _groups(records, chunk_size):
-        data = b"".join([raw for raw, _ in group])
+    start, offset, line = 0, 0, 1
+    lines: Iterable[bytes] = itertools.chain([first], f)
+    if header is not None:
+        lines, offset, line = f, len(first), 2
+        made.update(first)
+    for group in _groups(lines, chunk_size):
+        data = b"".join(group)
         made.update(data)
         if not data.isspace():
             decoded = decode_text(group, header, fields)
-            quality.add(decoded, lambda i, g=group, at=line: f"line {at + lines_before(g)[i]:,} of {name}")  # type: ignore[misc]
+            numbers = [line + i for i, raw in enumerate(group) if not raw.isspace()]
+            quality.add(decoded, lambda i, numbers=numbers: f"line {numbers[i]:,} of {name}")  # type: ignore[misc]
             ranges.append((decoded.records, start, offset, len(data), line))
             start += decoded.records
-        offset, line = offset + len(data), line + data.count(b"\n")
+        offset, line = offset + len(data), line + len(group)
     return ranges, made.hexdigest()[:DIGITS]
 
 
-def _groups(records: Iterable[Record], chunk_size: int) -> Iterator[list[Record]]:
-    """Yields groups of records, of which up to `chunk_size` are not blank."""
-    group: list[Record] = []
+def _groups(lines: Iterable[bytes], chunk_size: int) -> Iterator[list[bytes]]:
+    """Yields groups of lines, of which up to `chunk_size` are not blank."""
+    group: list[bytes] = []
     count = 0
-    for record in records:
+    for line in lines:
         if count == chunk_size:
             yield group
             group, count = [], 0
-        group.append(record)
-        count += not record[0].isspace()
+        group.append(line)
+        count += not line.isspace()
     if group:
         yield group
 
@@ -242,8 +243,8 @@ def _describe_parquet(
         if not (is_number or kinds.is_decimal(kind) or kinds.is_null(kind)):
             wrong.append(f"field {one} is {declared}, no {dtype}")
             continue
-        width = _width(opened, one, url) if is_list(declared) else None if kinds.is_null(declared) else 0
-        if width is not None and lists.setdefault(one, width) != width:
+        width = _width(opened, one, url) if is_list(declared) else 0
+        if not kinds.is_null(declared) and lists.setdefault(one, width) != width:
             text = f"field {one} has {width} values in each record of {url}, and {lists[one]} before (0: no list)"
             raise UsageError(text, rule="columns", help="write it alike in all files")
     if wrong:
@@ -254,20 +255,16 @@ def _describe_parquet(
     return ranges
 
 
-def _width(opened: Any, name: str, url: str) -> int | None:
-    """Returns the length of the field's lists, all those of the first row group that has any; None if all are null. A
-    list of another length in a later one is a bad record."""
+def _width(opened: Any, name: str, url: str) -> int:
+    """Returns the length of the first list of the field; a list of another length is a bad record."""
     import pyarrow.compute
 
-    for group in range(opened.num_row_groups):
-        column = opened.read_row_group(group, columns=[name], use_threads=False).column(0)
-        found = pyarrow.compute.list_value_length(column).drop_null().unique().to_pylist()
-        if len(found) > 1 or found == [0]:
-            text = f"{url}: field {name} has lists of {_few(list(map(str, found)), ', ')} values"
-            raise UsageError(text, rule="data", help="pad all lists of a field to one length, of 1 or more")
-        if found:
-            return int(found[0])
-    return None
+    column = opened.read_row_group(0, columns=[name], use_threads=False).column(0)
+    lengths = pyarrow.compute.list_value_length(column).drop_null()
+    if not len(lengths) or not (width := int(lengths[0].as_py())):
+        text = f"{url}: field {name} has no values in the first row group"
+        raise UsageError(text, rule="data", help="give all lists of a field one length, of 1 or more")
+    return width
 
 
 def _row_groups(metadata: Any, chunk_size: int) -> Iterator[Range]:

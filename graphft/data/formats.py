@@ -1,17 +1,15 @@
 """Decodes records of files: CSV, JSON lines and Parquet, by field and as numbers.
 
-Describing a file and reading a chunk of it use the same functions, so both see the same records. pyarrow decodes CSV
-and Parquet. It can't tell where a record of CSV ends in its file, and a stray quote makes it swallow what follows: so
-records are divided here, and it gets the good ones. JSON lines are decoded by Python's json module, as pyarrow's reader
-fails at the first bad line.
+Describing a file and reading a chunk of it use the same functions, so both see the same records. A record of text is a
+line. pyarrow decodes CSV and Parquet; of CSV it gets the good records only, as it stops at others. JSON lines are
+decoded by Python's json module, as pyarrow's reader fails at the first bad line.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -19,14 +17,10 @@ import numpy as np
 
 from graphft.errors import GraphftError, UsageError
 
-QUOTED_BYTES = 1 << 17
-"""A record with quotes is at most so long: how far a quote without its partner is looked for."""
+OPEN_QUOTE = "a quoted field does not end on its line"
+"""What is wrong with a line of CSV that makes the lines behind it doubtful: the file is refused."""
 _JSON = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=str)
 """Numbers stay texts: `to_numbers` converts them as those of CSV."""
-
-Record = tuple[bytes, str]
-"""(the bytes with their line end, what is wrong or ""). A plain tuple: a file has millions."""
-
 
 Bad = dict[int, dict[str, str]]
 """Says what is wrong with records, by position and field ("": it cannot be taken apart)."""
@@ -69,56 +63,24 @@ def check_text(line: bytes, url: str) -> bytes:
     return line
 
 
-def csv_records(lines: Iterable[bytes], width: int) -> Iterator[Record]:
-    """Divides lines behind a header of `width` fields into records; blank lines are among them.
-
-    Quotes are those of Python's csv module, pandas and RFC 4180. A record that breaks these rules, or has another
-    number of fields, is bad: its first line alone, so that a stray quote never swallows what follows. What follows has
-    no influence on a good record, so that a range of whole records is divided as the whole file is.
-    """
-    source, again, commas = iter(lines), deque[bytes](), width - 1
-    while line := again.popleft() if again else next(source, b""):
-        if b'"' in line:
-            taken, wrong = _quoted_record(line, source, again, width)
-            yield taken, wrong
-        elif line.find(b"\r", 0, -2) >= 0 and b"\r" in line.rstrip(b"\r\n"):
-            yield line, "it has a carriage return (\\r) in the middle"
-        else:
-            found = line.count(b",")
-            yield line, "" if found == commas else f"it has {found + 1} fields, the header {width}"
-
-
-def _quoted_record(line: bytes, source: Iterator[bytes], again: deque[bytes], width: int) -> Record:
-    """Returns the record that begins on `line`. Lines that were read in vain are put into `again`."""
-    taken: list[bytes] = []
-
-    def following() -> Iterator[str]:
-        size, more = 0, line
-        while more and size <= QUOTED_BYTES:
-            taken.append(more)
-            size += len(more)
-            yield more.decode(errors="replace")
-            more = again.popleft() if again else next(source, b"")
-        if more:
-            again.appendleft(more)
-
-    try:
-        found = len(next(csv.reader(following(), strict=True)))
-        wrong = "" if found == width else f"it has {found} fields, the header {width}"
-    except csv.Error:
-        wrong = "its quotes don't fit (a quote in a quoted field is doubled)"
-    record = b"".join(taken)
-    if len(record) > QUOTED_BYTES:
-        wrong = wrong or f"it has quotes, and more than {QUOTED_BYTES:,} bytes"
-    if not wrong:
-        return record, ""
-    again.extendleft(reversed(taken[1:]))
-    return line, wrong
-
-
-def json_records(lines: Iterable[bytes]) -> Iterator[Record]:
-    """Yields the lines as records; blank ones are among them."""
-    return ((line, "") for line in lines)
+def csv_error(line: bytes, width: int) -> str:
+    """Returns what is wrong with a record of CSV, or "". The header has `width` fields; quotes are those of Python's
+    csv module, pandas and RFC 4180."""
+    if b'"' in line:
+        text = line.decode(errors="replace")
+        lenient = csv.reader([text, ""])
+        try:
+            next(lenient)
+            if lenient.line_num > 1:
+                return OPEN_QUOTE
+            found = len(next(csv.reader([text], strict=True)))
+        except csv.Error:
+            return "its quotes don't fit (a quote in a quoted field is doubled)"
+    elif line.find(b"\r", 0, -2) >= 0 and b"\r" in line.rstrip(b"\r\n"):
+        return "it has a carriage return (\\r) in the middle"
+    else:
+        found = line.count(b",") + 1
+    return "" if found == width else f"it has {found} fields, the header {width}"
 
 
 def json_row(line: bytes) -> tuple[dict[str, Any], str]:
@@ -130,40 +92,31 @@ def json_row(line: bytes) -> tuple[dict[str, Any], str]:
     return (row, "") if isinstance(row, dict) else ({}, "it is no JSON object")
 
 
-def lines_before(records: Sequence[Record]) -> list[int]:
-    """Returns for each record that is not blank the number of lines before it."""
-    before, found = 0, []
-    for raw, _ in records:
-        if not raw.isspace():
-            found.append(before)
-        before += raw.count(b"\n")
-    return found
-
-
-def decode_text(records: Iterable[Record], header: Sequence[str] | None, dtypes: Mapping[str, str]) -> Decoded:
-    """Decodes those records of text that are not blank: of JSON lines if there is no `header`, else of CSV. `dtypes`:
+def decode_text(lines: Iterable[bytes], header: Sequence[str] | None, dtypes: Mapping[str, str]) -> Decoded:
+    """Decodes those lines of text that are not blank: of JSON lines if there is no `header`, else of CSV. `dtypes`:
     those of the fields that are wanted."""
-    kept = [record for record in records if not record[0].isspace()]
-    decoded = Decoded({i: {"": wrong} for i, (_, wrong) in enumerate(kept) if wrong})
-    texts = _json_texts(kept, dtypes, decoded.bad) if header is None else _csv_texts(kept, header, dtypes)
+    records = [line for line in lines if not line.isspace()]
+    wrong = {} if header is None else {i: csv_error(line, len(header)) for i, line in enumerate(records)}
+    decoded = Decoded({i: {"": text} for i, text in wrong.items() if text})
+    texts = _json_texts(records, dtypes, decoded.bad) if header is None else _csv_texts(records, header, dtypes, wrong)
     for name, dtype in dtypes.items():
         decoded.add(name, texts[name], dtype)
     return decoded
 
 
-def _csv_texts(records: Sequence[Record], header: Sequence[str], fields: Iterable[str]) -> Any:
+def _csv_texts(lines: Sequence[bytes], header: Sequence[str], fields: Iterable[str], wrong: Mapping[int, str]) -> Any:
     """Returns a pyarrow table of texts; null where a field is empty, or its record bad."""
     import pyarrow
     import pyarrow.csv
 
     nothing = b'""' + b"," * (len(header) - 1) + b"\n"
-    data = b"".join([nothing if wrong else raw for raw, wrong in records])
+    data = b"".join([nothing if wrong[i] else line for i, line in enumerate(lines)])
     if not data.isascii():
         data = data.decode(errors="replace").encode()
     return pyarrow.csv.read_csv(
         pyarrow.BufferReader(data),
         pyarrow.csv.ReadOptions(column_names=header, use_threads=False, block_size=len(data) + 1),
-        pyarrow.csv.ParseOptions(newlines_in_values=True),
+        pyarrow.csv.ParseOptions(),
         pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(fields, pyarrow.string()),
             include_columns=list(fields),
@@ -173,11 +126,11 @@ def _csv_texts(records: Sequence[Record], header: Sequence[str], fields: Iterabl
     )
 
 
-def _json_texts(records: Sequence[Record], fields: Iterable[str], bad: Bad) -> dict[str, Any]:
+def _json_texts(lines: Sequence[bytes], fields: Iterable[str], bad: Bad) -> dict[str, Any]:
     """Returns by field its values as texts; adds to `bad`."""
     import pyarrow
 
-    found = [json_row(raw) for raw, _ in records]
+    found = [json_row(line) for line in lines]
     bad |= {i: {"": wrong} for i, (_, wrong) in enumerate(found) if wrong}
     return {f: pyarrow.chunked_array([[_text(row.get(f)) for row, _ in found]], pyarrow.string()) for f in fields}
 

@@ -79,12 +79,12 @@ def python_states() -> tuple[object, ...]:
 
 
 def own_generators(dataset: Any) -> list[Any]:
-    """Returns the generators of torch, NumPy and Python that `dataset` keeps, each once, in the order in which they are
-    found; without the global ones, and without random.SystemRandom, which cannot be seeded."""
+    """Returns the generators of torch, NumPy and Python that `dataset` keeps, in the order in which they are found;
+    without the global ones, and without random.SystemRandom, which cannot be seeded."""
     module = sys.modules.get(type(dataset).__module__)
     candidates = [*vars(module).values()] if module is not None else []
     candidates += itertools.islice(_inside(dataset, DEPTH, set()), MOST)
-    return list({_identity(value): value for value in reversed(candidates) if _is_own(value)}.values())[::-1]
+    return [value for value in candidates if _is_own(value)]
 
 
 def seed_generators(generators: Iterable[Any], seed: int) -> None:
@@ -104,17 +104,13 @@ def seed_generators(generators: Iterable[Any], seed: int) -> None:
 def _is_own(value: Any) -> bool:
     import torch
 
-    if isinstance(value, torch.Generator | np.random.RandomState):
-        return _identity(value) not in (_identity(torch.default_generator), _identity(np.random.mtrand._rand))
+    if isinstance(value, torch.Generator):  # several Python objects may stand for the global one
+        return bool(value._cdata != torch.default_generator._cdata)  # type: ignore[attr-defined]
+    if isinstance(value, np.random.RandomState):
+        return value is not np.random.mtrand._rand
     if isinstance(value, random.Random):
         return not isinstance(value, random.SystemRandom) and value is not random._inst
     return isinstance(value, np.random.Generator)
-
-
-def _identity(generator: Any) -> int:
-    """Several Python objects may stand for one generator of torch, and for one source of bits of NumPy."""
-    source = getattr(generator, "bit_generator", getattr(generator, "_bit_generator", generator))
-    return int(getattr(generator, "_cdata", 0)) or id(source)
 
 
 def _inside(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
@@ -124,7 +120,7 @@ def _inside(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
     seen.add(id(value))
     yield value
     parts: Iterable[Any] = ()
-    if isinstance(value, Mapping | list | tuple | set):
+    if isinstance(value, Mapping | list | tuple):
         parts = [*(value.values() if isinstance(value, Mapping) else value)] if len(value) <= LONG else ()
     elif hasattr(value, "__dict__") and not isinstance(value, type | ModuleType):
         parts = [*vars(value).values()]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-from graphft.data.fingerprint import DIGITS, digest
+from graphft.data.spec import DIGITS, digest
 from graphft.errors import GraphftError, UsageError, describe
 
 CHANGED = "data-changed"

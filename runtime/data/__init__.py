@@ -10,10 +10,9 @@ from graphft.data import DataSpec
 from graphft.data.urls import CHANGED
 from graphft.errors import UsageError
 from graphft.runtime.data.dataset_reader import DatasetReader, reset_signals_in_forks
-from graphft.runtime.data.draws import NeedsCallingThread
 from graphft.runtime.data.file_reader import FileReader
 from graphft.runtime.data.prefetch import Prefetcher
-from graphft.runtime.data.reader import IN_ORDER, ArrayReader, BadRecords, BatchKey, Reader
+from graphft.runtime.data.reader import IN_ORDER, ArrayReader, BadRecords, BatchKey, NeedsCallingThread, Reader
 
 __all__ = [
     "CHANGED",

@@ -1,28 +1,36 @@
-"""Reads a map-style Dataset: what user code must not do there is found, and the processes that it forks end."""
+"""Reads a map-style Dataset, and notices that it draws random numbers, so that it is given the same ones whenever a
+batch is read.
+
+Reads ahead of use share torch's generator with the thread that trains, so they must not touch it. A `DrawWatch` stops a
+read at its first draw, before the generator moves: torch's by looking at each operator that is called on this thread,
+and at the functions that seed it; Python's and NumPy's by comparing their states. Such a read is made again on the
+calling thread, seeded per batch.
+"""
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
-from graphft.data import ChunkInfo, DataSpec, Reference, seeded
+from graphft.data import ChunkInfo, DataSpec, Reference, python_states, seeded
+from graphft.data.datasets import named
 from graphft.data.randomness import own_generators, seed_generators
-from graphft.data.reference import named
 from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.plan import mix
-from graphft.runtime.data.draws import DrawWatch, NeedsCallingThread
-from graphft.runtime.data.reader import LISTED, BadRecords, Batch, BatchKey, Reader
-from graphft.runtime.data.storage_away import is_of_storage
+from graphft.runtime.data.reader import LISTED, BadRecords, Batch, BatchKey, NeedsCallingThread, Reader, is_of_storage
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED, process_settings, thread_settings
 
 log = logging.getLogger("graphft")
@@ -49,8 +57,7 @@ class DatasetReader(Reader):
 
     def _open(self) -> None:
         reference, before = Reference.from_json(self.spec.source), thread_settings()
-        with forks_end_here():
-            self._dataset = reference.make()
+        self._dataset = reference.make()
         self._own = own_generators(self._dataset)
         _check_settings(before, thread_settings(), "making the dataset")
         self._settings = process_settings() | before  # a thread of its own begins with the same
@@ -96,8 +103,7 @@ class DatasetReader(Reader):
     def _batch(self, info: ChunkInfo, indices: list[int], seed: int) -> Batch:
         seed_generators(self._own, seed)
         try:
-            with forks_end_here():  # parts of items may be made when asked for: that is user code, too
-                return self._collate(self._items(indices))
+            return self._collate(self._items(indices))
         except Exception as error:
             # Which may be read, asked for one by one? Storage may answer again in between.
             bad = [] if is_of_storage(error) else [i for i in indices if not self._works(i)]
@@ -114,8 +120,7 @@ class DatasetReader(Reader):
 
     def _works(self, index: int) -> bool:
         try:
-            with forks_end_here():
-                self._items([index])
+            self._items([index])
         except Exception:
             return False
         return True
@@ -138,21 +143,6 @@ def _check_settings(before: Mapping[str, object], now: Mapping[str, object], wha
             rule=SETTINGS_CHANGED,
             help="set them where the dataset's module is loaded, or set them back before it returns",
         )
-
-
-@contextmanager
-def forks_end_here() -> Iterator[None]:
-    """Ends a process that was forked inside where it leaves the block: it is a copy of a trainer, with its connections,
-    and must neither go on as one, nor wait for ever as a thread of one."""
-    here = os.getpid()
-    try:
-        yield
-    except BaseException:
-        if os.getpid() == here:
-            raise
-        os._exit(1)
-    if os.getpid() != here:
-        os._exit(0)
 
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1)
@@ -179,3 +169,88 @@ class _Fork(threading.local):
         for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL)
         self.is_over()
+
+
+# -- draws --------------------------------------------------------------------------------------------------------
+
+
+class _Drawn(BaseException):
+    """Ends a read at its first draw. No Exception: user code that handles errors is not to handle this one."""
+
+
+class DrawWatch(TorchDispatchMode):
+    """`read(call)` returns what `call` returns. `drew`: it drew from a global generator, so that the result is worth
+    nothing (None, if it was stopped). Draws from torch's on threads that `call` starts are not seen.
+
+    Looking costs some microseconds for each of torch's operators.
+    """
+
+    drew = False
+
+    def read(self, call: Callable[[], T]) -> T | None:
+        before = python_states()
+        watching = _watch.set(self)
+        try:
+            with self:
+                made = call()
+        except _Drawn:
+            return None
+        finally:
+            _watch.reset(watching)
+        self.drew = self.drew or before != python_states()
+        return made
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """The wrapper that torch puts around the method below otherwise imports torch's compiler: 1.3 s of CPU, and 60
+        MB, at the start of each trainer."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _is_random(func) and not any(map(_is_own_generator, (*args, *kwargs.values()))):
+            self.stop()
+        return func(*args, **kwargs)
+
+    def stop(self) -> None:
+        self.drew = True
+        raise _Drawn
+
+
+_watch: contextvars.ContextVar[DrawWatch | None] = contextvars.ContextVar("watch", default=None)
+"""Under which watch this thread reads."""
+
+
+def _guard(name: str) -> None:
+    """Has a function of torch that sets the global generator end a read that is watched. It is no operator, so the
+    dispatch mode does not see it; and it would move the generator of the thread that trains."""
+    original = getattr(torch, name)
+
+    @functools.wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        watch = _watch.get()
+        if watch is not None:
+            watch.stop()
+        return original(*args, **kwargs)
+
+    setattr(torch, name, guarded)
+    setattr(torch.random, name, guarded)
+
+
+for _name in ("manual_seed", "seed", "set_rng_state"):
+    _guard(_name)
+
+
+@functools.cache
+def _is_random(func: Any) -> bool:
+    """Not all of them have the tag; those that take a generator draw from one."""
+    return torch.Tag.nondeterministic_seeded in func.tags or any(
+        argument.name == "generator" for argument in func._schema.arguments
+    )
+
+
+def _is_own_generator(value: Any) -> bool:
+    """True for a generator but the global one, for which there may be several Python objects."""
+    return isinstance(value, torch.Generator) and value._cdata != torch.default_generator._cdata  # type: ignore[attr-defined]

@@ -12,17 +12,7 @@ import numpy as np
 import torch
 
 from graphft.data import ChunkInfo, DataSpec
-from graphft.data.formats import (
-    Decoded,
-    Record,
-    csv_header,
-    csv_records,
-    decode_parquet,
-    decode_text,
-    json_records,
-    lines_before,
-    open_parquet,
-)
+from graphft.data.formats import Decoded, csv_header, decode_parquet, decode_text, open_parquet
 from graphft.data.urls import REMEDY, DescribedFiles
 from graphft.errors import UsageError
 from graphft.runtime.data.reader import LISTED, BadRecords, Batch, BatchKey, Reader
@@ -73,8 +63,9 @@ class FileReader(Reader):
         if not info.line:
             return {i: f"record {info.start + i} of {name}" for i in positions}
         with self._described.open(self._url(info)) as f:
-            before = lines_before(self._records(f, info)[0])
-        return {i: f"line {info.line + before[i]:,} of {name}" for i in positions}
+            lines, _ = self._lines(f, info)
+        numbers = [info.line + i for i, line in enumerate(lines) if not line.isspace()]
+        return {i: f"line {numbers[i]:,} of {name}" for i in positions}
 
     def _decode(self, info: ChunkInfo) -> tuple[dict[str, np.ndarray], dict[int, str]]:
         """Returns the chunk's columns, of `info.records` rows each; and by position what is wrong with bad records,
@@ -99,15 +90,14 @@ class FileReader(Reader):
             if self._format == "parquet":
                 opened = open_parquet(f, self._url(info))
                 return decode_parquet(opened, info.start, info.records, dtypes, self.spec.source["lists"])
-            records, header = self._records(f, info)
-        return decode_text(records, header, dtypes)
+            lines, header = self._lines(f, info)
+        return decode_text(lines, header, dtypes)
 
-    def _records(self, f: IO[bytes], info: ChunkInfo) -> tuple[list[Record], list[str] | None]:
-        """Returns the chunk's records of text, and the fields' names of CSV."""
+    def _lines(self, f: IO[bytes], info: ChunkInfo) -> tuple[list[bytes], list[str] | None]:
+        """Returns the chunk's lines of text, and the fields' names of CSV."""
         header = csv_header(f.readline(), self._url(info)) if self._format == "csv" else None
         f.seek(info.offset)
-        lines = io.BytesIO(f.read(info.size))
-        return list(json_records(lines) if header is None else csv_records(lines, len(header))), header
+        return io.BytesIO(f.read(info.size)).readlines(), header
 
     def _rows(self, column: str, url: str, info: ChunkInfo) -> np.ndarray:
         offset, kind = self.spec.source["places"][url]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from graphft.runtime.data.draws import NeedsCallingThread
-from graphft.runtime.data.reader import Batch, BatchKey, Reader
+from graphft.runtime.data.reader import Batch, BatchKey, NeedsCallingThread, Reader
 from graphft.runtime.process.progress import READS_AHEAD
 
 
@@ -20,13 +19,13 @@ class Prefetcher:
 
     def __init__(self, reader: Reader, depth: int = 8, note: Callable[[BatchKey | None], object] = id) -> None:
         """`note` is called on the background thread with the key of what is made, and with None when it is made."""
-        self._reader, self._depth, self._note = reader, depth, note
+        self.reader, self._depth, self._note = reader, depth, note
         self._batches: OrderedDict[BatchKey, Future[Batch]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=READS_AHEAD)
 
     def schedule(self, key: BatchKey) -> None:
         """Starts making the batch, unless that was asked for already. Never waits."""
-        if self._reader.calling_thread or key in self._batches:
+        if self.reader.calling_thread or key in self._batches:
             return
         self._batches[key] = self._thread.submit(self._make, key)
         while len(self._batches) > self._depth:
@@ -36,31 +35,18 @@ class Prefetcher:
         """Returns the batch, made now if it was not scheduled. Raises what `Reader.batch` raised."""
         scheduled = self._batches.pop(key, None)
         if scheduled is None or scheduled.cancel():  # not begun: the thread is busy with others
-            return self._reader.batch(*key)
+            return self.reader.batch(*key)
         try:
             return scheduled.result()
         except NeedsCallingThread:
-            return self._reader.batch(*key)
-
-    def numbers(self, key: BatchKey) -> list[int]:
-        """Returns which records of the data a batch has, in its order."""
-        return self._reader.numbers(key)
-
-    def names(self, records: Sequence[int]) -> list[str]:
-        """Returns what a person finds these records of the data by."""
-        return self._reader.names(records)
+            return self.reader.batch(*key)
 
     def _make(self, key: BatchKey) -> Batch:
         self._note(key)
         try:
-            return self._reader.batch(*key, ahead=True)
+            return self.reader.batch(*key, ahead=True)
         finally:
             self._note(None)
-
-    @property
-    def reading(self) -> BatchKey | None:
-        """The batch that is being read now, by whichever thread: all others wait for it. From any thread."""
-        return self._reader.reading
 
     def close(self) -> None:
         """Drops what is queued, and waits for the batch that is being made."""

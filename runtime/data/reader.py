@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import bisect
 import functools
+import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +17,10 @@ import numpy as np
 import torch
 
 from graphft.data import ChunkInfo, DataSpec
-from graphft.data.fingerprint import array_digest
-from graphft.data.spec import FOLDER
+from graphft.data.spec import FOLDER, array_digest
 from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.plan import record_order
-from graphft.runtime.data.draws import NeedsCallingThread
-from graphft.runtime.data.storage_away import is_of_storage
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED
 
 IN_ORDER = -1
@@ -54,6 +54,10 @@ class BadRecords(GraphftError):
     ) -> None:
         super().__init__(message, rule=rule, help=help)
         self.positions, self.certain = frozenset(positions), certain
+
+
+class NeedsCallingThread(Exception):
+    """A read ahead was given up: it draws random numbers, so the thread that uses the batch must wait for it."""
 
 
 class Reader(ABC):
@@ -214,3 +218,70 @@ class ArrayReader(Reader):
 
     def _read(self, info: ChunkInfo, order: np.ndarray, key: BatchKey, ahead: bool) -> Batch:
         return {c: torch.from_numpy(np.asarray(a[order + info.start])) for c, a in self._arrays.items()}
+
+
+# -- storage that is away ---------------------------------------------------------------------------------------------
+#
+# A read that failed is made again, with growing pauses. In between a record of another chunk of the same source is
+# read, its neighbour. An outage fails both; a chunk that fails while its neighbours can be read is bad.
+
+WAIT_SECONDS = 300.0
+"""How long a trainer waits for storage that is away; ..."""
+START_SECONDS = 60.0
+"""... and how long one that opens its data, at its start."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+"""Seconds between two tries: each pause is twice the one before, less up to a half of it by chance."""
+GOOD_NEIGHBOURS = 5
+"""A chunk is bad when so many reads of neighbours have succeeded, and its own failed each time; not before 1.5 s."""
+_STORAGE = frozenset(
+    {"adlfs", "aiohttp", "azure", "botocore", "gcsfs", "google", "http", "requests", "s3fs", "urllib3"}
+)
+"""Packages whose exceptions tell of a network or a service, where they are no OSError."""
+
+
+def is_of_storage(error: BaseException | None) -> bool:
+    """True if the error, or one that caused it, is of storage or the network: it may be another one later."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) or any(
+            str(base.__module__).partition(".")[0] in _STORAGE for base in type(error).__mro__
+        ):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
+class Verdict(Enum):
+    """Says what is to be done about a read that failed."""
+
+    WAIT = "wait, and try again"
+    BAD = "the chunk is bad: this is a failure of it"
+    AWAY = "storage is away: nothing is the chunk's fault"
+
+
+@dataclass(slots=True)
+class Patience:
+    """Decides about one read that fails again and again. `began`: when it failed first, in seconds; no clock here."""
+
+    began: float
+    limit: float = WAIT_SECONDS
+    jitter: Callable[[], float] = field(default_factory=lambda: random.Random().random)
+    """A number from 0 to 1: trainers that wait for the same storage do not all ask at once."""
+    tries: int = field(default=0, init=False)
+    good: int = field(default=0, init=False)
+
+    def failed(self, now: float, neighbour: bool | None) -> Verdict:
+        """Judges a failure. `neighbour`: True if a record of another chunk could be read, None if there is none."""
+        self.tries += 1
+        self.good += neighbour is True
+        if self.good >= GOOD_NEIGHBOURS:
+            return Verdict.BAD
+        if now - self.began < self.limit:
+            return Verdict.WAIT
+        return Verdict.AWAY if neighbour is False else Verdict.BAD
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next try."""
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.tries, 20)) * (1 - self.jitter() / 2)

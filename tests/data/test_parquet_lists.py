@@ -78,13 +78,7 @@ def test_nulls_are_nan(tmp_path: Path, kind: pa.DataType, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(
-    ("values", "null"),
-    [
-        (ROWS, pa.nulls(3)),
-        (ROWS, pa.nulls(3, pa.list_(pa.float64()))),
-        ([1.0, 2.0], pa.nulls(3)),
-        ([1.0, 2.0], pa.nulls(3, pa.float64())),
-    ],
+    ("values", "null"), [(ROWS, pa.nulls(3)), ([1.0, 2.0], pa.nulls(3)), ([1.0, 2.0], pa.nulls(3, pa.float64()))]
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_a_file_in_which_all_is_null(tmp_path: Path, values: list[Any], null: pa.Array, first: bool) -> None:
@@ -98,9 +92,9 @@ def test_a_file_in_which_all_is_null(tmp_path: Path, values: list[Any], null: pa
 @pytest.mark.parametrize(
     ("tables", "rule", "words"),
     [
-        ([{"e": [*ROWS[:2], [], *ROWS]}], "data", "field e has lists of 2, 0 values"),
-        ([{"e": [[1.0], [1.0, 2.0, 3.0]]}], "data", "field e has lists of 1, 3 values"),
-        ([{"e": [[], []]}], "data", "field e has lists of 0 values"),
+        ([{"e": [*ROWS[:2], [], *ROWS]}], "data", "field e has 0 values, expected 2"),
+        ([{"e": [[], []]}], "data", "field e has no values in the first row group"),
+        ([{"e": pa.nulls(3, pa.list_(pa.float64()))}], "data", "field e has no values in the first row group"),
         ([{"e": ROWS}, {"e": [[1.0]]}], "columns", "field e has 1 values in each record of .*1.parquet, and 2 before"),
         ([{"e": ROWS}, {"e": [1.0]}], "columns", "field e has 0 values in each record of .*1.parquet, and 2 before"),
         ([{"e": [[[1.0]]]}], "data", "field e is list<element: list<.*, no float32"),

@@ -21,7 +21,7 @@ from graphft.data import DataSpec, dataset
 from graphft.data.randomness import own_generators, states
 from graphft.errors import GraphftError
 from graphft.runtime.data import BatchKey, Prefetcher, open_reader
-from graphft.runtime.data.draws import DrawWatch, NeedsCallingThread
+from graphft.runtime.data.dataset_reader import DrawWatch, NeedsCallingThread
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
 KEYS = [BatchKey(0, 0, b, 4) for b in range(5)]
@@ -178,7 +178,7 @@ def test_what_does_not_draw_from_global_generators_is_not_stopped(call: Callable
 def test_a_watched_read_loads_no_compiler() -> None:
     """At the start of each trainer."""
     code = (
-        "import sys, torch; from graphft.runtime.data.draws import DrawWatch\n"
+        "import sys, torch; from graphft.runtime.data.dataset_reader import DrawWatch\n"
         "assert DrawWatch().read(lambda: torch.zeros(2) + 1).tolist() == [1, 1]\n"
         "print('torch._dynamo' in sys.modules)"
     )

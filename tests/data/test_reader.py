@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -51,14 +50,6 @@ def test_order_is_the_same_everywhere() -> None:
     reader = open_reader(arrays(x=torch.arange(10)), ".", 0)
     assert reader.batch(0, 0, 0, 10)["x"].tolist() == [3, 5, 9, 6, 8, 0, 4, 1, 2, 7]
     assert reader.batch(1, 0, 0, 10)["x"].tolist() != [3, 5, 9, 6, 8, 0, 4, 1, 2, 7]
-
-
-def test_batches_do_not_depend_on_what_was_read_before() -> None:
-    spec = arrays(x=torch.arange(50), chunk_size=10)
-    wanted = {k: open_reader(spec, ".", 7).batch(*k)["x"].tolist() for k in keys(spec, 4)}
-    reader = open_reader(spec, ".", 7, cached_chunks=1)
-    for k in sorted(wanted, key=lambda k: (k.batch_index, -k.chunk)):
-        assert reader.batch(*k)["x"].tolist() == wanted[k]
 
 
 def test_stored_arrays_are_read_alike(tmp_path: Path) -> None:
@@ -130,23 +121,6 @@ def test_no_such_batch(key: tuple[int, int, int, int]) -> None:
     reader = open_reader(arrays(x=torch.arange(12), chunk_size=4), ".", 0)
     with pytest.raises(GraphftError, match=r"no (chunk|batch)"):
         reader.batch(*key)
-
-
-def test_threads_read_the_same() -> None:
-    spec = arrays(x=torch.arange(4000), chunk_size=100)
-    wanted = [open_reader(spec, ".", 0).batch(*k)["x"].tolist() for k in keys(spec, 10)]
-    reader, got = open_reader(spec, ".", 0, cached_chunks=2), {}
-
-    def read(part: int) -> None:
-        for i, k in list(enumerate(keys(spec, 10)))[part::4]:
-            got[i] = reader.batch(*k)["x"].tolist()
-
-    threads = [threading.Thread(target=read, args=(p,)) for p in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert [got[i] for i in range(len(wanted))] == wanted
 
 
 SCRIPT = """
@@ -241,50 +215,3 @@ def test_forks_of_user_code_end_when_they_are_told_to(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
     )
     assert (shown.returncode, shown.stdout) == (0, "8\n"), shown.stderr
-
-
-FORKS = """
-import os, sys, torch
-from graphft.data import DataSpec, dataset
-from graphft.runtime.data import BatchKey, Prefetcher, open_reader
-
-class Forks:
-    def __init__(self, how="no"):
-        self.how = how
-        self.item(how if how == "construction" else "no")
-    def __len__(self): return 8
-    def __getitem__(self, i):
-        return self.item(self.how if i == 3 else "no")
-    def item(self, how):
-        if how != "no":
-            child = os.fork()
-            if not child and how == "exits": sys.exit(7)
-            if not child and how == "raises": raise ValueError("in the child")
-            if child: print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        return torch.zeros(2), 1
-
-if __name__ == "__main__":
-    for how in ("exits", "raises", "returns", "construction"):
-        spec = dataset(Forks, {"how": "no"}, chunk_size=8, columns=("x", "y"))
-        spec.source["args"]["how"] = how
-        reader = open_reader(spec, ".", 0)
-        prefetcher, key = Prefetcher(reader), BatchKey(0, 0, 0, 8)
-        reader.batch(*key)
-        prefetcher.schedule(key)
-        print(len(prefetcher.get(key)["y"]), flush=True)
-        prefetcher.close()
-"""
-
-
-def test_a_fork_of_user_code_never_becomes_a_trainer(tmp_path: Path) -> None:
-    """Its SystemExit was taken for a failed read, and it waited for ever, as a thread of a trainer."""
-    (tmp_path / "script.py").write_text(FORKS)
-    shown = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.split() == ["1", "1", "8", "1", "1", "8", "0", "0", "8", "0", "0", "0", "8"]

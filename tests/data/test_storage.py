@@ -12,13 +12,13 @@ import pytest
 from graphft.data import dataset, files
 from graphft.errors import GraphftError
 from graphft.runtime.data import open_reader
-from graphft.runtime.data.reader import _neighbours
-from graphft.runtime.data.storage_away import (
+from graphft.runtime.data.reader import (
     GOOD_NEIGHBOURS,
     LONGEST_PAUSE,
     WAIT_SECONDS,
     Patience,
     Verdict,
+    _neighbours,
     is_of_storage,
 )
 from graphft.runtime.roles.trainer import batches as storage_wait

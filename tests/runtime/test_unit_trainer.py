@@ -63,7 +63,7 @@ def begun(scene: Stage) -> Any:
 
 def error_of(trainer: Any, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs of a batch, and what the received parameters miss its targets by."""
-    data = trainer.prefetcher._reader.batch(UNIT.pass_index, UNIT.chunk, batch, BATCH)
+    data = trainer.prefetcher.reader.batch(UNIT.pass_index, UNIT.chunk, batch, BATCH)
     values = trainer.job.source.values
     return data["x"], data["x"] @ values["w"] + values["b"] - data["y"]
 

@@ -27,12 +27,8 @@ SLOW = {
         "test_a_job_that_hangs_is_reported_with_its_stories",
         "test_what_cannot_be_done",
     ],
-    "tests/data/test_csv_quotes.py": ["test_one_stray_quote_anywhere_costs_no_other_record"],
     "tests/data/test_randomness.py": ["test_a_watched_read_loads_no_compiler"],
-    "tests/data/test_reader.py": [
-        "test_a_fork_of_user_code_never_becomes_a_trainer",
-        "test_forks_of_user_code_end_when_they_are_told_to",
-    ],
+    "tests/data/test_reader.py": ["test_forks_of_user_code_end_when_they_are_told_to"],
     "tests/driver/test_trainer.py": [
         "test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told",
         "test_a_state_is_saved_loaded_and_replaced",

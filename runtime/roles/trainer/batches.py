@@ -21,7 +21,7 @@ from graphft.ir import Program
 from graphft.ops.context import ChunkWork, DataPort, WorkChanged
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.data import BatchKey, Prefetcher, Reader
-from graphft.runtime.data.storage_away import START_SECONDS, WAIT_SECONDS, Patience, Verdict, is_of_storage
+from graphft.runtime.data.reader import START_SECONDS, WAIT_SECONDS, Patience, Verdict, is_of_storage
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord
 from graphft.runtime.roles.trainer.finite_check import FiniteCheck
@@ -172,7 +172,10 @@ class Batches(DataPort):
         self.work_record.begin(Phase.READING, place, counted.claim)
         batch = self.storage.batch(key)
         check.columns = {c: batch[c] for c in columns}
-        check.numbers, check.names = functools.partial(self.prefetcher.numbers, key), self.prefetcher.names
+        check.numbers, check.names = (
+            functools.partial(self.prefetcher.reader.numbers, key),
+            self.prefetcher.reader.names,
+        )
         if "assume" in self.program.attrs:
             check_dims(self.program, check.columns)
         self.work_record.mark(Phase.COMPUTING)

@@ -110,7 +110,7 @@ class ChunkTrainer(Trainer):
 
     def _report_hung(self, what: str) -> None:
         """Counts a batch that is never done as one that cannot be computed."""
-        reading, work = self.prefetcher.reading, self.state.work
+        reading, work = self.prefetcher.reader.reading, self.state.work
         if reading is not None:  # perhaps read ahead, of a chunk that is not begun
             batch = reading.batch_index // self.data.count
             what = self.hung_reading(what, reading)

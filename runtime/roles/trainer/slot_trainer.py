@@ -166,7 +166,7 @@ class SlotTrainer(Trainer):
 
     def _report_hung(self, what: str) -> None:
         """Counts a batch that is never done as one that cannot be computed."""
-        reading = self.prefetcher.reading
+        reading = self.prefetcher.reader.reading
         if reading is not None:  # perhaps read ahead: the next step waits for it
             what = self.hung_reading(what, reading)
             self.queue.report_batch(reading.pass_index, reading.chunk, reading.batch_index, what)

@@ -28,7 +28,7 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Failure, Validating
 from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.data import IN_ORDER, NeedsCallingThread, Reader
-from graphft.runtime.data.storage_away import Patience, Verdict, is_of_storage
+from graphft.runtime.data.reader import Patience, Verdict, is_of_storage
 from graphft.runtime.etcd import EtcdError, LeaseLost, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.progress import Progress, stacks

@@ -1,0 +1,316 @@
+"""Describes a map-style torch Dataset: by a reference to the function that makes it, which other processes can call,
+and by some of its items: their types, whether they draw random numbers, and a digest."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from graphft.data.randomness import CONSTRUCTION_SEED, own_generators, seed_generators, seeded, states
+from graphft.data.spec import ChunkInfo, DataSpec, check_columns, digest, split
+from graphft.errors import GraphftError, UsageError, describe, shown_plainly
+from graphft.ir import Type
+
+log = logging.getLogger("graphft")
+
+DEFAULT_COLUMNS = ("x", "y")
+"""Of a dataset that is described without columns."""
+SEED = 1
+SAMPLED = 5
+"""Evenly spaced records that are read, the first and the last among them."""
+_PREFIX = "_graphft_"
+"""Of the names of modules that are loaded from a file."""
+
+
+# -- description ------------------------------------------------------------------------------------------------------
+
+
+@shown_plainly
+def dataset(
+    make: str | Callable[..., Any],
+    args: Mapping[str, Any] | None = None,
+    columns: Sequence[str] = DEFAULT_COLUMNS,
+    chunk_size: int = 4096,
+    random: bool = False,
+) -> DataSpec:
+    """Describes a map-style torch Dataset: what `make(**args)` returns, with `__len__` and `__getitem__`.
+
+    `make` is `"module:function"`, `"path/to/file.py:function"`, or a function or class at the top level of a module
+    or script; it is called again wherever the data is read (a script is then loaded as a module, so what must run
+    only once belongs under `if __name__ == "__main__":`). `args` must be JSON-serialisable. Items are tuples, whose
+    parts are named by `columns`, or dicts with the `columns` among their keys; `default_collate` makes them batches.
+
+    A dataset that draws random numbers (augmentation) is `random`: its batches are then not made ahead of use, and
+    seeded, so that every trainer that reads a batch gets the same one. This is found out by reading some items; one
+    whose other items draw is found out when they are read. Raises GraphftError for a dataset whose items differ when
+    they are read again.
+    """
+    reference = Reference.of(make, {} if args is None else args)
+    names = check_columns(columns)
+    made = reference.make()
+    if (records := len(made)) == 0:
+        raise GraphftError(f"the dataset of {reference} has no records", rule="short-data", help="give at least one")
+    types, draws, items = _inspect(reference, made, names)
+    chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
+    fingerprint = {
+        "code": reference.code_digest(),
+        "args": digest(json.dumps(reference.args, sort_keys=True)),
+        "records": str(records),
+        "items": items,
+    }
+    source = {**reference.to_json(), "random": random or draws, "fingerprint": fingerprint}
+    return DataSpec("dataset", types, chunks, source)
+
+
+def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[dict[str, Type], bool, str]:
+    """Reads some of the dataset's items, twice each, with the same seeds. Returns a batch's types, True if random
+    numbers were drawn, and a digest of the items.
+
+    Raises GraphftError if they differ then, if most of them cannot be read, or if they differ in shape.
+    """
+    own, types, digests, draws = own_generators(made), dict[str, Type](), list[str](), False
+    sampled = list(dict.fromkeys(round(i * (len(made) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)))
+    unreadable, failed = [], None
+    for index in sampled:
+        try:
+            (one, drew), (two, _) = (_read(made, index, columns, own) for _ in range(2))
+        except BaseException as e:
+            if isinstance(e, KeyboardInterrupt) or (isinstance(e, GraphftError) and not types):
+                raise
+            failed = e
+            unreadable.append(index)
+            continue  # a damaged record is its chunk's matter, when it is read
+        draws |= drew
+        found = {name: _type(name, value) for name, value in one.items()}
+        digests.append(f"{index} {_digest(one)}")
+        types = types or found
+        where = f"record {index} of the dataset of {reference}"
+        if found != types:
+            raise UsageError(
+                f"{where} has {_listed(found)}, and those before {_listed(types)}",
+                rule="dataset",
+                help="give all items one shape and dtype, in __getitem__: pad what is shorter (there is no collate_fn)",
+            )
+        if changing := [name for name in one if _digest({name: one[name]}) != _digest({name: two[name]})]:
+            raise GraphftError(
+                f"{where} is another one when it is read again, with the same seeds: {', '.join(changing)} differs",
+                rule="dataset-changes",
+                help="an item may depend on its index, and on random generators of torch, NumPy and Python that are "
+                "global or in the dataset's attributes, as these are seeded per batch; not on the time, on what was "
+                "read before, or on a generator elsewhere (in a closure): make one for each item, from its index",
+            )
+    text = f"{len(unreadable)} of {len(sampled)} records of {reference} cannot be read: {unreadable} of {len(made)}"
+    if isinstance(failed, OSError) or 2 * len(unreadable) > len(sampled):
+        help = "does its __len__ fit its records? items must be what torch's default_collate takes"
+        raise UsageError(f"{text}: {describe(failed or OSError())}", rule="dataset", help=help) from failed
+    if unreadable:
+        log.warning("%s; such records are discarded", text)
+    return types, draws, digest(*digests)
+
+
+def _read(made: Any, index: int, columns: Sequence[str], own: Sequence[Any]) -> tuple[dict[str, Any], bool]:
+    """Returns (a batch of one record, True if numbers were drawn for it from the global generators)."""
+    from torch.utils.data import default_collate
+
+    seed_generators(own, SEED)
+    with seeded(SEED):
+        before = states()
+        batch = default_collate([named(made[index], columns)])
+        return batch, states() != before
+
+
+def _digest(batch: Mapping[str, Any]) -> str:
+    """Returns the digest of dtype, shape and bits of a batch of one record, by column."""
+    import torch
+
+    parts: list[Any] = []
+    for name, value in sorted(batch.items()):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        parts += [f"{name} {value.dtype}{list(value.shape)}\n", flat.view(torch.uint8).numpy()]
+    return digest(*parts)
+
+
+def _type(column: str, value: Any) -> Type:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        text = f"column {column} of the dataset is no tensor but {type(value).__name__}"
+        raise GraphftError(text, rule="columns", help="encode it as numbers")
+    return Type(str(value.dtype).removeprefix("torch."), ("batch", *value.shape[1:]))
+
+
+def _listed(types: Mapping[str, Type]) -> str:
+    return ", ".join(f"column {name} as {type}" for name, type in types.items())
+
+
+# -- reference --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`name` in the module `module`, or in the file `file` where that is not empty; called with `args`.
+
+    `path` is the folder from which the module, or what the file imports, is found if Python's path lacks it.
+    """
+
+    module: str
+    file: str
+    path: str
+    name: str
+    args: dict[str, Any]
+
+    @staticmethod
+    def of(make: str | Callable[..., Any], args: Mapping[str, Any]) -> Reference:
+        """Returns the reference. Raises GraphftError if it cannot be followed."""
+        try:
+            plain: dict[str, Any] = json.loads(json.dumps(dict(args), allow_nan=False))
+        except (TypeError, ValueError) as e:
+            help = "give a dict of keyword arguments, of numbers, strings, lists and dicts; open files inside the "
+            help += "function, and give tensors to graphft.arrays(x=..., y=...)"
+            raise UsageError(f"the dataset's args are not JSON by name: {e}", rule="dataset-args", help=help) from e
+        reference = _from_text(make, plain) if isinstance(make, str) else _from_object(make, plain)
+        reference.resolve()
+        return reference
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Reference:
+        return Reference(data["module"], data["file"], data["path"], data["name"], data["args"])
+
+    def __str__(self) -> str:
+        return f"{self.file or self.module}:{self.name}"
+
+    def code_digest(self) -> str:
+        """Returns the digest of the source file that has the function (not of what that file imports)."""
+        spec = None if self.file else importlib.util.find_spec(self.module)
+        file = self.file or (spec.origin if spec is not None and spec.has_location and spec.origin is not None else "")
+        return digest(Path(file).read_bytes() if file else self.module)
+
+    def resolve(self) -> Callable[..., Any]:
+        """Returns the function. Raises UsageError when it is not there."""
+        if self.path and self.path not in sys.path:
+            sys.path.append(self.path)
+        with _user_code(f"importing {self}", "give module:function or file.py:function, of one at the top level"):
+            found: Any = _load(self.file) if self.file else importlib.import_module(self.module)
+            for part in self.name.split("."):
+                found = getattr(found, part)
+        if not callable(found):
+            raise _refused(f"{self} is no function", "name the function (or class) that returns the dataset")
+        return found
+
+    def make(self) -> Any:
+        """Makes the dataset. Raises UsageError when it is not map-style, or the function fails."""
+        function = self.resolve()
+        with _user_code(str(self), f"it is called with {self.args or 'no arguments'}", "dataset"):
+            made = function(**self.args)
+        if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
+            text = f"{self} returned a {type(made).__name__}, which is no map-style dataset"
+            raise UsageError(text, rule="dataset", help="return an object with __len__ and __getitem__")
+        return made
+
+
+@contextlib.contextmanager
+def _user_code(what: str, help: str, rule: str = "dataset-reference") -> Iterator[None]:
+    """Runs with seeded generators: numbers that are drawn are the same everywhere. Raises UsageError where it fails,
+    also by SystemExit: user code must not end a process as if it were done."""
+    try:
+        with seeded(CONSTRUCTION_SEED):
+            yield
+    except (GraphftError, KeyboardInterrupt):  # a launch's is SystemExit, too
+        raise
+    except BaseException as e:
+        raise UsageError(f"{what} failed: {describe(e)}", rule=rule, help=help) from e
+
+
+def _from_text(text: str, args: dict[str, Any]) -> Reference:
+    where, colon, name = text.rpartition(":")
+    if not colon or not name:
+        raise _refused(f"{text!r} is no reference to a function", "write module:function or path/to/file.py:function")
+    if where.endswith(".py"):
+        file = os.path.abspath(os.path.expanduser(where))
+        return Reference("", file, os.path.dirname(file), name, args)
+    return Reference(where, "", os.getcwd(), name, args)
+
+
+def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
+    kind = make.__name__ if isinstance(make, type) else type(make).__name__
+    name, module = getattr(make, "__qualname__", "<"), sys.modules.get(getattr(make, "__module__", ""))
+    if kind == "DataLoader":
+        what = "a DataLoader is no dataset: chunks, batches and their order are the job's"
+        raise _refused(what, "give its Dataset's class, and do in its __getitem__ what a collate_fn does")
+    if kind == "TensorDataset":
+        raise _refused("tensors lie in the memory of this process", "give them to graphft.arrays(x=..., y=...)")
+    if not isinstance(make, type) and hasattr(make, "__getitem__"):
+        help = f"give the class, and its arguments by name: graphft.dataset({kind}, {{...}})"
+        raise _refused(f"a {kind} that is made already cannot be made again by another process", help)
+    file = getattr(module, "__file__", None)
+    if "<" in name or module is None or file is None:
+        help = "define it at the top level of a .py file: no lambda, no inner function, no cell of a notebook"
+        raise _refused(f"{make!r} cannot be found again by another process", help)
+    file = os.path.abspath(file)
+    if module.__name__ == "__main__" and not getattr(module, "__package__", None):
+        return Reference("", file, os.path.dirname(file), name, args)
+    spec_name = module.__spec__.name if module.__spec__ is not None else module.__name__
+    up = spec_name.count(".") + (Path(file).name == "__init__.py")
+    return Reference(spec_name, "", str(Path(file).parents[up]), name, args)
+
+
+def _refused(text: str, help: str) -> UsageError:
+    return UsageError(text, rule="dataset-reference", help=help)
+
+
+def _load(file: str) -> ModuleType:
+    """Returns the module that a file holds, loaded once, and not as `__main__`."""
+    name = f"{_PREFIX}{Path(file).stem.replace('-', '_')}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def being_imported() -> str:
+    """Returns the script whose top level calls this, if it runs because it is imported for a dataset; else ""."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and str(frame.f_globals.get("__name__")).startswith(_PREFIX):
+            return str(frame.f_globals["__file__"])
+        frame = frame.f_back
+    return ""
+
+
+def named(item: Any, columns: Sequence[str]) -> dict[str, Any]:
+    """Returns an item's parts by column. Raises GraphftError when they do not fit `columns`."""
+    listed = ", ".join(columns)
+    if isinstance(item, Mapping):
+        if all(c in item for c in columns):
+            return {c: item[c] for c in columns}
+        what = f"the columns are {listed}, and the items of the dataset have the keys {', '.join(map(str, item))}"
+        help = f"give dataset(..., columns={tuple(map(str, item))}), or those of them that are inputs of the program"
+    else:
+        parts = item if isinstance(item, tuple | list) else (item,)
+        if len(parts) == len(columns):
+            return dict(zip(columns, parts, strict=True))
+        what = f"the columns are {listed}, and the items of the dataset have {len(parts)} parts"
+        help = "name each part of an item: dataset(..., columns=(...))"
+    raise GraphftError(what, rule="columns", help=help)
