@@ -267,7 +267,7 @@ def test_packages_are_imported_under_their_full_names() -> None:
 
 def test_nothing_unpickles() -> None:
     # One file reads those of torch.distributed.checkpoint, by an unpickler that makes no object of a real class.
-    read_by_list = ROOT / "runtime/interchange/distributed_metadata.py"
+    read_by_list = ROOT / "runtime/interchange/distributed.py"
     # One file reads the user's module of a program with capture=False: it lies in the job's folder, as the script of
     # its Dataset does. Nothing that comes from the network, and no checkpoint, is read there.
     users_code = ROOT / "graphft/capture/module_pickle.py"
