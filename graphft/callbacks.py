@@ -7,10 +7,10 @@ from typing import Any
 
 _HOME = {
     "CSVLogger": "csv_logger",
-    "MLflow": "mlflow",
+    "MLflow": "trackers",
     "Run": "callbacks",
-    "TensorBoard": "tensorboard",
-    "WandB": "wandb",
+    "TensorBoard": "trackers",
+    "WandB": "trackers",
 }
 __all__ = list(_HOME)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
-from graphft.runtime.engines.kubernetes.command import add_parser as add_kubernetes
+from graphft.runtime.engines.kubernetes.manifests import add_parser as add_kubernetes
 from graphft.runtime.interchange import add_parser as add_checkpoint
 from graphft.runtime.launcher.commands import add_parsers as add_etcd_clean_page
 from graphft.runtime.launcher.commands import port

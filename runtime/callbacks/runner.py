@@ -1,18 +1,24 @@
-"""Calls the callbacks of a run: for each step and epoch once over all of its scripts, whichever of them are killed."""
+"""Calls the callbacks of a run: for each step and epoch once over all of its scripts.
+
+Up to where they were called is in `callbacks.json` in the run's folder. It is written after the calls: a script that is
+killed in between, or whose callback raises an error, repeats the last of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from graphft.disk.fileio import NotRegular, read_regular, write_atomically
+from graphft.disk.sealed_json import parse_json
 from graphft.errors import UsageError
 from graphft.runtime.callbacks.callbacks import Callbacks, Run
-from graphft.runtime.callbacks.cursor import Cursor
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.validations import ValidationRow
@@ -22,6 +28,7 @@ from graphft.runtime.process.metric_table import FILE, read_rows
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
+CURSOR = "callbacks.json"
 LOCK = "callbacks.lock"
 """In the run's folder: of several scripts that run the job, one calls its callbacks."""
 NOTE_SECONDS = 0.5
@@ -31,7 +38,47 @@ ROWS = 1 << 14
 """Read at a time."""
 
 EpochMetrics = Callable[[int], Mapping[str, float] | None]
-"""What `on_epoch` is given of an epoch (from 1); None: it is not known so far."""
+"""Returns what `on_epoch` gets of an epoch (from 1); None: it is not known so far."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Callbacks were called for the steps before `step`, for so many epochs, and the validations up to this one."""
+
+    run: str
+    step: int = 0
+    epoch: int = 0
+    validation: int = 0
+
+    @staticmethod
+    def read(job_dir: Path, run: str, steps: int, epochs: int) -> Cursor:
+        """Returns the beginning if nothing was noted of this run. `steps`, `epochs`: of the whole run. Raises OSError,
+        and UsageError for a damaged file."""
+        path = job_dir / CURSOR
+        if not path.exists():
+            return Cursor(run)
+        try:
+            found = parse_json(read_regular(path))
+            noted = Cursor(str(found["run"]), int(found["step"]), int(found["epoch"]), int(found["validation"]))
+        except (ValueError, KeyError, TypeError, OverflowError, IsADirectoryError, NotRegular) as error:
+            raise _damaged(path, repr(error)) from None
+        if noted.run != run:
+            return Cursor(run)
+        if not (0 <= noted.step <= steps and 0 <= noted.epoch <= epochs and noted.validation <= max(steps, epochs)):
+            raise _damaged(path, f"step {noted.step} of {steps}, epoch {noted.epoch} of {epochs}")
+        return noted
+
+    def write(self, job_dir: Path) -> None:
+        """Raises OSError."""
+        write_atomically(job_dir / CURSOR, json.dumps(asdict(self)).encode())
+
+
+def _damaged(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path} does not say up to where callbacks were called ({why})",
+        rule="callbacks",
+        help="delete it: then they are called for all of the run's steps and epochs again",
+    )
 
 
 class CallbackRunner:
@@ -43,39 +90,37 @@ class CallbackRunner:
         self.begun = False
         """True once callbacks were called."""
         self._plan = job.config.plan
-        self._depth, self._stack = 0, contextlib.ExitStack()
-        self._cursor: Cursor | None = None
-        """None while this script does not call them."""
-        self._next = 0
-        """The next row to read."""
+        self._depth, self._stack, self._active = 0, contextlib.ExitStack(), False
+        self._cursor = self._noted = Cursor(job.run_id)
+        self._noted_at = 0.0
         self._missing = 0
         """Rows that were to be read, and are not in the table."""
-        self._refused = self._broken = False
-        self._noted_at = 0.0
-        self._noted: Cursor | None = None
+        self._refused = False
+        self._status: JobStatus | None = None
+        self._events: set[tuple[float, str, str]] = set()
+        self._since = time.time()
+        """etcd keeps the events of earlier scripts."""
 
     def __enter__(self) -> CallbackRunner:
-        self._depth += 1
-        if self.callbacks and self._depth == 1:
+        if self.callbacks and not self._depth:
             try:
                 self._take()
             except BaseException:
-                self._depth = 0
                 self._stack.close()
                 raise
+        self._depth += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._depth -= 1
-        self._broken = self._broken or error is not None  # a step was read, and its callbacks perhaps not called
         if self._depth:
             return
         try:
-            with contextlib.suppress(*[Exception] * (error is not None)):  # the error is what is to be told
+            with contextlib.suppress(*[Exception] * (error is not None)):  # the error is what counts
                 self._note()
         finally:
             self._stack.close()
-            self._cursor = None
+            self._active = False
 
     def _take(self) -> None:
         """Begins, unless another script does."""
@@ -86,33 +131,34 @@ class CallbackRunner:
                 self._tell(f"{error.message}, and ITS callbacks are called; those of this script are when it has ended")
             self._refused = True
             return
-        cursor = Cursor.read(self._folder, self.job.run_id, self._plan.total_steps, self._plan.passes)
-        position = (cursor.step, cursor.epoch, cursor.validation)
+        noted = Cursor.read(self._folder, self.job.run_id, self._plan.total_steps, self._plan.passes)
         if not self.begun:
-            self.callbacks.begin(Run.of(self.job, self._folder), position)
+            self.callbacks.tell("on_begin", Run.of(self.job, self._folder))
             self.begun = True
-        if cursor != self._noted or self._broken:
-            self._broken = False
-            self.callbacks.go_on(position if self._noted else (0, 0, 0))
-            self._next = self.callbacks.at_step or 0
-        self._cursor = self._noted = cursor
-        self._noted_at = time.monotonic()
-
-    # -- what they are called for -----------------------------------------------------------------------------------
+        own = self._cursor  # it is behind if another script has gone on, and ahead if it could not be noted
+        ahead = [max(getattr(noted, name), getattr(own, name)) for name in ("step", "epoch", "validation")]
+        self._cursor, self._noted, self._noted_at = Cursor(own.run, *ahead), noted, time.monotonic()
+        self._active = True
 
     def look(self, status: JobStatus, over: int = 0, metrics: EpochMetrics | None = None) -> None:
         """Passes on a status, once, its events, and the steps and epochs that are there. See `steps`."""
-        if not self.callbacks.is_new(status):
+        if not self.callbacks or status is self._status:
             return
-        if self._cursor is None:
+        if not self._active:
             self._take()
-        if self._cursor is not None:
-            self.callbacks.look(status)
+        if self._active:
+            self._status = status
+            self.callbacks.tell("on_status", status)
+            self.hear(status.events)
             self.steps(over, metrics)
 
     def hear(self, events: Sequence[Event]) -> None:
-        if self._cursor is not None:
-            self.callbacks.hear(events)
+        """Passes on the events of this script's time, each once."""
+        for event in events if self._active else ():
+            known = (event.at, event.who, event.text)
+            if event.at >= self._since and known not in self._events:
+                self._events.add(known)
+                self.callbacks.tell("on_event", event)
 
     def steps(self, over: int = 0, metrics: EpochMetrics | None = None) -> None:
         """Passes on the steps whose rows are there. Of so many epochs that are `over`, those too, each behind its
@@ -127,17 +173,17 @@ class CallbackRunner:
         self._read(self._plan.total_steps)
 
     def steps_until(self, end: int) -> None:
-        """Passes on the steps before this one, which are done. A line tells of those whose rows are not there."""
-        if self._cursor is None or not self.callbacks.hears("on_step"):
+        """Passes on the steps before this one, which are done. A line names those whose rows are not there."""
+        if not self._active or not self.callbacks.hears("on_step"):
             return
         until = time.monotonic() + LATE_SECONDS * (not self._missing)
         self._read(end)
-        while self._next < end and time.monotonic() < until:
+        while self._cursor.step < end and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
             self._read(end)
-        if self._next < end:
-            self._missing += end - self._next
-            self._passed(end)
+        if self._cursor.step < end:
+            self._missing += end - self._cursor.step
+            self._cursor = replace(self._cursor, step=end)
             self._tell(
                 f"on_step: {self._missing} steps before step {end} could NOT be told: their rows are not in "
                 f"{self._folder / FILE} (the first pserver is on another machine, or its disk was lost or full)"
@@ -151,62 +197,55 @@ class CallbackRunner:
 
     def missed(self, done: int) -> range:
         """Returns those of so many epochs that are done for which callbacks were not called."""
-        at = self.callbacks.at_epoch if self._cursor is not None else None
-        return range(at + 1, done + 1) if at is not None else range(0)
+        called = self._active and self.callbacks.hears("on_epoch")
+        return range(self._cursor.epoch + 1, done + 1) if called else range(0)
 
     def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Unless it was told already."""
-        if self._cursor is not None and epoch in self.missed(epoch):
-            self.callbacks.epoch(epoch, metrics)
-            self._cursor = replace(self._cursor, epoch=max(epoch, self._cursor.epoch))
+        """Calls them for it, unless they were."""
+        if epoch in self.missed(epoch):
+            self.callbacks.tell("on_epoch", epoch, metrics)
+            self._cursor = replace(self._cursor, epoch=epoch)
             self._note()
 
     def validation(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        if self._cursor is not None:
+        if self._active:
             self.callbacks.tell("on_validation", epoch, metrics)
             self.callbacks.tell("flush")
 
     def validations(self, found: Iterable[ValidationRow]) -> None:
         """Passes on those of the job itself, in order, each once."""
-        if self._cursor is None or not self.callbacks.hears("on_validation") or self.job.config.validate is None:
+        if not self._active or self.job.config.validate is None:
             return
         for row in found:
             number = row.step if self.job.config.validate.every else row.epoch
-            self.callbacks.validation(number, row.metrics)
-            self._cursor = replace(self._cursor, validation=max(number, self._cursor.validation))
+            if number > self._cursor.validation:
+                self.callbacks.tell("on_validation", number, row.metrics)
+                self._cursor = replace(self._cursor, validation=number)
         self._note()
 
     def end(self) -> None:
         if self.begun:
             self.callbacks.tell("on_end")
 
-    # -- inside -----------------------------------------------------------------------------------------------------
-
     def _read(self, end: int) -> None:
         """Passes on the rows before this one that are there."""
-        if self._cursor is None or not self.callbacks.hears("on_step"):
+        if not self._active or not self.callbacks.hears("on_step"):
             return
-        while self._next < end:
-            rows = read_rows(self._folder, self._next, min(ROWS, end - self._next))
+        while self._cursor.step < end:
+            rows = read_rows(self._folder, self._cursor.step, min(ROWS, end - self._cursor.step))
             for step, values in rows.steps():
-                self.callbacks.step(step, values)
-                self._passed(step + 1)
+                self.callbacks.tell("on_step", step, values)
+                self._cursor = replace(self._cursor, step=step + 1)
                 self._note(NOTE_SECONDS)
             if not len(rows):
-                return
+                break
             self._missing += int((rows.at == 0).sum())
-            self._passed(rows.first + len(rows))
+            self._cursor = replace(self._cursor, step=rows.first + len(rows))
         self._note(NOTE_SECONDS)
-
-    def _passed(self, end: int) -> None:
-        """Steps before this one are told, or never will be."""
-        self._next = max(self._next, end)
-        if self._cursor is not None:
-            self._cursor = replace(self._cursor, step=max(end, self._cursor.step))
 
     def _note(self, after: float = 0.0) -> None:
         """Writes the cursor; `after` so many seconds since the last time."""
-        if self._cursor is None or self._cursor == self._noted or time.monotonic() < self._noted_at + after:
+        if not self._active or self._cursor == self._noted or time.monotonic() < self._noted_at + after:
             return
         self.callbacks.tell("flush")
         try:

@@ -24,44 +24,37 @@ MODEL = "model.safetensors"
 
 
 def final_state(job: Job, folder: Path) -> dict[str, Tensor]:
-    """Every tensor of the final checkpoint (parameters, buffers, optimizer state) and of the exported model; and what
-    each validation came to, and which model was the best by them.
-
-    Raises GraphftError when the job is not complete, or the checkpoint is damaged.
-    """
+    """Returns every tensor of the final checkpoint (parameters, buffers, optimizer state) and of the exported model;
+    the means of each validation, and which model was the best by them. Raises GraphftError when the job is not
+    complete, or the checkpoint is damaged."""
     store = checkpoints_of(folder)
     last = _last(job, store, folder)
     state = {f"model: {name}": value for name, value in load_file(folder / MODEL).items()}
     for shard in range(job.config.pservers):
         state |= {f"shard {shard}: {name}": value for name, value in store.read_part(last, shard)[0].items()}
-    return state | _validated(job, folder)
-
-
-def _validated(job: Job, folder: Path) -> dict[str, Tensor]:
-    found = {
-        f"validation of step {step}: {name}": torch.tensor(value, dtype=torch.float64)
-        for step, row in read_validations(folder).items()
-        for name, value in row.metrics.items()
-    }
+    for step, row in read_validations(folder).items():
+        state |= {
+            f"validation of step {step}: {n}": torch.tensor(v, dtype=torch.float64) for n, v in row.metrics.items()
+        }
     validate = job.config.validate
     if validate is not None and validate.best is not None:
         kept = BestModels(folder, validate.best.mode or "min").best()
-        found["step of the best model"] = torch.tensor(-1 if kept is None else kept.step)
-    return found
+        state["step of the best model"] = torch.tensor(-1 if kept is None else kept.step)
+    return state
 
 
-def metric_differences(reference: Path, folder: Path) -> tuple[int, list[str]]:
-    """Compares the metrics tables in two folders: returns how many steps both have, and which differ, in words."""
+def metric_differences(reference: Path, folder: Path) -> list[str]:
+    """Compares the metrics tables in two folders: returns which steps differ, in words."""
     one, other = (read_rows(path).data for path in (reference, folder))
     count = min(len(one), len(other))
     bits = [np.ascontiguousarray(rows["values"][:count]).view(np.int64) for rows in (one, other)]
     differs = (one["samples"][:count] != other["samples"][:count]) | (bits[0] != bits[1]).any(1)
     lengths = [f"its table of metrics has {len(other)} steps, the reference's {len(one)}"] * (len(one) != len(other))
-    return count, [*lengths, *(f"metrics of step {step}: differ" for step in np.flatnonzero(differs))]
+    return [*lengths, *(f"metrics of step {step}: differ" for step in np.flatnonzero(differs))]
 
 
 def _last(job: Job, store: CheckpointStore, folder: Path) -> Manifest:
-    """The newest one: of a run that is complete, which may have been stopped early, the last."""
+    """Returns the newest manifest of the complete run in this folder, which may have been stopped early."""
     run = read_record(folder).run_id
     last = next((m for m in store.manifests() if m.run == run), None)
     if last is None or not (folder / MODEL).exists():
@@ -72,12 +65,12 @@ def _last(job: Job, store: CheckpointStore, folder: Path) -> Manifest:
 
 
 def last_step(job: Job, folder: Path) -> int:
-    """Sync: after how many steps the complete run of this folder ended; fewer than planned if it stopped early."""
+    """Returns after how many steps the complete run of this folder ended; fewer than planned if it stopped early."""
     return _last(job, checkpoints_of(folder), folder).step
 
 
 def differences(reference: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """What is not identical, in words. NaNs are equal when their bits are."""
+    """Returns what is not identical, in words. NaNs are equal when their bits are."""
     result = [
         f"{name}: only in {'the reference' if name in reference else 'this run'}"
         for name in sorted(reference.keys() ^ found.keys())
@@ -87,15 +80,10 @@ def differences(reference: Mapping[str, Tensor], found: Mapping[str, Tensor]) ->
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             result.append(f"{name}: {one.dtype} {list(one.shape)} against {other.dtype} {list(other.shape)}")
             continue
-        differing = int((_bits(one) != _bits(other)).any(-1).sum())
-        if differing:
+        bits = [tensor.contiguous().reshape(-1, 1).view(torch.uint8) for tensor in (one, other)]  # [elements, bytes]
+        if differing := int((bits[0] != bits[1]).any(-1).sum()):
             result.append(f"{name}: {differing} of {one.numel()} elements differ")
     return result
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """[elements, bytes of one]"""
-    return tensor.contiguous().reshape(-1, 1).view(torch.uint8)
 
 
 def final_ledgers(job: Job, folder: Path) -> list[tuple[int, Ledger]]:

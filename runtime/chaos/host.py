@@ -9,25 +9,24 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from graphft.errors import GraphftError, plain_text
-from graphft.runtime.chaos.fault_schedule import Fault
-from graphft.runtime.chaos.probe import Probe
+from graphft.runtime.chaos.faults import Fault
 from graphft.runtime.coordination.connect import connect_from, write_endpoints
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Registration
-from graphft.runtime.engines.base import Run
-from graphft.runtime.engines.local import Local
-from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
-from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.process.role_process import role_environment, spawn
+from graphft.runtime.coordination.status import JobStatus, read_status
+from graphft.runtime.etcd import EmbeddedCluster, Etcd, EtcdError
+from graphft.runtime.process.role_process import role_environment, spawn, start_role
 from graphft.transpiler import Job
 
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 DEATH_SECONDS = 30.0
+LOOK_SECONDS = 0.3
+"""etcd may take so long for each read of a look."""
 COORDINATORS = 2
 """Of a job that has any: one serves, one stands by."""
 
@@ -40,15 +39,14 @@ class Host:
         self.has_coordinator = job.config.dispatch == "coordinator"
         self.cluster = EmbeddedCluster(self.folder / "etcd-cluster", members) if members > 1 else None
         self.launcher: subprocess.Popen[bytes] | None = None
-        self.etcd: Etcd | None = None
-        self.probe: Probe | None = None
-        self._added: Supervisor | None = None
+        self.status: JobStatus | None = None
+        """As of the last look at which etcd answered."""
+        self._etcd: Etcd | None = None
+        self._added: list[subprocess.Popen[bytes]] = []
         self._next_index = job.config.trainers
         self._removed: set[str] = set()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._stopped: dict[int, float] = {}
-
-    # -- running ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         if self.cluster is not None:
@@ -63,29 +61,16 @@ class Host:
         if self.has_coordinator:
             command += ["--coordinators", str(COORDINATORS)]
         write_endpoints(self.folder, "")
-        self.launcher = spawn(command, self.folder / "logs" / "launcher.log", {})
-        self.etcd = self._connect()
-        self.probe = Probe(self.job, self.etcd)
-        environment = {**role_environment(), "OMP_NUM_THREADS": str(self.job.config.threads)}
-        self._added = Supervisor(
-            self.folder,
-            Keys(self.job.config.name),
-            self.etcd,
-            ",".join(self.etcd.endpoints),
-            Local(fork_server=False).open(Run(self.folder, str(self.folder), environment)),
-        )
-
-    def _connect(self) -> Etcd:
-        assert self.launcher is not None
+        log = self.folder / "logs" / "launcher.log"
+        self.launcher = spawn(command, log, {})
         end = time.monotonic() + START_SECONDS
-        while True:
+        while self._etcd is None:
             try:
-                return connect_from(self.folder, wait=0.5)
+                self._etcd = connect_from(self.folder, wait=0.5)
             except GraphftError as error:
                 if self.launcher.poll() is not None:
-                    said = (self.folder / "logs" / "launcher.log").read_text(errors="replace").strip()
                     raise GraphftError(
-                        f"its launcher ended at once: {plain_text(said)}",
+                        f"its launcher ended at once: {plain_text(log.read_text(errors='replace').strip())}",
                         rule="job-failed",
                         help="see what the launcher says",
                     ) from error
@@ -93,19 +78,20 @@ class Host:
                     raise
 
     def step(self) -> int | None:
-        """Does what is due. Returns the launcher's exit status once it has ended."""
+        """Does what is due, and looks at the job. Returns the launcher's exit status once it has ended."""
         assert self.launcher is not None
-        assert self._added is not None
+        assert self._etcd is not None
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
-        self._added.step(0)
+        with contextlib.suppress(GraphftError):  # etcd is away, or knows nothing of the job so far
+            self.status = read_status(self._etcd, Keys(self.job.config.name), LOOK_SECONDS, brief=True)
         return self.launcher.poll()
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + seconds, id(action), action))
 
     def stop_for(self, process: psutil.Process, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT when the longest stop that it was given is over."""
+        """Sends SIGSTOP, and SIGCONT when the longest stop that it was given is over."""
         until = self._stopped[process.pid] = max(time.monotonic() + seconds, self._stopped.get(process.pid, 0.0))
         send(process, signal.SIGSTOP)
         self.later(until - time.monotonic(), lambda: self._continue(process))
@@ -117,12 +103,12 @@ class Host:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is stopped or away that is to come back."""
+        """True if nothing is stopped or away that is to come back."""
         return not self._timers
 
     def close(self) -> None:
         """Ends everything that still runs."""
-        self._disconnect(lambda added: added.close())
+        self._forget()
         if self.launcher is not None and self.launcher.poll() is None:
             self.launcher.terminate()
             try:
@@ -133,50 +119,36 @@ class Host:
         if self.cluster is not None:
             self.cluster.stop()
 
-    def _disconnect(self, end: Callable[[Supervisor], None]) -> None:
-        if self._added is not None:
-            end(self._added)
-        for part in (self.probe, self.etcd):
-            if part is not None:
-                part.close()
-        self._added = self.probe = self.etcd = None
+    def _forget(self) -> None:
+        """Ends the trainers that were added, and the connection to etcd."""
+        for trainer in self._added:
+            trainer.kill()
+            trainer.wait()
+        if self._etcd is not None:
+            self._etcd.close()
+        self._added, self._etcd, self.status = [], None, None
 
-    # -- who is there -------------------------------------------------------------------------------------------
-
-    def pservers(self) -> list[tuple[Registration, psutil.Process]]:
-        """Registered pservers of this machine that are alive, by index."""
-        assert self.probe is not None
-        return self._alive([record for _, record in sorted(self.probe.view.pservers.items())])
-
-    def trainers(self) -> list[tuple[Registration, psutil.Process]]:
-        """Registered trainers of this machine that are alive, and were not asked to go, by id."""
-        assert self.probe is not None
-        records = sorted(self.probe.view.trainers.values(), key=lambda r: r.id)
-        return self._alive([r for r in records if r.id not in self._removed])
-
-    def coordinators(self) -> list[tuple[Registration, psutil.Process]]:
-        """Registered coordinators of this machine that are alive, the one that serves first."""
-        assert self.probe is not None
-        view = self.probe.view
-        serving = view.coordinator.id if view.coordinator is not None else ""
-        return self._alive(sorted(view.coordinators.values(), key=lambda r: (r.id != serving, r.id)))
-
-    def _alive(self, records: list[Registration]) -> list[tuple[Registration, psutil.Process]]:
-        found = [(r, self._process(r.pid)) for r in records if r.process.visible]
-        return [(r, p) for r, p in found if p is not None]
+    def members(self, role: str) -> list[tuple[str, psutil.Process]]:
+        """Returns the ids and processes of those of a role that are registered and alive, and were not asked to go;
+        of coordinators the one that serves first."""
+        status = self.status
+        if status is None:
+            return []
+        told: list[dict[str, Any]] = list(getattr(status, f"{role}s").values())
+        told.sort(key=lambda one: (not one.get("serving"), one["id"]))
+        found = [(one["id"], self._process(one["pid"])) for one in told if one["id"] not in self._removed]
+        return [(name, process) for name, process in found if process is not None]
 
     def _process(self, pid: int) -> psutil.Process | None:
-        """The job's process of this id; None if there is none (any more)."""
+        """Returns the job's process of this id; None if there is none (any more)."""
         try:
             process = psutil.Process(pid)
             return process if any(str(self.folder) in part for part in process.cmdline()) else None
         except psutil.Error:
             return None
 
-    # -- etcd ---------------------------------------------------------------------------------------------------
-
     def etcd_processes(self) -> list[psutil.Process]:
-        """The launcher's etcd, or the members of the cluster that run."""
+        """Returns the launcher's etcd, or the members of the cluster that run."""
         if self.cluster is not None:
             found = [self._process(m.pid) for m in self.cluster.members if m.running]
         else:
@@ -185,7 +157,7 @@ class Host:
         return [p for p in found if p is not None]
 
     def kill_member(self, fault: Fault, leader: bool) -> str:
-        """SIGKILL to a member of the cluster, which comes back with its data after the fault's seconds. "" if none
+        """Kills a member of the cluster, which comes back with its data after the fault's seconds. Returns "" if none
         runs."""
         assert self.cluster is not None
         running = [m for m in self.cluster.members if m.running]
@@ -193,42 +165,39 @@ class Host:
             return ""
         member = fault.pick(running)
         if leader:
-            try:
+            with contextlib.suppress(EtcdError):
                 member = self.cluster.leader()
-            except EtcdError:
-                leader = False
         member.kill()
-        self.later(fault.seconds, lambda: _restart(member))
-        number, what = self.cluster.members.index(member), " (leader)" if leader else ""
-        return f"etcd member {number}{what}, away for {fault.seconds:.1f} s"
-
-    # -- trainers come and go -----------------------------------------------------------------------------------
+        self.later(fault.seconds, lambda: None if member.running else member.launch())
+        return f"etcd member {self.cluster.members.index(member)}, away for {fault.seconds:.1f} s"
 
     def add_trainer(self) -> str:
-        """One more trainer, which is started again when it dies."""
-        assert self._added is not None
+        """Starts one more trainer, which is not started again when it dies."""
+        assert self._etcd is not None
         index, self._next_index = self._next_index, self._next_index + 1
-        self._added.add("trainer", index)
+        arguments = ["trainer", "--job", str(self.folder), "--etcd", ",".join(self._etcd.endpoints)]
+        environment = {**role_environment(), "OMP_NUM_THREADS": str(self.job.config.threads)}
+        log = self.folder / "logs" / f"trainer-{index}.log"
+        self._added.append(start_role([*arguments, "--index", str(index)], log, environment))
         return f"trainer {index}"
 
-    def remove_trainer(self, record: Registration, process: psutil.Process) -> str:
-        """SIGTERM: it hands its slots over and ends."""
-        self._removed.add(record.id)
+    def remove_trainer(self, name: str, process: psutil.Process) -> str:
+        """Sends SIGTERM: it hands its slots over and ends."""
+        self._removed.add(name)
         send(process, signal.SIGTERM)
-        return f"trainer {record.id}"
-
-    # -- all of it ----------------------------------------------------------------------------------------------
+        return f"trainer {name}"
 
     def kill_all(self) -> None:
-        """SIGKILL to the launcher, with which its roles and its etcd die, to added trainers, and to the cluster."""
+        """Kills the launcher, with which its roles and its etcd die, added trainers, and the cluster; then launches the
+        job again, in the folder that it left."""
         assert self.launcher is not None
         roles = psutil.Process(self.launcher.pid).children(recursive=True)
         self.launcher.kill()
         self.launcher.wait()
-        self._disconnect(_kill)
-        if self.cluster is not None:
-            for member in self.cluster.members:
-                member.kill()
+        self._forget()
+        members = self.cluster.members if self.cluster is not None else ()
+        for member in members:
+            member.kill()
         self._timers.clear()
         self._stopped.clear()
         _, left = psutil.wait_procs(roles, timeout=DEATH_SECONDS)
@@ -238,21 +207,18 @@ class Host:
                 rule="chaos",
                 help="roles and etcd are to die with the process that started them",
             )
-
-    def resume_all(self) -> None:
-        """Launches the job again, in the folder that it left."""
-        if self.cluster is not None:
-            for member in self.cluster.members:
-                member.launch()
-            for member in self.cluster.members:
-                member.await_healthy()
+        for member in members:
+            member.launch()
+        for member in members:
+            member.await_healthy()
         self.launch()
 
     def tell_stories(self) -> None:
         """Has every role write its story, and where its threads are, into its log."""
-        for _, process in [*self.coordinators(), *self.pservers(), *self.trainers()]:
-            send(process, signal.SIGCONT)
-            send(process, signal.SIGUSR1)
+        for role in ("coordinator", "pserver", "trainer"):
+            for _, process in self.members(role):
+                send(process, signal.SIGCONT)
+                send(process, signal.SIGUSR1)
 
 
 def send(process: psutil.Process, signum: int) -> None:
@@ -266,15 +232,3 @@ def _is_etcd(process: psutil.Process) -> bool:
         return any(part.startswith("--data-dir=") for part in process.cmdline())
     except psutil.Error:
         return False
-
-
-def _restart(member: EmbeddedEtcd) -> None:
-    if not member.running:
-        member.launch()
-
-
-def _kill(added: Supervisor) -> None:
-    for child in added.children.values():
-        if child.process is not None and child.process.poll() is None:
-            child.process.send_signal(signal.SIGKILL)
-            child.process.wait()

@@ -1,30 +1,34 @@
-"""Running one job under faults: when each comes, what it does, and when the job is taken for hanging."""
+"""Runs one job under faults: when each comes, what it does, how long it stopped the job, and when the job hangs."""
 
 from __future__ import annotations
 
-import json
 import signal
+import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.fault_schedule import Fault
+from graphft.runtime.chaos.faults import Fault
 from graphft.runtime.chaos.host import COORDINATORS, Host, send
-from graphft.runtime.chaos.probe import ASK_SECONDS
-from graphft.runtime.chaos.recovery import Recoveries
-from graphft.runtime.chaos.report import Report
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.process.role_process import EXIT_OK, describe_exit
 from graphft.transpiler import Job
 
+LOOK_SECONDS = 0.05
 START_SECONDS = 60.0
 """For how long a job that was launched just now does not count as hanging."""
-COUNT_SECONDS = 0.5
+SETTLE_SECONDS = 0.5
+"""Roles report about as often: what is known sooner after a fault may be from before it."""
+IN_FLIGHT = 2
+"""The step that was nearly done when the fault came proves nothing: the one after it does."""
 STORY_SECONDS = 2.0
 LOG_LINES = 60
 REPLACE_SECONDS = 5.0
@@ -36,15 +40,12 @@ LATE_SHARE = 0.02
 before it has suffered what it was to suffer."""
 SPARE_TRAINERS = 2
 """So many trainers more than slots are added at most."""
-OFTEN = 2
-"""How often more than others the coordinator that serves is drawn."""
-
-Say = Callable[[str], None]
+DIFFERENCES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """`patience`: seconds without any progress after which the job is taken for hanging."""
+    """`patience`: seconds without any progress after which the job counts as hanging."""
 
     faults: int = 50
     seed: int = 0
@@ -53,132 +54,205 @@ class ChaosOptions:
     patience: float = 120.0
 
 
+@dataclass(slots=True)
+class Recovery:
+    """One fault, and the seconds until later steps were complete; None while they are not.
+
+    `alone`: the job was whole, and recovered before the next fault. `gone`: the ids of processes that it killed. What
+    is seen before `since` proves nothing.
+    """
+
+    kind: str
+    what: str
+    step: int
+    alone: bool
+    at: float
+    since: float
+    gone: frozenset[str] = frozenset()
+    base: int | None = None
+    """The lowest step that was seen since, hence where a rollback took the job."""
+    seconds: float | None = None
+
+    def look(self, step: int, ids: frozenset[str], total: int, now: float) -> bool:
+        """Takes in how far the job is; returns True once it has recovered."""
+        if now < self.since or ids & self.gone:
+            return False
+        self.base = step if self.base is None else min(step, self.base)
+        if step >= min(self.base + IN_FLIGHT, total):
+            self.seconds = now - self.at
+        return self.seconds is not None
+
+
+@dataclass
+class Report:
+    """The figures of one run. `identical` (sync) and `exactly_once` (async) are None when nothing was compared."""
+
+    job: str
+    seed: int
+    members: int
+    total_steps: int
+    planned: int
+    recoveries: list[Recovery] = field(default_factory=list)
+    completed: bool = False
+    problem: str = ""
+    seconds: float = 0.0
+    steps_repeated: int = 0
+    generations: int = 0
+    identical: bool | None = None
+    exactly_once: bool | None = None
+    compared: int = 0
+    different: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True if the job completed and ended with the very bits of the undisturbed run; or, in async mode, after every
+        batch had been applied exactly once on every shard."""
+        return self.completed and (self.identical is True or self.exactly_once is True)
+
+    @property
+    def faults(self) -> dict[str, int]:
+        return dict(sorted(Counter(r.kind for r in self.recoveries).items()))
+
+    def to_json(self) -> dict[str, Any]:
+        log = [{"kind": r.kind, "what": r.what, "step": r.step, "seconds": r.seconds} for r in self.recoveries]
+        return {**asdict(self), "recoveries": log, "ok": self.ok, "faults": self.faults}
+
+    @property
+    def kept(self) -> str:
+        """The promise of the job's mode, and whether it was kept."""
+        if self.identical is None and self.exactly_once is None:
+            return "NOT COMPARED"
+        promise = "exactly once" if self.identical is None else "bit-identical"
+        return f"{promise}: {'yes' if self.identical or self.exactly_once else 'NO'}"
+
+    def render(self) -> Group:
+        """Returns a table of the recoveries, and a line for each other figure."""
+        title = f"{self.job}: {len(self.recoveries)} of {self.planned} faults, seed {self.seed}"
+        again = f"{self.steps_repeated} done again; {self.generations} generations; {self.seconds:.1f} s"
+        lines = [
+            f"{self.total_steps} steps, and {again}",
+            f"completed: {'yes' if self.completed else 'NO: ' + self.problem}",
+            f"{self.kept} ({self.compared} tensors compared)" if self.compared else self.kept,
+            *(f"  {line}" for line in self.different[:DIFFERENCES_SHOWN]),
+        ]
+        return Group(recovery_table(title, self.recoveries), *map(Text, lines))
+
+
+def recovery_table(title: str, recoveries: Sequence[Recovery]) -> Table:
+    """Returns seconds by kind of fault, and of those that came during another's recovery."""
+    table = Table(title=title, title_justify="left")
+    for column in ("fault", "times", "median s", "worst s"):
+        table.add_column(column, justify="left" if column == "fault" else "right")
+    groups: dict[str, list[float]] = {}
+    for r in recoveries:
+        if r.seconds is not None:
+            groups.setdefault(r.kind if r.alone else "during a recovery", []).append(r.seconds)
+    for kind, seconds in sorted(groups.items()):
+        table.add_row(kind, str(len(seconds)), f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}")
+    return table
+
+
 class Run:
-    """One run, from its start to its end."""
+    """One run, from its start to its end. `steps`: how many the job will have, where it stops early."""
 
     def __init__(
         self,
         job: Job,
         folder: Path,
         options: ChaosOptions,
-        schedule: Sequence[Fault],
-        say: Say,
+        schedule: Sequence[Fault] = (),
+        say: Callable[[str], object] = lambda line: None,
         steps: int | None = None,
     ) -> None:
-        """`steps`: how many the job will have, where it stops early."""
         self.job, self.folder, self.options, self.say = job, folder, options, say
         self.steps = job.config.total_steps if steps is None else steps
-        self.keys = Keys(job.config.name)
         self.left = list(schedule)
         self.host = Host(job, folder, options.members)
-        self.recoveries = Recoveries(job.config.pservers, self.steps)
-        self.report = Report(
-            job.config.name, options.seed, options.members, self.steps, len(schedule), self.recoveries.all
-        )
-        self._counters: dict[tuple[str, int], dict[str, int]] = {}
-        self._count_at = 0.0
-        self._fired_at = 0.0
+        self.report = Report(job.config.name, options.seed, options.members, self.steps, len(schedule))
+        self.step = 0
+        """The lowest version of the shards when all were last seen."""
         self._trainers = job.config.trainers
+        self._fired_at = 0.0
         self._started = time.monotonic()
+        self._progress_at = self._started + START_SECONDS
 
     def play(self) -> Report:
+        report = self.report
         try:
-            self.recoveries.progress_at = self._started + START_SECONDS
             self.host.start()
             self._follow()
         except GraphftError as error:
-            self.report.problem = str(error)
+            report.problem = str(error)
         finally:
             self.host.close()
-        self.recoveries.finish(time.monotonic())
-        report = self.report
+        for recovery in self._open:
+            recovery.seconds = time.monotonic() - recovery.at
         report.seconds = time.monotonic() - self._started
-        report.steps_repeated, report.generations = self.recoveries.repeated, self.recoveries.generations
-        for counters in self._counters.values():
-            report.counters.update(counters)
         return report
 
-    # -- the loop -----------------------------------------------------------------------------------------------
+    @property
+    def _open(self) -> list[Recovery]:
+        return [r for r in self.report.recoveries if r.seconds is None]
 
     def _follow(self) -> None:
-        while True:
-            status = self.host.step()
-            if status is not None:
-                self._ended(status)
-                return
-            self._look()
+        while (status := self.host.step()) is None:
+            self.look()
             now = time.monotonic()
-            if now - self.recoveries.progress_at > self.options.patience:
+            if now - self._progress_at > self.options.patience:
                 self._hangs()
                 return
-            if self.left and self._due(self.left[0], now):
+            if self.left and self.due(self.left[0], now):
                 self._fire(self.left.pop(0))
+            time.sleep(LOOK_SECONDS)
+        self.report.completed = status == EXIT_OK
+        if status != EXIT_OK:
+            self.report.problem = f"the launcher ended: {describe_exit(status)}\n{self._logs(('launcher.log',))}"
 
-    def _look(self) -> None:
-        probe = self.host.probe
-        assert probe is not None
-        assert self.host.etcd is not None
-        probe.look(ASK_SECONDS)
-        now = time.monotonic()
-        for recovery in self.recoveries.update(probe.answers, probe.view, now):
-            self._tell(f"  step {self.recoveries.low:>5}  {recovery.seconds:6.2f} s after {recovery.kind}")
-        if now >= self._count_at:
-            self._count_at = now + COUNT_SECONDS
-            self._count(self.host.etcd)
+    def look(self) -> None:
+        """Takes in how far the job is, where all shards tell it."""
+        status, now = self.host.status, time.monotonic()
+        if status is None or sum("version" in p for p in status.pservers.values()) < self.job.config.pservers:
+            return
+        if (status.step, status.generation) != (self.step, self.report.generations):
+            self._progress_at = now
+        self.report.steps_repeated += max(0, self.step - status.step)
+        self.step, self.report.generations = status.step, status.generation
+        ids = frozenset(m["id"] for m in (*status.pservers.values(), *status.trainers.values()))
+        for recovery in self._open:
+            if recovery.look(self.step, ids, self.steps, now):
+                self._tell(f"  step {self.step:>5}  {recovery.seconds:6.1f} s after {recovery.kind}")
 
-    def _due(self, fault: Fault, now: float) -> bool:
-        if self.recoveries.low >= NEARLY * self.steps:
+    def due(self, fault: Fault, now: float) -> bool:
+        """Returns whether the next fault is to come now."""
+        if self.step >= NEARLY * self.steps:
             return False
         if fault.after is not None and self._fired_at:
             return now >= self._fired_at + fault.after
-        if self.recoveries.open or self.recoveries.low < max(fault.step, 1):
+        if self._open or self.step < max(fault.step, 1):
             return False
-        if self.recoveries.low >= fault.step + LATE_SHARE * self.steps:
+        if self.step >= fault.step + LATE_SHARE * self.steps:
             return True
         return self.host.whole and (self._all_there() or now >= self._fired_at + REPLACE_SECONDS)
 
     def _all_there(self) -> bool:
-        """Whether all processes that died are back: each fault finds the job as strong as the one before."""
-        trainers, pservers = len(self.host.trainers()), len(self.host.pservers())
-        return trainers >= self._trainers and pservers >= self.job.config.pservers and self._coordinated()
-
-    def _coordinated(self) -> bool:
-        """Whether one coordinator serves, and the others stand by."""
-        if not self.host.has_coordinator:
-            return True
-        assert self.host.probe is not None
-        live, serving = self.host.coordinators(), self.host.probe.view.coordinator
-        return len(live) >= COORDINATORS and serving is not None and serving.id == live[0][0].id
-
-    def _count(self, etcd: Etcd) -> None:
-        """What roles report of themselves; the lease tells the processes of one role apart."""
-        try:
-            kvs = etcd.range(self.keys.status, deadline=0.2).kvs
-        except EtcdError:
-            return
-        for kv in kvs:
-            self._counters[kv.key, kv.lease] = json.loads(kv.value).get("counters", {})
+        """Returns whether all processes that died are back: each fault finds the job as strong as the one before."""
+        counts = {"trainer": self._trainers, "pserver": self.job.config.pservers}
+        counts["coordinator"] = COORDINATORS * self.host.has_coordinator
+        return all(len(self.host.members(role)) >= count for role, count in counts.items())
 
     def _tell(self, line: str) -> None:
         self.say(f"[{time.monotonic() - self._started:7.1f} s] {line}")
-
-    # -- the end ------------------------------------------------------------------------------------------------
-
-    def _ended(self, status: int) -> None:
-        self.report.completed = status == EXIT_OK
-        if status != EXIT_OK:
-            self.report.problem = f"the launcher ended: {describe_exit(status)}\n{self._logs(('launcher.log',))}"
 
     def _hangs(self) -> None:
         self.host.tell_stories()
         time.sleep(STORY_SECONDS)
         self.report.problem = (
-            f"no progress for {self.options.patience:.0f} s at step {self.recoveries.low} of "
-            f"generation {self.recoveries.generation}\n{self._logs()}"
+            f"no progress for {self.options.patience:.0f} s at step {self.step} of "
+            f"generation {self.report.generations}\n{self._logs()}"
         )
 
     def _logs(self, names: Sequence[str] = ()) -> str:
-        """The last lines of the roles' logs."""
+        """Returns the last lines of the roles' logs."""
         parts = []
         for path in sorted((self.folder / "logs").glob("*.log")):
             if not names or path.name in names:
@@ -189,37 +263,45 @@ class Run:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def _fire(self, fault: Fault) -> None:
-        alone, at = not self.recoveries.open and self.host.whole and self._all_there(), time.monotonic()
+        alone, at = not self._open and self.host.whole and self._all_there(), time.monotonic()
         done = self._do(fault)
-        if done is None:  # no process is there that it could befall: later
+        if done is None:  # there is no process that it could befall: later
             self.left.insert(0, replace(fault, after=None))
             return
         self._fired_at, (kind, what, gone) = at, done
-        self._trainers += {"add-trainer": 1, "remove-trainer": -1}.get(kind, 0)
-        recovery = self.recoveries.begin(kind, what, at, alone, gone)
-        if kind in ("pause-etcd", "freeze-etcd"):  # steps may go on without it, for a while
-            recovery.since = at + fault.seconds
-        self._tell(f"! step {recovery.version:>5}  {kind}: {what}{'' if recovery.alone else ' (during a recovery)'}")
+        for other in self._open:
+            other.alone = False
+        without_etcd = fault.seconds if kind in ("pause-etcd", "freeze-etcd") else 0.0  # steps may go on for a while
+        since = time.monotonic() + max(SETTLE_SECONDS, without_etcd)
+        self.report.recoveries.append(Recovery(kind, what, self.step, alone, at, since, gone))
+        self._tell(f"! step {self.step:>5}  {kind}: {what}{'' if alone else ' (during a recovery)'}")
 
     def _do(self, fault: Fault) -> tuple[str, str, frozenset[str]] | None:
-        """Carries a fault out. Returns what was done: kind and text, and which shards' processes it killed. None:
-        there is no process for it now."""
+        """Carries a fault out. Returns its kind, a text, and the ids of those that it killed; None: there is no process
+        for it now."""
         verb, _, whom = fault.kind.partition("-")
         if fault.kind == "kill-job":
             self.host.kill_all()
-            self.host.resume_all()
             self._trainers = self.job.config.trainers
-            self.recoveries.progress_at = time.monotonic() + START_SECONDS
+            self._progress_at = time.monotonic() + START_SECONDS
             return fault.kind, "launcher, roles and etcd; launched again", frozenset()
         if whom in ("etcd", "leader"):
             what = self._hurt_etcd(fault, verb, whom)
             return (fault.kind, what, frozenset()) if what else None
         if verb in ("add", "remove"):
             return self._resize(fault, verb)
-        return self._hurt_role(fault, verb, whom)
+        live = self.host.members(whom.removesuffix("s"))
+        if not live:
+            return None
+        often = [live[0]] if whom == "coordinator" else []  # the one that serves
+        chosen = live if whom.endswith("s") else [fault.pick([*often, *live])]
+        for _, process in chosen:
+            self._hurt(process, verb, fault.seconds)
+        ids = [name for name, _ in chosen]
+        return fault.kind, ", ".join(ids) + _lasting(verb, fault.seconds), frozenset(ids if verb == "kill" else ())
 
     def _hurt_etcd(self, fault: Fault, verb: str, whom: str) -> str:
-        """What was done; "" when etcd does not run at the moment."""
+        """Returns what was done; "" when etcd does not run at the moment."""
         if verb == "kill" and self.host.cluster is not None:
             return self.host.kill_member(fault, whom == "leader")
         processes = self.host.etcd_processes()
@@ -232,31 +314,19 @@ class Run:
 
     def _resize(self, fault: Fault, verb: str) -> tuple[str, str, frozenset[str]]:
         """Adds or removes a trainer; the other of the two when there are too many, or only one."""
-        live = self.host.trainers()
+        live = self.host.members("trainer")
         if verb == "add" and len(live) >= self.job.config.trainers + SPARE_TRAINERS:
             verb = "remove"
         if verb == "remove" and len(live) > 1:
-            record, process = fault.pick(live)
-            return "remove-trainer", self.host.remove_trainer(record, process), frozenset()
+            self._trainers = min(self._trainers, len(live)) - 1
+            return "remove-trainer", self.host.remove_trainer(*fault.pick(live)), frozenset()
         return "add-trainer", self.host.add_trainer(), frozenset()
-
-    def _hurt_role(self, fault: Fault, verb: str, whom: str) -> tuple[str, str, frozenset[str]] | None:
-        live = getattr(self.host, whom.removesuffix("s") + "s")()
-        if not live:
-            return None
-        often = [live[0]] * OFTEN if whom == "coordinator" else []
-        chosen = live if whom.endswith("s") else [fault.pick([*often, *live])]
-        ids = [record.id for record, _ in chosen]
-        for _, process in chosen:
-            self._hurt(process, verb, fault.seconds)
-        gone = frozenset(ids) if verb == "kill" else frozenset()
-        return fault.kind, ", ".join(ids) + _lasting(verb, fault.seconds), gone
 
     def _hurt(self, process: psutil.Process, verb: str, seconds: float) -> None:
         if verb == "kill":
             send(process, signal.SIGKILL)
-            return
-        self.host.stop_for(process, seconds)
+        else:
+            self.host.stop_for(process, seconds)
 
 
 def _lasting(verb: str, seconds: float) -> str:

@@ -247,11 +247,6 @@ class Keys:
         """How many start checks of this trainer's have begun since one has come to its end."""
         return self.proof(f"attempts/{trainer}")
 
-    @property
-    def time(self) -> str:
-        """Where the run's time went so far, as its launcher tells."""
-        return f"/{self.job}.time"
-
     def loading(self, role: str, name: str) -> str:
         """What a process of a role loads before it registers."""
         return f"{self.status}loading/{role}/{name}"

@@ -1,8 +1,8 @@
 """The interface of engines: an engine starts, stops and watches processes of roles somewhere, and does nothing else.
 
 The launcher's supervisor decides which processes there are to be, and starts again what died, on every engine alike.
-An engine knows nothing of training, and of etcd. To write one: an `Engine`, whose `start` returns a `Process`, and a
-dataclass of its options with a method `open` (`Options`); `tests/engines/conformance.py` is what holds for it.
+To write one: an `Engine`, whose `start` returns a `Process`, and a dataclass of its options with a method `open`
+(`Options`); `tests/engines/conformance.py` holds for it.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class Process(ABC):
         self._made, self._ended = threading.Event(), threading.Event()
 
     def await_made(self) -> Identity:
-        """Returns when it exists, or never will."""
+        """Waits until it exists, or never will."""
         self._made.wait()
         return self.identity
 
     def poll(self) -> int | None:
-        """Returns its exit status, as of the last `wait`: somebody is to wait for it all the time. Negative: that
+        """Returns its exit status, as of the last `wait`: a thread is to wait for it all the time. Negative: that
         signal. A process whose machine is lost was killed by SIGKILL."""
         return self._status
 
@@ -187,13 +187,10 @@ class Options(Protocol):
 
 def engine_options(engine: str | Options) -> Options:
     """Returns an engine's options; of one that is named, its defaults. Raises UsageError for a name of none."""
-    known = f"it is one of {', '.join(ENGINES)}"
-    if not isinstance(engine, str):
-        if isinstance(engine, type) or not callable(getattr(engine, "open", None)):
-            found = f"engine is {engine!r}, expected a name or an engine's options"
-            raise UsageError(found, rule="engine", help=known)
+    if not isinstance(engine, (str, type)) and callable(getattr(engine, "open", None)):
         return engine
-    if engine not in ENGINES:
-        raise UsageError(f"there is no engine {engine!r}", rule="engine", help=known)
+    if not isinstance(engine, str) or engine not in ENGINES:
+        help = f"it is one of {', '.join(ENGINES)}, or an engine's options"
+        raise UsageError(f"there is no engine {engine!r}", rule="engine", help=help)
     module, name = ENGINES[engine].split(":")
     return cast(Options, getattr(importlib.import_module(f"graphft.runtime.engines.{module}"), name)())

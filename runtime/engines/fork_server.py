@@ -8,8 +8,8 @@ PR_SET_CHILD_SUBREAPER), waits for a role's end as for any child's, and does not
 fork server has one thread, and starts nothing of etcd, ZeroMQ or torch's pools: a fork inherits nothing half done.
 
 A fork server that is stopped, or hangs, is killed when an order has waited too long, together with what it was about
-to make, so that no role exists twice: it and its forks are a process group, which a role leaves only after it has told
-the launcher of itself. What is in the group when the group is killed was not told of, or is known to die.
+to make, so that no role exists twice: it and its forks are a process group, which a role leaves only after it has
+reported itself to the launcher.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from graphft.runtime.engines.base import Order, Process
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, die_with_parent, spawn
@@ -39,8 +37,8 @@ SUPPORTED = sys.platform.startswith("linux")
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 MADE_SECONDS = 10.0
 """A signal waits for so long for a role that is being made."""
-IDLE_SECONDS, ANSWER_SECONDS = 5.0, 120.0
-"""An order may wait for so long while the fork server uses no time of a core, and at all."""
+ANSWER_SECONDS = 120.0
+"""An order may wait for so long: the fork server may still be loading the job."""
 END_SECONDS = 5.0
 """The end of a killed process is waited for so long: only the kernel can keep it from ending."""
 
@@ -92,8 +90,6 @@ class ForkServer:
         """Orders that have not been carried out, by their ids, oldest first."""
         self._ids = count()
         self._lock = threading.Lock()
-        self._busy: tuple[float, float] = (0.0, time.monotonic())
-        """The seconds of a core that it had used, and since when it has used no more."""
         self.alive = True
         # numpy's pool of threads would be in the fork's way, and is of no use to a role.
         self.process = spawn(
@@ -114,31 +110,23 @@ class ForkServer:
             if not self.alive:
                 raise BrokenPipeError("the fork server is dead")
             number = next(self._ids)
-            told = {"id": number, "role": order.role, "index": order.index, "etcd": order.etcd, "log": str(log)}
-            self._send(json.dumps(told).encode() + b"\n")
+            wanted = {"id": number, "role": order.role, "index": order.index, "etcd": order.etcd, "log": str(log)}
+            line = json.dumps(wanted).encode() + b"\n"
+            assert self.process.stdin is not None
+            if os.write(self.process.stdin.fileno(), line) < len(line):
+                raise BrokenPipeError("the fork server does not read its orders")
             forked = self._asked[number] = Forked(order)
         return forked
 
-    def _send(self, line: bytes) -> None:
-        assert self.process.stdin is not None
-        if os.write(self.process.stdin.fileno(), line) < len(line):
-            raise BrokenPipeError("the fork server does not read its orders")
-
     @property
     def stuck(self) -> bool:
-        """True if an order has waited for too long: the fork server is stopped, or hangs. To be asked all the time."""
-        now = time.monotonic()
+        """True if an order has waited for too long: the fork server is stopped, or hangs."""
         with self._lock:
-            if not self._asked:
-                return False
-            asked_at = next(iter(self._asked.values())).asked_at
-        used, since = self._busy
-        if (uses := _core_seconds(self.process.pid)) != used:
-            self._busy = uses, (since := now)
-        return now - max(asked_at, since) > IDLE_SECONDS or now - asked_at > ANSWER_SECONDS
+            oldest = next(iter(self._asked.values()), None)
+        return oldest is not None and time.monotonic() - oldest.asked_at > ANSWER_SECONDS
 
     def close(self) -> None:
-        """Ends it, and what it has not told of; what it was asked for and has not made will never exist."""
+        """Ends it, and what it has not reported; what it was asked for and has not made will never exist."""
         self.process.kill()
         if self.alive:
             self._kill_group()
@@ -171,15 +159,6 @@ class ForkServer:
     def _kill_group(self) -> None:
         with contextlib.suppress(OSError):  # it had not begun its group, or nothing is left of that
             os.killpg(self.process.pid, signal.SIGKILL)
-
-
-def _core_seconds(pid: int) -> float:
-    """Seconds of a core that a process has used; 0 if it is no more."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-        return float(times.user + times.system)
-    except psutil.Error:
-        return 0.0
 
 
 def serve(job_dir: Path) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, Order, Process, Run
@@ -14,13 +12,7 @@ from graphft.runtime.engines.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import ERROR_LINES, EXIT_USAGE, error_in, last_lines, start_role
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 log = logging.getLogger("graphft")
-
-FORK_SERVER_AFTER_SECONDS = 5.0
-"""A fork server that died is not replaced for so long: processes that need the machine now come first."""
 
 
 class Started(Process):
@@ -59,7 +51,6 @@ class LocalEngine(Engine):
     def __init__(self, run: Run, *, fork_server: bool = True) -> None:
         super().__init__(run)
         self._forks = fork_server and SUPPORTED
-        self._next_fork_server: float | None = None
         self._fork_server: ForkServer | None = None
 
     def prepare(self) -> None:
@@ -69,33 +60,23 @@ class LocalEngine(Engine):
     def start(self, order: Order) -> Process:
         log_file = self.run.log(order)
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        process = self._fork(order, log_file) or self._spawn(order, log_file)
+        process: Process | None = None
+        if self._fork_server is not None:
+            try:
+                process = self._fork_server.fork(order, log_file)
+            except OSError:
+                self._drop_fork_server(self._fork_server, "is dead")
+        if process is None:
+            arguments = [order.role, "--job", str(self.run.job_dir), "--etcd", order.etcd, "--index", str(order.index)]
+            process = Started(order, start_role(arguments, log_file, self.run.environment))
         self._processes = [p for p in self._processes if p.poll() is None] + [process]
         return process
-
-    def _spawn(self, order: Order, log_file: Path) -> Process:
-        arguments = [order.role, "--job", str(self.run.job_dir), "--etcd", order.etcd, "--index", str(order.index)]
-        return Started(order, start_role(arguments, log_file, self.run.environment))
-
-    def _fork(self, order: Order, log_file: Path) -> Process | None:
-        """This role, made by the fork server; None if there is none. One that died is replaced a little later."""
-        if self._fork_server is None:
-            return None
-        try:
-            return self._fork_server.fork(order, log_file)
-        except OSError:
-            self._drop_fork_server(self._fork_server, "is dead")
-            return None
 
     def step(self) -> None:
         if self._fork_server is not None and self._fork_server.stuck:
             self._drop_fork_server(self._fork_server, "does not answer, killing it")
-        if self._next_fork_server is not None and time.monotonic() >= self._next_fork_server:
-            self._next_fork_server = None
-            self.prepare()
 
     def cancel_orders(self) -> None:
-        self._next_fork_server = None
         if self._fork_server is not None:
             self._fork_server.close()
 
@@ -103,13 +84,12 @@ class LocalEngine(Engine):
         self.cancel_orders()
 
     def _drop_fork_server(self, fork_server: ForkServer, why: str) -> None:
-        """Ends it: roles are started from nothing until there is another one, a little later. Raises UsageError if it
-        found that the job cannot be loaded: no role could load it either."""
+        """Ends it: from now on roles are started from nothing. Raises UsageError if it found that the job cannot be
+        loaded: no role could load it either."""
         log_file = self.run.job_dir / "logs" / "fork-server.log"
         useless = fork_server.process.poll() == EXIT_USAGE
         fork_server.close()
         self._fork_server = None
-        self._next_fork_server = time.monotonic() + FORK_SERVER_AFTER_SECONDS
         if useless:
             raise UsageError(f"it cannot be loaded{error_in(last_lines(log_file, ERROR_LINES))}", rule="job-directory")
-        log.warning("the fork server %s; see %s", why, log_file)
+        log.warning("the fork server %s: roles start more slowly from now on; see %s", why, log_file)

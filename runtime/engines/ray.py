@@ -1,4 +1,4 @@
-"""Ray: how it is to be used. What needs the package is loaded when an engine is opened: `ray_engine.py`."""
+"""The options of Ray. What needs the package is loaded when an engine is opened: `ray_engine.py`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,9 @@ class Ray:
     resources: Resources = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if unknown := self.resources.keys() - DEFAULTS.keys():
-            raise UsageError(
-                f"resources names {', '.join(sorted(unknown))}, which is no role",
-                rule="option",
-                help=f"the roles are {', '.join(DEFAULTS)}",
-            )
+        if unknown := ", ".join(sorted(self.resources.keys() - DEFAULTS.keys())):
+            known = f"the roles are {', '.join(DEFAULTS)}"
+            raise UsageError(f"resources names {unknown}, which is no role", rule="option", help=known)
 
     def open(self, run: Run) -> Engine:
         """Raises UsageError if Ray is not installed here, and ConnectionError if there is none at `address`."""
@@ -39,8 +36,6 @@ class Ray:
             raise UsageError("the engine ray needs the package ray", rule="engine", help="pip install graphft[ray]")
         from graphft.runtime.engines.ray_engine import RayEngine
 
-        resources = {
-            role: {**usual, **run.resources.get(role, {}), **self.resources.get(role, {})}
-            for role, usual in DEFAULTS.items()
-        }
+        own, of_run = self.resources, run.resources
+        resources = {role: {**usual, **of_run.get(role, {}), **own.get(role, {})} for role, usual in DEFAULTS.items()}
         return RayEngine(run, self.address, resources)

@@ -1,6 +1,6 @@
 """Processes on other machines, each reached by a program of this machine (srun, ssh).
 
-The role is run there by `remote_task`, which tells of it. The thread that starts the program waits for it: a child that
+The role is run there by `remote_task`, which reports it. The thread that starts the program waits for it: a child that
 ends with its parent ends with the parent's thread.
 """
 
@@ -13,18 +13,15 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
-from graphft.runtime.engines.base import Engine, Order, Process, Run
+from graphft.runtime.engines.base import Engine, EngineError, Order, Process, Run
 from graphft.runtime.engines.remote_task import Begun, Ended
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, tied
 
-T = TypeVar("T")
-Key = TypeVar("Key")
 KILL_SECONDS = 5.0
 """A role may take so long to end after SIGKILL. One whose machine is lost does not: its program is ended then, and
 the role, if it lives, has lost its lease."""
@@ -32,8 +29,6 @@ LINGER_SECONDS = 30.0
 """The program may take so long to end after its role: what a role has left there may hold its output open."""
 TURN_SECONDS = 10.0
 """One waits for so long for those that are to begin before it."""
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
-"""Between two tries of what is refused at once: twice as long each time."""
 CLOSE_SECONDS = 3.0
 LOOKED_AT = 20
 """So many machines' addresses are looked at, to find the one of this machine that they reach."""
@@ -74,7 +69,7 @@ class RemoteStep(Process):
         self._program: subprocess.Popen[bytes] | None = None
         self._spawning = threading.Lock()
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.open("ab").close()
+        log.touch()
         threading.Thread(target=self._run, args=(command, log, after), name=f"start {order.name}", daemon=True).start()
 
     def send_signal(self, signum: int) -> None:
@@ -94,11 +89,6 @@ class RemoteStep(Process):
         """Ends the role, or takes the order back. Does not wait."""
         self._signal_program(signal.SIGTERM)
 
-    def take_back(self) -> None:
-        """Ends it if it has not begun."""
-        if self.begun is None:
-            self.send_signal(signal.SIGKILL)
-
     def give_up(self, seconds: float = KILL_SECONDS) -> None:
         """Ends a program that waits in vain for its killed role."""
         if self._status is None and self._killed_at is not None and time.monotonic() > self._killed_at + seconds:
@@ -110,9 +100,15 @@ class RemoteStep(Process):
         self._signal_program(signal.SIGKILL)
 
     def say(self, line: bytes) -> None:
-        """On the program's stdin, which has room for it: what was given has been read."""
-        if self._program is not None:
-            _write(self._program, line)
+        """Writes to the program's stdin, which has room for it: what was given has been read."""
+        if self._program is not None and self._program.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                self._program.stdin.write(line)
+                self._program.stdin.flush()
+
+    def placed(self, begun: Begun) -> str:
+        """Returns the name of its machine, for people."""
+        return begun.node
 
     def _signal_program(self, signum: int) -> None:
         with self._spawning:
@@ -136,102 +132,50 @@ class RemoteStep(Process):
             if self._killed_at is not None:
                 return EXIT_LEASE_LOST
             said_from = out.tell()
-            program = self._program = self._spawn(command, out.fileno())
-        if self._given is not None:
-            _write(program, self._given)
+            # Outside this terminal's session: Ctrl-C is the launcher's. srun and ssh end their roles when they end.
+            program = self._program = subprocess.Popen(
+                tied(command),
+                stdin=subprocess.DEVNULL if self._given is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out.fileno(),
+                env=dict(self.environment),
+                start_new_session=True,
+            )
+        self.say(self._given or b"")
         ended = self._read(program)
-        self._collect(program, None if ended is None else LINGER_SECONDS)
-        if self.begun is not None:
-            self.lost = ended is None and self._killed_at is None
-            return ended.status if ended is not None else -signal.SIGKILL
-        if self._killed_at is None:
-            said = self.refused or _said(log, said_from, self.error_prefix)
-            self.refused = said or f"{Path(command[0]).name} ended with status {program.returncode}"
-        return EXIT_LEASE_LOST
-
-    def _read(self, program: subprocess.Popen[bytes]) -> Ended | None:
-        """Reads what `remote_task` tells, among what a login shell may print. Returns when the role, or the program,
-        has ended."""
-        assert program.stdout is not None
-        with program.stdout as told:
-            for line in told:
-                if self.begun is not None:
-                    if (ended := _decode(line, Ended)) is not None:
-                        return ended
-                elif (begun := _decode(line, Begun)) is not None:
-                    self.identity, self.pid, self.place = begun.process, begun.pid, self.placed(begun)
-                    self.begun = begun
-                    self._made.set()
-        return None
-
-    @staticmethod
-    def _collect(program: subprocess.Popen[bytes], seconds: float | None) -> None:
         try:
-            program.wait(seconds)
+            program.wait(None if ended is None else LINGER_SECONDS)
         except subprocess.TimeoutExpired:
             program.kill()
             program.wait()
         if program.stdin is not None:
             with contextlib.suppress(OSError):  # what could not be said
                 program.stdin.close()
+        if self.begun is not None:
+            self.lost = ended is None and self._killed_at is None
+            return ended.status if ended is not None else -signal.SIGKILL
+        if self._killed_at is None:
+            said = self.refused or _last_error(log, said_from, self.error_prefix)
+            self.refused = said or f"{Path(command[0]).name} ended with status {program.returncode}"
+        return EXIT_LEASE_LOST
 
-    def placed(self, begun: Begun) -> str:
-        """Returns the name of its machine, for people."""
-        return begun.node
-
-    def _spawn(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
-        """Starts it outside this terminal's session: Ctrl-C is the launcher's. srun and ssh end their roles when they
-        end."""
-        return subprocess.Popen(
-            tied(command),
-            stdin=subprocess.DEVNULL if self._given is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            env=dict(self.environment),
-            start_new_session=True,
-        )
+    def _read(self, program: subprocess.Popen[bytes]) -> Ended | None:
+        """Reads what `remote_task` reports, among what a login shell may print. Returns when the role, or the program,
+        has ended."""
+        assert program.stdout is not None
+        with program.stdout as lines:
+            for line in lines:
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                    if self.begun is not None:
+                        return msgspec.json.decode(line, type=Ended)
+                    begun = msgspec.json.decode(line, type=Begun)
+                    self.identity, self.pid, self.place = begun.process, begun.pid, self.placed(begun)
+                    self.begun = begun
+                    self._made.set()
+        return None
 
 
 Step = TypeVar("Step", bound=RemoteStep)
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """`times`: how often in a row."""
-
-    why: str
-    at: float
-    wait: float
-    times: int
-
-
-class Refusals(Generic[Key]):
-    """Things that were refused, and are left alone for a while that grows."""
-
-    def __init__(self) -> None:
-        self._found: dict[Key, Refusal] = {}
-
-    def note(self, key: Key, why: str, asked_at: float) -> bool:
-        """Returns True if it is the first one in a row. One that was asked for before the last refusal tells nothing
-        new."""
-        before, now = self._found.get(key), time.monotonic()
-        if before is None:
-            self._found[key] = Refusal(why, now, FIRST_WAIT_SECONDS, 1)
-        elif asked_at > before.at:
-            self._found[key] = Refusal(why, now, min(LONGEST_WAIT_SECONDS, 2 * before.wait), before.times + 1)
-        return before is None
-
-    def forget(self, key: Key) -> bool:
-        """Returns True if there was one."""
-        return self._found.pop(key, None) is not None
-
-    def get(self, key: Key) -> Refusal | None:
-        return self._found.get(key)
-
-    def now(self, key: Key) -> Refusal | None:
-        """Why it is not to be tried now."""
-        found = self._found.get(key)
-        return found if found is not None and time.monotonic() < found.at + found.wait else None
 
 
 class RemoteEngine(Engine, Generic[Step]):
@@ -242,14 +186,14 @@ class RemoteEngine(Engine, Generic[Step]):
         self._processes: list[Step] = []
         self._cancelled = False
 
-    @property
-    @abstractmethod
-    def host(self) -> str:
-        """This machine's address, as the others reach it."""
-
     @abstractmethod
     def noted(self, step: Step) -> None:
-        """Learns what there is to be learnt of a process that exists, or has ended. Called again and again."""
+        """Takes in what there is to be learnt of a process that exists, or has ended. Called again and again."""
+
+    def check_open(self) -> None:
+        """Raises EngineError once all orders were taken back."""
+        if self._cancelled:
+            raise EngineError("all orders were taken back", rule="engine", help="the launch ends")
 
     def step(self) -> None:
         self.look()
@@ -259,7 +203,8 @@ class RemoteEngine(Engine, Generic[Step]):
     def cancel_orders(self) -> None:
         self._cancelled = True
         for step in self._processes:
-            step.take_back()
+            if step.begun is None:
+                step.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
         self._cancelled = True
@@ -279,22 +224,8 @@ class RemoteEngine(Engine, Generic[Step]):
             self.noted(step)
 
 
-def _write(program: subprocess.Popen[bytes], line: bytes) -> None:
-    assert program.stdin is not None
-    with contextlib.suppress(OSError, ValueError):  # it has ended
-        program.stdin.write(line)
-        program.stdin.flush()
-
-
-def _decode(line: bytes, kind: type[T]) -> T | None:
-    try:
-        return msgspec.json.decode(line, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def _said(log: Path, start: int, prefix: str) -> str:
-    """The program's last error."""
+def _last_error(log: Path, start: int, prefix: str) -> str:
+    """Returns the program's last error."""
     with log.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()

@@ -9,6 +9,7 @@ SLURM_TIMELIMIT, SLURM_ACCOUNT, ...).
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -17,13 +18,14 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from graphft.errors import UsageError
-from graphft.runtime.engines.base import Engine, EngineError, Order, Run
-from graphft.runtime.engines.remote import LOOKED_AT, Refusals, RemoteEngine, RemoteStep
+from graphft.runtime.engines.base import Engine, Order, Run
+from graphft.runtime.engines.remote import LOOKED_AT, RemoteEngine, RemoteStep
 from graphft.runtime.process.role_process import python_path
 from graphft.runtime.transport.address import advertise_host
+
+log = logging.getLogger("graphft")
 
 KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
 """Variables that tell srun of the job that it is in. The others would be options of each step: those of the whole
@@ -33,7 +35,7 @@ PING_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Slurm:
-    """Slurm. What the trainers take is said to sbatch; see `graphft slurm`."""
+    """Slurm. What the trainers take is an option of sbatch; see `graphft slurm`."""
 
     def open(self, run: Run) -> Engine:
         engine = SlurmEngine(run)
@@ -42,22 +44,12 @@ class Slurm:
 
 
 class SlurmStep(RemoteStep):
-    """A role on one of Slurm's nodes, or the wish for one. `after`: others that are to be in its queue before it."""
+    """A role on one of Slurm's nodes, or the wish for one."""
 
     error_prefix = "srun: error: "
 
-    def __init__(
-        self,
-        order: Order,
-        srun: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        after: Sequence[RemoteStep] = (),
-    ) -> None:
-        super().__init__(order, srun, environment, log, waits_for="a node", after=after)
-
     def hand_on(self, signum: int) -> None:
-        """srun hands on no SIGTERM: it ends its step by it. scancel asks Slurm's controller, which may take a while."""
+        # srun hands on no SIGTERM: it ends its step by it. scancel asks Slurm's controller, which may take a while.
         assert self.begun is not None
         command = ["scancel", f"--signal={signal.Signals(signum).name[3:]}", self.begun.step]
         threading.Thread(target=_call, args=(command, self.environment), daemon=True).start()
@@ -78,7 +70,8 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
                 rule="engine",
                 help="start it on a login node of the cluster, or in a batch script (graphft slurm JOB prints one)",
             )
-        self._refusals = Refusals[tuple[str, int]]()
+        self._refused = ""
+        """The last reason that a person was told."""
 
     def check(self) -> None:
         """Raises UsageError if no controller answers. Not in an allocation: there was one, and it comes back."""
@@ -113,25 +106,22 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
 
     def start(self, order: Order) -> SlurmStep:
         self.look()
-        refusal = self._refusals.now((order.role, order.index))
-        if self._cancelled or refusal is not None:
-            why = refusal.why if refusal is not None else "all orders were taken back"
-            raise EngineError(f"Slurm refuses it: {why}", rule="slurm", help="see `sinfo`, and the options of srun")
+        self.check_open()
         served = [step for step in self._processes if step.order.role != "trainer"]
         after = served if order.role == "trainer" and not self._allocated else ()
-        step = SlurmStep(order, self.command(order), self._role_environment(), self.run.log(order), after)
+        environment, log_file = self._role_environment(), self.run.log(order)
+        step = SlurmStep(order, self.command(order), environment, log_file, waits_for="a node", after=after)
         self._processes.append(step)
         return step
 
     def noted(self, step: SlurmStep) -> None:
-        key = (step.order.role, step.order.index)
-        if step.pid:
-            self._refusals.forget(key)
-        elif step.refused:
-            self._refusals.note(key, step.refused, step.asked_at)
+        """Reports a refusal, once: the supervisor tries it again, later and later."""
+        if step.refused and step.refused != self._refused:
+            self._refused = step.refused
+            log.warning("Slurm refuses %s: %s; it is tried again (see `sinfo`)", step.order.name, step.refused)
 
     def command(self, order: Order) -> Sequence[str]:
-        """The srun that runs it."""
+        """Returns the srun that runs it."""
         assert self._srun is not None
         name = f"{order.role}-{order.index}"
         shared = order.role != "trainer"
@@ -143,9 +133,7 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
             "--ntasks=1",
             "--input=none",
             f"--job-name={name if self._allocated else f'{self.run.job_dir.name}.{name}'}",
-            *_resources(
-                {**(self._task() if order.role == "trainer" else {}), **self.run.resources.get(order.role, {})}
-            ),
+            *_resources({**({} if shared else self._task()), **self.run.resources.get(order.role, {})}),
             sys.executable,
             "-m",
             "graphft.runtime.engines.remote_task",
@@ -153,14 +141,14 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
         ]
 
     def _task(self) -> Mapping[str, float]:
-        """The CPUs and GPUs of a task of the batch script: a trainer takes as many, unless it is told otherwise."""
+        """Returns the CPUs and GPUs of a task of the batch script: a trainer takes as many, unless run.resources says
+        otherwise."""
         tasks = int(self._environ.get("SLURM_NTASKS_PER_NODE", 1))
         cpus, gpus = (self._environ.get(f"SLURM_{name}", "") for name in ("CPUS_PER_TASK", "GPUS_PER_NODE"))
         count = gpus.rpartition(":")[2]  # a100:4
         return {"CPU": int(cpus or 1), **({"GPU": int(count) // tasks} if count else {})}
 
     def _role_environment(self) -> dict[str, str]:
-        """srun hands it to the role."""
         kept = {
             name: value
             for name, value in self._environ.items()

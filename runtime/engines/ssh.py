@@ -1,7 +1,7 @@
 """Machines that ssh reaches: each process of a role is a command of its own connection, and ends with it.
 
-Nothing has to run there before. A process is told what it is, and its variables, on stdin: nobody sees them in a list
-of processes, and no shell reads them. Signals follow there, so they need no second connection.
+Nothing has to run there before. A process gets its arguments and variables on stdin: nobody sees them in a list of
+processes, and no shell reads them. Signals follow there, so they need no second connection.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, EngineError, Order, Run
-from graphft.runtime.engines.remote import LOOKED_AT, Refusals, RemoteEngine, RemoteStep
+from graphft.runtime.engines.remote import LOOKED_AT, RemoteEngine, RemoteStep
 from graphft.runtime.engines.remote_task import TIED, Begun
 from graphft.runtime.process.role_process import python_path
 from graphft.runtime.transport.address import advertise_host, is_loopback
@@ -47,6 +47,8 @@ CONNECTING = 8
 """At most so many connections to a machine begin at once: sshd drops some of more than ten (MaxStartups)."""
 BEGIN_SECONDS = 180.0
 """A process may take so long to begin: to connect, to log in, and to import from a slow file system."""
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+"""Between two tries of a machine that refuses processes: twice as long each time."""
 TRIES = 5
 """Each machine is tried so often before a launch is given up that has not begun a single process."""
 
@@ -55,6 +57,16 @@ BOOT = (
     "os.path.isdir(o['folder']) and os.chdir(o['folder']);os.execv(sys.executable,[sys.executable,*o['command']])"
 )
 """Run there: takes the variables, goes to the launcher's working directory if there is one, and becomes the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a machine took no process, `times` in a row; the last one was learnt `at`, and it is left alone `until`."""
+
+    why: str
+    at: float
+    until: float
+    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +105,15 @@ class Ssh:
 class SshStep(RemoteStep):
     """A role on one of the machines."""
 
-    def __init__(
-        self, host: str, order: Order, command: Sequence[str], log: Path, given: bytes, after: Sequence[SshStep]
-    ):
-        self.host, self.welcomed = host, False
-        super().__init__(order, command, os.environ, log, waits_for=host, given=given, after=after)
+    def __init__(self, host: str, order: Order, *command: Any, **options: Any) -> None:
+        self.host = host
+        super().__init__(order, *command, waits_for=host, **options)
 
     def hand_on(self, signum: int) -> None:
         self.say(b"%d\n" % signum)
 
     def kill(self) -> None:
-        """It is to be told how that ends: the connection is cut only if nothing is heard."""
+        """Kills the role there, so that its end is reported; the connection is cut only if nothing is heard."""
         if self.begun is not None:
             self.hand_on(signal.SIGKILL)
         else:
@@ -119,13 +129,12 @@ class SshEngine(RemoteEngine[SshStep]):
     def __init__(self, run: Run, options: Ssh) -> None:
         super().__init__(run)
         self._options, self._hosts = options, list(options.hosts)
-        self._refusals = Refusals[str]()
+        self._refusals: dict[str, Refusal] = {}
         self._worked = False
         """True if any process has ever begun."""
 
     @property
     def host(self) -> str:
-        """This machine's address, as the others reach it. Raises UsageError if it is not found out."""
         addresses = [self._address(host) for host in self._hosts[:LOOKED_AT]]
         found = advertise_host(addresses)
         if is_loopback(found) and not all(map(is_loopback, addresses)):
@@ -138,15 +147,21 @@ class SshEngine(RemoteEngine[SshStep]):
 
     def start(self, order: Order) -> SshStep:
         self.look()
-        if self._cancelled:
-            raise EngineError("all orders were taken back", rule="ssh", help="the launch ends")
-        free = [host for host in self._hosts if self._refusals.now(host) is None]
+        self.check_open()
+        now = time.monotonic()
+        free = [host for host in self._hosts if host not in self._refusals or now >= self._refusals[host].until]
         if not free:
             raise EngineError(f"no machine takes it now: {self._reasons()}", rule="ssh", help="see `ssh HOST`")
         host = min(free, key=lambda host: self._load(host, order.role))
         connecting = [step for step in self._processes if step.host == host and step.begun is None]
         step = SshStep(
-            host, order, self._command(host), self.run.log(order), self._told(order), connecting[: 1 - CONNECTING]
+            host,
+            order,
+            self._command(host),
+            os.environ,
+            self.run.log(order),
+            given=self._given(order),
+            after=connecting[: 1 - CONNECTING],
         )
         self._processes.append(step)
         return step
@@ -157,8 +172,8 @@ class SshEngine(RemoteEngine[SshStep]):
         for step in self._processes:
             if step.begun is None and step.asked_at < late:
                 step.refuse(f"it has not begun within {BEGIN_SECONDS:.0f} s")
-        tries = [found.times if (found := self._refusals.get(host)) else 0 for host in self._hosts]
-        if not self._worked and min(tries) >= TRIES:
+        tried = [self._refusals[host].times if host in self._refusals else 0 for host in self._hosts]
+        if not self._worked and min(tried) >= TRIES:
             try_it = f"`ssh HOST {self._python} -m graphft --help`"
             raise UsageError(
                 f"no machine takes a process: {self._reasons()} (see {try_it}; --python names another interpreter)",
@@ -167,17 +182,23 @@ class SshEngine(RemoteEngine[SshStep]):
             )
 
     def noted(self, step: SshStep) -> None:
-        if step.begun is not None and not step.welcomed:
-            step.welcomed = self._worked = True
-            if self._refusals.forget(step.host):
-                log.warning("%s takes processes again", step.host)
+        """Leaves a machine alone that refuses processes, for a while that grows."""
+        before, now = self._refusals.get(step.host), time.monotonic()
         why = "the connection to it is lost" if step.lost else step.refused
-        if why and step.poll() is not None and self._refusals.note(step.host, why, step.asked_at):
+        self._worked = self._worked or step.begun is not None
+        if step.poll() is None:
+            if before is not None and step.asked_at > before.at:
+                del self._refusals[step.host]
+                log.warning("%s takes processes again", step.host)
+        elif why and before is None:
+            self._refusals[step.host] = Refusal(why, now, now + FIRST_WAIT_SECONDS, 1)
             log.warning("%s takes no process (%s); others do what they can, and it is tried again", step.host, why)
+        elif why and before is not None and step.asked_at > before.at:
+            wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**before.times)
+            self._refusals[step.host] = Refusal(why, now, now + wait, before.times + 1)
 
     def _reasons(self) -> str:
-        found = {host: self._refusals.get(host) for host in self._hosts}
-        return "; ".join(f"{host}: {refusal.why}" for host, refusal in found.items() if refusal)
+        return "; ".join(f"{host}: {refusal.why}" for host, refusal in self._refusals.items())
 
     def _load(self, host: str, role: str) -> tuple[int, int]:
         there = [step.order.role for step in self._processes if step.host == host]
@@ -192,18 +213,18 @@ class SshEngine(RemoteEngine[SshStep]):
             return [self._python, "-c", BOOT]
         return [*self._options.ssh, *OPTIONS, host, f"exec {shlex.quote(self._python)} -c {shlex.quote(BOOT)}"]
 
-    def _told(self, order: Order) -> bytes:
+    def _given(self, order: Order) -> bytes:
         """Returns what BOOT reads. An interpreter that is named has its own graphft."""
         patterns = self._options.forward
         forwarded = {name: v for name, v in os.environ.items() if any(fnmatch.fnmatch(name, p) for p in patterns)}
         path = {} if self._options.python else {"PYTHONPATH": python_path()}
         task = ["-m", "graphft.runtime.engines.remote_task", TIED]
-        told = {
+        given = {
             "folder": os.getcwd(),
             "environment": {**forwarded, **path, **self.run.environment},
             "command": [*task, *self.run.arguments(order)],
         }
-        return json.dumps(told).encode() + b"\n"
+        return json.dumps(given).encode() + b"\n"
 
     def _address(self, host: str) -> str:
         """Returns the address that ssh's configuration has."""

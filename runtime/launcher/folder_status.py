@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graphft.errors import GraphftError, describe, plain_text
-from graphft.runtime.callbacks.cursor import FILE as TOLD
+from graphft.runtime.callbacks.runner import CURSOR
 from graphft.runtime.checkpoint.metadata import lost_so_far
 from graphft.runtime.checkpoint.store import checkpoints_of, saved_step
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
@@ -70,7 +70,7 @@ class FolderStatus:
         """Returns it on one line, with what to do about it."""
         named = self.url or self.folder
         launch = f"graphft launch --job {named}" + f" --etcd {self.etcd}" * self.join
-        asks = self.on_demand or (self.folder / TOLD).exists()  # for its epochs, or to have its callbacks told
+        asks = self.on_demand or (self.folder / CURSOR).exists()  # for its epochs, or to have its callbacks told
         launch = "its script, run again," if asks else launch
         goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
         where = f"at step {self._reached}"

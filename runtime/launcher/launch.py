@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.data import being_imported
 from graphft.errors import GraphftError, UsageError, without_traceback
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
-from graphft.runtime.callbacks.cursor import FILE as TOLD
+from graphft.runtime.callbacks.runner import CURSOR
 from graphft.runtime.checkpoint.store import saved_step
 from graphft.runtime.coordination.connect import NOTE, WAIT_SECONDS, check_note, connect, read_note, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
@@ -122,7 +122,7 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
     _check_processes(record, options)
     if not options.endpoints(record.config):
         check_asked_for(record.config, path, "run that script again")
-    if (path / TOLD).exists():
+    if (path / CURSOR).exists():
         tell(f"the callbacks of the script that began {path} are NOT called here: run that script, if they are to be")
     launch_run(record, folder, options)
 
@@ -268,7 +268,7 @@ class _Launch:
         note(job_dir, "launch")
         self.supervisor.look = driver
         driver()  # etcd may have taken long
-        self.time = TimeKeeper(job_dir, self.supervisor.etcd, self.keys, job.run_id, self.since, self.begins)
+        self.time = TimeKeeper(job_dir, job.run_id, self.since, self.begins)
         stack.callback(self.time.write)
 
     def _start(self) -> Supervisor:

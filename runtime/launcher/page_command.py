@@ -16,15 +16,14 @@ from graphft.runtime.coordination.job_storage import JOBS, RUNS, is_complete, is
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.runs import find_folder, run_folders
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, list_jobs, read_status
-from graphft.runtime.etcd import Etcd, EtcdError
+from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.ending import tell
 from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, list_folders, look_at, note_of
 from graphft.runtime.launcher.process_ends import ends_as_events
 from graphft.runtime.launcher.status_command import name_of
-from graphft.runtime.page import document as documents
-from graphft.runtime.page.job_page import JobPage, Look
+from graphft.runtime.page.job_page import JobPage, Look, running
 from graphft.runtime.page.server import OneJob, PageServer, Site
-from graphft.runtime.page.time_keeper import TimeKeeper, read_time, seen_of, time_in_etcd
+from graphft.runtime.page.time_keeper import TimeKeeper, read_time, seen_of
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.runtime.process.role_process import EXIT_OK
 from graphft.transpiler.record import JobRecord, read_record
@@ -85,12 +84,8 @@ class FolderLooks:
         status = self._ask(record) if not is_complete(self.folder) else None
         if status is None:
             told = look_at(self.folder).to_json() | ({"folder": self.url} if self.url else {})
-            return Look(documents.at_rest(told), ends_as_events(self.folder), kept, self.folder)
-        if kept is None and self._etcd is not None:  # who launched it has another folder
-            with contextlib.suppress(EtcdError):
-                kept = time_in_etcd(self._etcd, Keys(record.config.name), record.run_id)
-        document = documents.running(status, self._endpoints)
-        return Look(document, status.events, kept, self.folder, seen_of(status))
+            return Look(told, ends_as_events(self.folder), kept, self.folder)
+        return Look(running(status, self._endpoints), status.events, kept, self.folder, seen_of(status))
 
     def _ask(self, record: JobRecord) -> JobStatus | None:
         """Returns what etcd tells of this very run; None if nobody works on it, or that cannot be told."""
@@ -130,11 +125,8 @@ class EtcdLooks:
         """Raises GraphftError."""
         status = read_status(self._etcd, self._keys, deadline=ANSWER_SECONDS)
         run, folder = str(status.spec.get("run", "")), self._folder(status)
-        kept = time_in_etcd(self._etcd, self._keys, run)
-        if kept is None and folder is not None:
-            kept = read_time(folder, run)
-        document = documents.running(status, ",".join(self._etcd.endpoints))
-        return Look(document, status.events, kept, folder, seen_of(status))
+        kept = read_time(folder, run) if folder is not None else None
+        return Look(running(status, ",".join(self._etcd.endpoints)), status.events, kept, folder, seen_of(status))
 
     def _folder(self, status: JobStatus) -> Path | None:
         """Returns the run's, if this machine has it."""

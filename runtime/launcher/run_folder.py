@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.callbacks.csv_logger import OWN
-from graphft.runtime.callbacks.cursor import FILE as TOLD
-from graphft.runtime.callbacks.cursor import Cursor
+from graphft.runtime.callbacks.runner import CURSOR, Cursor
 from graphft.runtime.checkpoint.store import saved_step
 from graphft.runtime.coordination import validations
 from graphft.runtime.coordination.job_storage import (
@@ -216,10 +214,10 @@ def _carry(source: Path, job: Job, new: Path) -> str:
 
     with locked(source):
         step = carry_over(source, job, new)
-    for name in (metric_table.FILE, validations.FILE, OWN, ENDS):
+    for name in (metric_table.FILE, validations.FILE, ENDS, *(path.name for path in source.glob("*.csv"))):
         if (source / name).exists():
             shutil.copyfile(source / name, new / name)
-    if (source / TOLD).exists():
+    if (source / CURSOR).exists():
         told = Cursor.read(source, read_record(source).run_id, job.config.plan.total_steps, job.config.passes)
         replace(told, run=job.run_id).write(new)
     best = job.config.validate.best if job.config.validate is not None else None

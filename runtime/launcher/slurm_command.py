@@ -13,8 +13,7 @@ from pathlib import Path
 
 from graphft.errors import UsageError
 from graphft.runtime import engines
-from graphft.runtime.engines.saved_job import check_endpoints, check_gpus, tell_idle, words
-from graphft.runtime.engines.template import fill
+from graphft.runtime.engines.templates import check_endpoints, check_gpus, fill, tell_idle, words
 from graphft.runtime.process.role_process import EXIT_OK
 
 LOG = "slurm-%j.log"

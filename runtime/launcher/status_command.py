@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -127,16 +126,13 @@ def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
     from rich.live import Live
 
     from graphft.runtime.coordination.status import read_status
-    from graphft.runtime.etcd import EtcdError
     from graphft.runtime.launcher.display import render
-    from graphft.runtime.page.time_keeper import OwnAccount, left_of, seen_of, time_in_etcd
+    from graphft.runtime.page.time_keeper import OwnAccount, left_of, read_time, seen_of
 
     own = OwnAccount()
 
     def left(status: JobStatus) -> float | None:
-        kept = None
-        with contextlib.suppress(EtcdError):
-            kept = time_in_etcd(etcd, keys, str(status.spec.get("run", "")))
+        kept = read_time(Path(str(status.spec.get("folder", ""))), str(status.spec.get("run", "")))
         return left_of(kept if kept is not None else own.look(seen_of(status)), status)
 
     status = dataclasses.replace(read_status(etcd, keys), etcd_full=etcd.is_full())

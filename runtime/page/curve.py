@@ -26,10 +26,6 @@ class Curve:
 
     def __init__(self) -> None:
         self.width = 1
-        self.nonfinite = 0
-        """Values that were not finite: they are in no mean."""
-        self.behind = False
-        """True while a part of the table is still to be read."""
         self.unread = ""
         """Why the table cannot be read."""
         self._names: tuple[str, ...] = ()
@@ -40,13 +36,13 @@ class Curve:
 
     def read(self, job_dir: Path) -> None:
         """Adds rows that are new in the table of this folder."""
-        self.unread, self.behind = "", False
+        self.unread = ""
         try:
             rows = read_rows(job_dir, self._read, LOOK_ROWS)
         except (OSError, ValueError) as error:
             self.unread = f"its metrics cannot be read: {error}"
             return
-        self._read, self.behind = self._read + len(rows), len(rows) == LOOK_ROWS
+        self._read += len(rows)
         numbers, known = rows.known()
         self.add(known.names, numbers, np.abs(known.data["samples"]), known.data["values"], known.at)
 
@@ -64,7 +60,6 @@ class Curve:
             self._widen()
         buckets, values = steps // self.width, values[:, : len(self._names)]
         finite = np.isfinite(values)
-        self.nonfinite += int((~finite).sum())
         weights = samples[:, None] * finite
         np.minimum.at(self._at, buckets, at)
         np.add.at(self._samples, buckets, weights)
@@ -78,7 +73,7 @@ class Curve:
         self._samples, self._totals = (np.r_[half, np.zeros_like(half)] for half in pairs)
 
     def step_at(self, at: float) -> int | None:
-        """Returns the step that the job was at, at this time; None before the first one that is known."""
+        """Returns the step that the job was at then; None before the first one that is known."""
         known = np.flatnonzero(np.isfinite(self._at))
         times = np.maximum.accumulate(self._at[known]).tolist()  # of an async job that went back they may fall
         place = bisect.bisect_right(times, at)
@@ -97,7 +92,4 @@ class Curve:
             "steps": (known * self.width).tolist(),
             "series": {name: values for name, values in series.items() if any(v is not None for v in values)},
             "width": self.width,
-            "nonfinite": self.nonfinite,
-            "behind": self.behind,
-            "unread": self.unread,
         }

@@ -1,9 +1,12 @@
-"""One job's page: what it shows is looked up each two seconds at most, however many browsers ask."""
+"""One job's page, as one JSON document: made of what etcd, its folder and its launcher tell.
+
+`/status.json` is this document; the page and `/metrics` are made of it, and of nothing else. The job is looked at each
+two seconds at most, however many browsers ask.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -14,36 +17,111 @@ from typing import Any
 
 import numpy as np
 
+from graphft.disk.sealed_json import encode_json
 from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.validations import read_validations
-from graphft.runtime.page import document as documents
 from graphft.runtime.page.curve import Curve
 from graphft.runtime.page.time_keeper import OwnAccount
 from graphft.runtime.process.metric_table import FILE
-from graphft.runtime.protocol.time_ledger import Seen
+from graphft.runtime.protocol.time_ledger import CATEGORIES, Seen, goodput_of
 
 log = logging.getLogger("graphft")
 
-LOOK_SECONDS = 2.0
-LOOK_PART, WAIT_PART = 0.004, 0.05
-"""Looks take at most this part of the machine's cores, and of the time: one that took long is the last one for a
-while."""
+LOOK_SECONDS, LOOK_PART = 2.0, 0.01
+"""Looks take at most this part of the time: one that took long is the last one for a while."""
 SHARE_SECONDS = 10.0
-"""Over which it is told what trainers are at."""
+"""The time over which the shares of what trainers do are computed."""
+STRAGGLES = 0.15
+"""A trainer is a straggler when it waits for the others by so much of its time less than they do for it."""
+EVENTS = 100
+"""So many are shown, the newest."""
+FAULTS = {
+    *("barred", "damaged-checkpoint", "died", "etcd-restarted", "failed", "hung", "discarded", "nonfinite"),
+    *("rollback", "step-failed", "storage-unavailable", "storage-wait"),
+}
+"""Kinds of events that are marked on the curves."""
+AFTER_FAULTS = ("takeover", "restarted")
+"""Kinds that tell of a fault where no launcher does: a scheduler's processes."""
+BEFORE_SECONDS, AFTER_SECONDS = 3.0, 1.0
+"""An event belongs to a recovery that was seen to begin so long after it, or before: looks are apart, and so are the
+clocks of machines."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a job. `document`: `document.running` or `at_rest`; `kept`: `TimeLedger.export`, None if no launcher
-    has kept it; `folder`: the job's, if it is on this machine; `seen`: of one that runs, for a ledger of the page's."""
+    """One look at a job. `document`: `running`, or what a folder at rest tells; `kept`: `TimeLedger.export`, None if no
+    launcher has kept it; `folder`: the job's, if it is on this machine; `seen`: of one that runs, for a ledger of the
+    page's."""
 
     document: dict[str, Any]
     events: Sequence[Event] = ()
     kept: Mapping[str, Any] | None = None
     folder: Path | None = None
     seen: Seen | None = None
+
+
+def running(status: JobStatus, etcd: str) -> dict[str, Any]:
+    """Returns what etcd, at the endpoints `etcd`, tells of a job."""
+    slots = range(int(status.spec["trainers"])) if status.spec.get("sync") and status.spec.get("ft") else ()
+    validated = status.validated
+    return {
+        **status.in_brief(etcd),
+        "state": "idle" if status.idle else status.state,
+        "metrics": status.metrics,
+        "learning_rates": status.learning_rates,
+        "samples_per_second": status.samples_per_second,
+        "skipped_steps": status.skipped_steps,
+        "generation": status.generation,
+        "sync": bool(status.spec.get("sync")),
+        "slots": [{"slot": slot, "trainer": status.slots.get(slot, "")} for slot in slots],
+        "trainers": [_trainer(name, told, status) for name, told in status.trainers.items()],
+        "shards": [_shard(index, told) for index, told in status.pservers.items()],
+        "shards_wanted": int(status.spec.get("pservers", 0)),
+        "coordinators": [{"name": name, "serving": told["serving"]} for name, told in status.coordinators.items()],
+        "loading": [
+            {"name": name, "role": told["role"], "what": told["what"], "seconds": round(told["seconds"], 1)}
+            for name, told in status.loading.items()
+        ],
+        "without_room": status.without_room,
+        "queue": status.queue,
+        "discarded": sum(len(found.discards) for found in status.discarded.values()),
+        "checkpoint": {"step": status.checkpoint},
+        "etcd_full": status.etcd_full,
+        "validated": {"step": validated.step, "epoch": validated.epoch, "means": validated.means}
+        if validated is not None
+        else None,
+        "validating": status.validating,
+    }
+
+
+def _trainer(name: str, told: Mapping[str, Any], status: JobStatus) -> dict[str, Any]:
+    return {
+        "id": name,
+        "host": told["host"],
+        "pid": told["pid"],
+        "step": told.get("step"),
+        "slots": [slot for slot, holder in status.slots.items() if holder == name],
+        "samples_per_second": told.get("samples_per_second", 0.0),
+        "seconds": told.get("seconds", {}),
+        "waiting": told.get("waiting", ""),
+        "unreached": told.get("unreached", []),
+        "straggler": False,
+    }
+
+
+def _shard(index: int, told: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "shard": index,
+        "host": told["host"],
+        "pid": told["pid"],
+        "version": told.get("version"),
+        "per_second": told.get("rounds_per_second", 0.0),
+        "staleness_mean": told.get("staleness_mean", 0.0),
+        "staleness_max": told.get("staleness_max", 0),
+    }
 
 
 class JobPage:
@@ -53,7 +131,7 @@ class JobPage:
         self._look = look
         self._lock = threading.Lock()
         self._document: dict[str, Any] = {"state": "unknown", "events": []}
-        self._json = documents.to_json(self._document)
+        self._json = b""
         self._next = 0.0
         self._curve = Curve()
         self._from_table = False
@@ -62,7 +140,7 @@ class JobPage:
         self._own = OwnAccount()
 
     def document(self) -> dict[str, Any]:
-        """Nobody changes it afterwards."""
+        """Returns what nobody changes afterwards."""
         self._refresh()
         return self._document
 
@@ -71,13 +149,13 @@ class JobPage:
         return self._json
 
     def look_again(self) -> None:
-        """Who asks next sees how it is now."""
+        """Has the next who asks see how it is then."""
         with self._lock:
             self._next = 0.0
 
     def _refresh(self) -> None:
         with self._lock:
-            began, used = time.monotonic(), time.thread_time()
+            began = time.monotonic()
             if began < self._next:
                 return
             try:
@@ -87,25 +165,25 @@ class JobPage:
             except Exception as error:  # of a page, which is never to hurt the job that it is about
                 log.debug("the page could not be made", exc_info=True)
                 self._document = {**self._document, "error": describe(error)}
-            self._json = documents.to_json(self._document)
-            took, used = time.monotonic() - began, time.thread_time() - used
-            cores = len(os.sched_getaffinity(0))
-            self._next = began + max(LOOK_SECONDS, took / WAIT_PART, used / (LOOK_PART * cores))
+            self._json = encode_json({**self._document, "now": time.time()})
+            took = time.monotonic() - began
+            self._next = began + max(LOOK_SECONDS, took / LOOK_PART)
 
     def _make(self, found: Look) -> dict[str, Any]:
         document = dict(found.document)
-        self._read_curve(found, document)
-        documents.with_shares(document, self._shares(document))
+        self._read_curve(found.folder, document)
+        self._add_shares(document)
         kept = found.kept if found.kept is not None else self._own.look(found.seen)
-        documents.with_time(document, kept, by_page=found.kept is None)
-        documents.with_events(document, found.events, kept, self._curve.step_at)
+        document["time"] = _time(document, kept) | {"by_page": found.kept is None} if kept is not None else None
+        costs = _costs(found.events, kept["recoveries"] if kept is not None else [])
+        events = [self._event(event) | costs.get(number, {}) for number, event in enumerate(found.events)]
+        document |= {"events": events[-EVENTS:], "events_kept": len(events)}
         if found.folder is not None:
             document["checkpoint"] = self._newest_checkpoint(found.folder, document)
         return document
 
-    def _read_curve(self, found: Look, document: dict[str, Any]) -> None:
-        """From the table that the first pserver writes here; else from what it reports, since this page began."""
-        folder = found.folder
+    def _read_curve(self, folder: Path | None, document: dict[str, Any]) -> None:
+        """Reads the table that the first pserver writes here; else takes what it reports, since this page began."""
         if not self._from_table and folder is not None and (folder / FILE).exists():
             self._curve, self._from_table = Curve(), True
         if self._from_table and folder is not None:
@@ -114,41 +192,46 @@ class JobPage:
             values = {"loss": document["loss"], **document.get("metrics", {})}
             steps, at = np.array([int(document["step"] or 0)]), np.array([time.time()])
             self._curve.add(tuple(values), steps, np.ones(1), np.array([list(values.values())]), at)
-        told = self._curve.to_json()
-        document["curve"] = {
-            **told,
-            "source": "table" if self._from_table else "looks",
-            "unread": plain_text(told["unread"]),
-        }
-        document["validations"] = (
-            [{"step": step, "means": dict(row.metrics)} for step, row in read_validations(folder).items()]
-            if folder is not None
-            else []
-        )
+        source = {"source": "table" if self._from_table else "looks", "unread": plain_text(self._curve.unread)}
+        document["curve"] = {**self._curve.to_json(), **source}
+        validations = read_validations(folder).items() if folder is not None else ()
+        document["validations"] = [{"step": step, "means": dict(row.metrics)} for step, row in validations]
 
-    def _shares(self, document: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        """By trainer, the parts of its time of late."""
-        now = time.monotonic()
-        self._splits.append((now, {t["id"]: t["seconds"] for t in document.get("trainers", ())}))
+    def _add_shares(self, document: dict[str, Any]) -> None:
+        """Adds the shares of each trainer's time of late, and marks one for which the others wait."""
+        now, trainers = time.monotonic(), document.get("trainers", ())
+        self._splits.append((now, {t["id"]: t["seconds"] for t in trainers}))
         while len(self._splits) > 2 and now - self._splits[1][0] > SHARE_SECONDS:
             self._splits.popleft()
-        shares = {}
-        for name, last in self._splits[-1][1].items():
-            first = next(splits[name] for _, splits in self._splits if name in splits)
-            spent = {what: max(0.0, last[what] - first.get(what, 0.0)) for what in last}
-            if total := sum(spent.values()):
-                shares[name] = {what: seconds / total for what, seconds in spent.items()}
-        return shares
+        for trainer in trainers:
+            first = next(splits[trainer["id"]] for _, splits in self._splits if trainer["id"] in splits)
+            spent = {what: max(0.0, s - first.get(what, 0.0)) for what, s in trainer["seconds"].items()}
+            total = sum(spent.values())
+            trainer["share"] = {what: round(s / total, 3) for what, s in spent.items()} if total else {}
+        at_work = [t for t in trainers if t["share"] and t["share"].get("idle", 0.0) < 0.9]
+        most = max((t["share"].get("shards", 0.0) for t in at_work), default=0.0)
+        for trainer in at_work:
+            trainer["straggler"] = most - trainer["share"].get("shards", 0.0) > STRAGGLES
+
+    def _event(self, event: Event) -> dict[str, Any]:
+        step = event.fields.get("step")
+        return {
+            "at": event.at,
+            "who": event.who,
+            "kind": event.kind,
+            "text": event.text,
+            "fault": event.kind in FAULTS,
+            "step": step if isinstance(step, int) else self._curve.step_at(event.at),
+        }
 
     def _newest_checkpoint(self, folder: Path, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Its manifest is read once."""
+        """Returns what its manifest says, which is read once."""
         step = document["checkpoint"]["step"] if "checkpoint" in document else document.get("step")
         if not step or self._checkpoint.get("step") == step:
             return self._checkpoint or {"step": step}
-        found = [m for m in checkpoints_of(folder).manifests() if m.step <= step]
-        if not found:
+        newest = next((m for m in checkpoints_of(folder).manifests() if m.step <= step), None)
+        if newest is None:
             return {"step": step}
-        newest = found[0]
         self._checkpoint = {
             "step": newest.step,
             "at": newest.meta.get("made", {}).get("at"),
@@ -156,3 +239,31 @@ class JobPage:
             "shards": {str(part.shard): part.bytes for part in newest.parts},
         }
         return self._checkpoint
+
+
+def _time(document: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns where the time went, as a ledger has it (`TimeLedger.export`)."""
+    seconds = {name: kept["seconds"].get(name, 0.0) for name in CATEGORIES}
+    live = document.get("state") in ("running", "starting", "idle")
+    return {
+        "began": kept["began"],
+        "until": kept["until"],
+        "wall": round(sum(seconds.values()), 3),
+        "seconds": seconds,
+        "goodput": goodput_of(kept),
+        "mode": kept["mode"] if live else "over",
+        "steps_per_second": kept["pace"] if live else 0.0,
+        "seconds_left": kept["left"] if live else None,
+    }
+
+
+def _costs(events: Sequence[Event], recoveries: Sequence[Sequence[Any]]) -> dict[int, dict[str, float]]:
+    """Returns by the number of an event the seconds until a step was made again, and for which steps were computed
+    again. Of several events of a recovery, the first one has it."""
+    costs: dict[int, dict[str, float]] = {}
+    for at, _, seconds, redone, _ in recoveries:
+        near = [n for n, e in enumerate(events) if at - BEFORE_SECONDS <= e.at <= at + seconds + AFTER_SECONDS]
+        faults = [n for n in near if events[n].kind in FAULTS] or [n for n in near if events[n].kind in AFTER_FAULTS]
+        if free := [n for n in faults if n not in costs]:
+            costs[free[0]] = {"cost": round(seconds, 2), "redone": round(redone, 2)}
+    return costs

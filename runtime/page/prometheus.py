@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,15 +15,49 @@ from graphft.errors import plain_text
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES = ("not begun", "starting", "running", "idle", "stopped", "complete", "failed", "unknown")
 
-Labels = dict[str, str]
-Samples = Iterable[tuple[Labels, Any]]
-"""A value that is None is left out."""
+METRICS = (
+    ("graphft_state", "1 for the state that the job is in", "states.{state}"),
+    ("graphft_step", "Step that all shards have reached", "step"),
+    ("graphft_job_steps", "Steps that the job will have", "total_steps"),
+    ("graphft_pass", "Pass that is worked on, from 0", "pass"),
+    ("graphft_job_passes", "Passes that the job will have", "passes"),
+    ("graphft_generation", "How often the job has gone back", "generation"),
+    ("graphft_loss", "Of the newest step", "loss"),
+    ("graphft_metric", "Of the newest step, by name", "metrics.{name}"),
+    ("graphft_samples_per_second", "Of all trainers, of late", "samples_per_second"),
+    ("graphft_steps_per_second", "Of the last minute of training", "time.steps_per_second"),
+    ("graphft_seconds_left", "Until the last step, at that pace", "time.seconds_left"),
+    ("graphft_time_seconds_total", "Where the run's time went", "time.seconds.{category}"),
+    ("graphft_goodput_ratio", "Part of the run's time in which new steps were made", "time.goodput"),
+    ("graphft_skipped_steps", "Steps that were skipped as not finite", "skipped_steps"),
+    ("graphft_discarded_batches", "Batches that were discarded", "discarded"),
+    ("graphft_trainers", "Trainers that are registered", "counts.trainers"),
+    ("graphft_pservers", "Pservers that are registered", "counts.shards"),
+    ("graphft_slots", "Slots (logical trainers) of the job", "counts.slots"),
+    ("graphft_slots_held", "Slots that a trainer holds", "counts.held"),
+    ("graphft_queue_chunks", "Chunks of the pass by state", "queue.{state}"),
+    ("graphft_validation_step", "Step of the newest validation", "validated.step"),
+    ("graphft_validation", "Its means, by name", "validated.means.{name}"),
+    ("graphft_checkpoint_step", "Step of the newest checkpoint", "checkpoint.step"),
+    ("graphft_checkpoint_age_seconds", "Since it was made", "checkpoint.age"),
+    ("graphft_checkpoint_bytes", "Of its own files", "checkpoint.bytes"),
+    ("graphft_trainer_step", "Step that a trainer is at", "trainers.[trainer=id].step"),
+    ("graphft_trainer_samples_per_second", "Of a trainer, of late", "trainers.[trainer=id].samples_per_second"),
+    ("graphft_trainer_straggles", "1 if the others wait for it", "trainers.[trainer=id].straggler"),
+    ("graphft_trainer_seconds_total", "Where a trainer's time went", "trainers.[trainer=id].seconds.{at}"),
+    ("graphft_shard_version", "Version of a shard's parameters", "shards.[shard=shard].version"),
+    ("graphft_shard_updates_per_second", "Of a shard's parameters, of late", "shards.[shard=shard].per_second"),
+    ("graphft_shard_staleness_mean", "Async: versions behind", "shards.[shard=shard].staleness_mean"),
+    ("graphft_shard_staleness_max", "Async: versions behind at most", "shards.[shard=shard].staleness_max"),
+)
+"""Name, help, and where the document has the value: `{label}` stands for each name of a mapping, `[label=key]` for each
+entry of a list, which is labelled with what it has at `key`. What is not known is left out."""
 
 
 def metrics_of(documents: Sequence[Mapping[str, Any]]) -> bytes:
-    """The text of these jobs, each with the label `job`, by which they differ."""
+    """Returns the text of these jobs, each with the label `job`, by which they differ."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Jobs(documents))
+    registry.register(_Jobs([_with_counts(document) for document in documents]))
     return generate_latest(registry)
 
 
@@ -32,126 +66,43 @@ class _Jobs(Collector):
         self._documents = documents
 
     def collect(self) -> Iterator[Metric]:
-        for name, help, samples in (*_JOB, *_PROCESSES):
-            counts = name.endswith("_total")
+        for name, help, path in METRICS:
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             found = [
-                ({"job": str(document.get("job", ""))} | labels, value)
+                (labels, value)
                 for document in self._documents
-                for labels, value in samples(document)
-                if value is not None
+                for labels, value in _values(document, path.split("."), {"job": str(document.get("job", ""))})
             ]
-            if not found:
-                continue
-            family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help, labels=list(found[0][0]))
-            for labels, value in found:
-                family.add_metric([plain_text(label) for label in labels.values()], float(value))
-            yield family
+            if found:
+                family = kind(name, help, labels=list(found[0][0]))
+                for labels, value in found:
+                    family.add_metric([plain_text(label) for label in labels.values()], float(value))
+                yield family
 
 
-def _one(*path: str) -> Any:
-    def samples(document: Mapping[str, Any]) -> Samples:
-        value: Any = document
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return [({}, value)]
-
-    return samples
-
-
-def _each(group: str, label: str, key: str, *path: str) -> Any:
-    """Of each entry of a list: its value at `path`, labelled with what it has at `key`."""
-
-    def samples(document: Mapping[str, Any]) -> Samples:
-        for entry in document.get(group) or ():
-            (_, value), *_ = _one(*path)(entry)
-            yield {label: str(entry[key])}, value
-
-    return samples
+def _values(value: Any, path: Sequence[str], labels: dict[str, str]) -> Iterator[tuple[dict[str, str], Any]]:
+    if value is None:
+        return
+    if not path:
+        yield labels, value
+    elif path[0].startswith("{"):
+        for name, inner in value.items():
+            yield from _values(inner, path[1:], {**labels, path[0][1:-1]: name})
+    elif path[0].startswith("["):
+        label, _, key = path[0][1:-1].partition("=")
+        for inner in value:
+            yield from _values(inner, path[1:], {**labels, label: str(inner[key])})
+    else:
+        yield from _values(value.get(path[0]), path[1:], labels)
 
 
-def _by_name(label: str, *path: str) -> Any:
-    """Of each name in a mapping at `path`."""
-
-    def samples(document: Mapping[str, Any]) -> Samples:
-        (_, found), *_ = _one(*path)(document)
-        return [({label: name}, value) for name, value in (found or {}).items()]
-
-    return samples
-
-
-def _count(group: str) -> Any:
-    return lambda document: [({}, len(document[group]) if group in document else None)]
-
-
-def _state(document: Mapping[str, Any]) -> Samples:
-    return [({"state": state}, float(document.get("state") == state)) for state in STATES]
-
-
-def _slots_held(document: Mapping[str, Any]) -> Samples:
-    return [({}, sum(bool(slot["trainer"]) for slot in document["slots"]) if "slots" in document else None)]
-
-
-def _checkpoint_age(document: Mapping[str, Any]) -> Samples:
-    at = (document.get("checkpoint") or {}).get("at")
-    return [({}, max(0.0, time.time() - at) if at is not None else None)]
-
-
-def _trainer_seconds(document: Mapping[str, Any]) -> Samples:
-    for trainer in document.get("trainers") or ():
-        for what, seconds in trainer["seconds"].items():
-            yield {"trainer": trainer["id"], "at": what}, seconds
-
-
-_JOB: tuple[tuple[str, str, Any], ...] = (
-    ("graphft_state", "1 for the state that the job is in", _state),
-    ("graphft_step", "Step that all shards have reached", _one("step")),
-    ("graphft_job_steps", "Steps that the job will have", _one("total_steps")),
-    ("graphft_pass", "Pass that is worked on, from 0", _one("pass")),
-    ("graphft_job_passes", "Passes that the job will have", _one("passes")),
-    ("graphft_generation", "How often the job has gone back", _one("generation")),
-    ("graphft_loss", "Of the newest step", _one("loss")),
-    ("graphft_metric", "Of the newest step, by name", _by_name("name", "metrics")),
-    ("graphft_samples_per_second", "Of all trainers, of late", _one("samples_per_second")),
-    ("graphft_steps_per_second", "Of the last minute of training", _one("time", "steps_per_second")),
-    ("graphft_seconds_left", "Until the last step, at that pace", _one("time", "seconds_left")),
-    ("graphft_time_seconds_total", "Where the run's time went", _by_name("category", "time", "seconds")),
-    ("graphft_goodput_ratio", "Part of the run's time in which new steps were made", _one("time", "goodput")),
-    ("graphft_skipped_steps", "Steps that were left out as not finite", _one("skipped_steps")),
-    ("graphft_discarded_batches", "Batches that were discarded", _one("discarded")),
-    ("graphft_trainers", "Trainers that are registered", _count("trainers")),
-    ("graphft_pservers", "Pservers that are registered", _count("shards")),
-    ("graphft_slots", "Slots (logical trainers) of the job", _count("slots")),
-    ("graphft_slots_held", "Slots that a trainer holds", _slots_held),
-    ("graphft_queue_chunks", "Chunks of the pass by state", _by_name("state", "queue")),
-    ("graphft_validation_step", "Step of the newest validation", _one("validated", "step")),
-    ("graphft_validation", "What it came to", _by_name("name", "validated", "means")),
-    ("graphft_checkpoint_step", "Step of the newest checkpoint", _one("checkpoint", "step")),
-    ("graphft_checkpoint_age_seconds", "Since it was made", _checkpoint_age),
-    ("graphft_checkpoint_bytes", "Of its own files", _one("checkpoint", "bytes")),
-)
-_PROCESSES: tuple[tuple[str, str, Any], ...] = (
-    ("graphft_trainer_step", "Step that a trainer is at", _each("trainers", "trainer", "id", "step")),
-    (
-        "graphft_trainer_samples_per_second",
-        "Of a trainer, of late",
-        _each("trainers", "trainer", "id", "samples_per_second"),
-    ),
-    ("graphft_trainer_straggles", "1 if the others wait for it", _each("trainers", "trainer", "id", "straggler")),
-    ("graphft_trainer_seconds_total", "Where a trainer's time went since it began", _trainer_seconds),
-    ("graphft_shard_version", "Version of a shard's parameters", _each("shards", "shard", "shard", "version")),
-    (
-        "graphft_shard_updates_per_second",
-        "Of a shard's parameters, of late",
-        _each("shards", "shard", "shard", "per_second"),
-    ),
-    (
-        "graphft_shard_staleness_mean",
-        "Async: versions that gradients were behind",
-        _each("shards", "shard", "shard", "staleness_mean"),
-    ),
-    (
-        "graphft_shard_staleness_max",
-        "Async: versions that a gradient was behind at most",
-        _each("shards", "shard", "shard", "staleness_max"),
-    ),
-)
+def _with_counts(document: Mapping[str, Any]) -> dict[str, Any]:
+    groups = ("trainers", "shards", "slots")
+    counts = {group: len(document[group]) for group in groups if document.get(group) is not None}
+    if "slots" in document:
+        counts["held"] = sum(bool(slot["trainer"]) for slot in document["slots"])
+    checkpoint = dict(document.get("checkpoint") or {})
+    if checkpoint.get("at") is not None:
+        checkpoint["age"] = max(0.0, time.time() - checkpoint["at"])
+    states = {state: document.get("state") == state for state in STATES}
+    return {**document, "counts": counts, "checkpoint": checkpoint, "states": states}

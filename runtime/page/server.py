@@ -11,14 +11,11 @@ host: else a web page elsewhere could have its own name point here and read what
 
 from __future__ import annotations
 
-import io
 import logging
 import re
-import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,24 +31,14 @@ LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?|::1")
 """What a request may call this machine. The port may be another one: ssh -L forwards one to this."""
 REQUEST_SECONDS = 5.0
-"""For which a client may be silent while it asks."""
-HEADERS_SECONDS = 10.0
-"""For all of a request to arrive: else clients that send a byte now and then hold all places."""
-CLIENTS = 32
-"""Requests that are answered at a time; more are closed at once."""
+"""For which a client may be silent."""
 POLL_SECONDS = 0.1
-"""For which its end may take."""
-WATCHED_SECONDS = 3.0
-"""Somebody looks at the page if it was asked for so shortly before ..."""
-LAST_LOOK_SECONDS = 2.5
-"""... and has so long to ask for the end, ..."""
-LAST_ANSWER_SECONDS = 10.0
-"""... which is computed anew."""
+WATCHED_SECONDS, LAST_LOOK_SECONDS = 3.0, 4.0
+"""The page is looked at if it was asked for so shortly before the end; then that waits so long to be asked for."""
 _FILES = {
     "page.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
-    "charts.js": "text/javascript; charset=utf-8",
 }
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -69,13 +56,13 @@ class Site(Protocol):
     """The jobs that are shown. Any thread may ask."""
 
     def only(self) -> JobPage | None:
-        """The one job, of a page that is of one."""
+        """Returns the one job, of a page that is of one."""
 
     def briefs(self) -> list[dict[str, Any]]:
-        """Of several: what is told of each in a list, with its `link`."""
+        """Of several: returns what a list shows of each, with its `link`."""
 
     def job(self, link: str) -> JobPage | None:
-        """None if there is no such job."""
+        """Returns None if there is no such job."""
 
 
 class OneJob:
@@ -95,7 +82,7 @@ class OneJob:
 
 
 def answer(site: Site, path: str) -> Answer:
-    """To a request for this path, without its query."""
+    """Answers a request for this path, without its query."""
     name, link = urllib.parse.unquote(path).removeprefix("/"), ""
     if name.startswith("job/"):
         link, slash, name = name.removeprefix("job/").partition("/")
@@ -132,57 +119,16 @@ def _plain(status: int, text: str) -> Answer:
     return status, "text/plain; charset=utf-8", f"{text}\n".encode()
 
 
-class _Server(ThreadingHTTPServer):
-    allow_reuse_address, daemon_threads, request_queue_size = True, True, 2 * CLIENTS
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._free = threading.BoundedSemaphore(CLIENTS)
-        super().__init__(address, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a request for the page could not be answered", exc_info=True)
-
-
-class _Request(io.RawIOBase):
-    """What a client asks, until it has taken too long for that: then reads raise TimeoutError."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._end = connection, time.monotonic() + HEADERS_SECONDS
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"its request has not arrived in {HEADERS_SECONDS:.0f} s")
-        self._connection.settimeout(min(REQUEST_SECONDS, left))
-        return self._connection.recv_into(buffer)
-
-
 class PageServer:
     """Answers from a thread of its own. Raises UsageError if there is no such port here, or it is taken."""
 
     def __init__(self, site: Site, port: int = 0) -> None:
-        self.asked_at = float("-inf")
-        """When somebody asked for `status.json` last (monotonic)."""
-        self.told_of = float("-inf")
-        """When somebody asked for it who has got the answer."""
-        self.asked = threading.Condition()
+        self.site, self.answered_at = site, float("-inf")
+        """`answered_at`: when `status.json` was last asked for by somebody who has got the answer (monotonic)."""
+        self.answered = threading.Condition()
+        handler = type("Handler", (_Handler,), {"page": self})
         try:
-            self._server = _Server((LOOPBACK, port), _handler(site, self._note, self._told))
+            self._server = _Server((LOOPBACK, port), handler)
         except (OSError, OverflowError) as error:
             raise UsageError(
                 f"the page cannot be served at {LOOPBACK}:{port}: {error}",
@@ -190,97 +136,61 @@ class PageServer:
                 help="give another port, or none: a free one is taken then",
             ) from error
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._serve, name="page", daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.port}/"
-
-    def _serve(self) -> None:
-        try:
-            self._server.serve_forever(POLL_SECONDS)
-        except Exception:
-            log.warning("the page is not served any more; the job goes on", exc_info=True)
-
-    def _note(self, path: str) -> None:
-        if path.endswith("status.json"):
-            with self.asked:
-                self.asked_at = time.monotonic()
-                self.asked.notify_all()
-
-    def _told(self, path: str, asked_at: float) -> None:
-        if path.endswith("status.json"):
-            with self.asked:
-                self.told_of = max(self.told_of, asked_at)
-                self.asked.notify_all()
+        self.url = f"http://{LOOPBACK}:{self.port}/"
+        threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name="page", daemon=True).start()
 
     def show_end(self) -> None:
-        """Whoever looks at the page now sees how the job ended: waits, a moment, until it was asked for once more, and
-        answered."""
+        """Waits a moment, so that a page that is open shows how the job ended."""
         now = time.monotonic()
-        if now - self.asked_at < WATCHED_SECONDS:
-            with self.asked:
-                if self.asked.wait_for(lambda: self.asked_at > now, LAST_LOOK_SECONDS):
-                    self.asked.wait_for(lambda: self.told_of > now, LAST_ANSWER_SECONDS)
+        with self.answered:
+            if now - self.answered_at < WATCHED_SECONDS:
+                self.answered.wait_for(lambda: self.answered_at > now, LAST_LOOK_SECONDS)
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
 
-def _handler(
-    site: Site, note: Callable[[str], None], told: Callable[[str, float], None]
-) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = REQUEST_SECONDS
-        server_version, sys_version = "graphft", ""
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
 
-        def setup(self) -> None:
-            super().setup()
-            self.rfile = io.BufferedReader(_Request(self.connection))
-
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if not _names_this_machine(self.headers.get_all("Host") or []):
-                self._send(_plain(421, "this is served to its own machine alone: ask for 127.0.0.1 or localhost"))
-                return
-            asked_at = time.monotonic()
-            note(path)
-            try:
-                self._send(answer(site, path))
-            except OSError:  # who asked has gone
-                raise
-            except Exception as error:
-                log.warning("%s of the page cannot be answered", path, exc_info=True)
-                self._send(_plain(500, f"{path} cannot be answered: {describe(error)}"))
-            finally:
-                told(path, asked_at)
-
-        def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-            """Of requests that are none, and of methods other than GET."""
-            refused = code == 501
-            self._send(_plain(405 if refused else code, "GET alone" if refused else message or "no request"))
-
-        def _send(self, answer: Answer) -> None:
-            status, kind, body = answer
-            self.connection.settimeout(REQUEST_SECONDS)
-            self.send_response(status)
-            headers = {"Content-Type": kind, "Content-Length": str(len(body)), **_HEADERS}
-            if status == 405:
-                headers["Allow"] = "GET"
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """A browser asks each second."""
-
-    return Handler
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a request for the page could not be answered", exc_info=True)
 
 
-def _names_this_machine(hosts: list[str]) -> bool:
-    if len(hosts) != 1:
-        return False
-    return _HOST.fullmatch(hosts[0].strip().lower()) is not None
+class _Handler(BaseHTTPRequestHandler):
+    page: PageServer
+    timeout = REQUEST_SECONDS
+    server_version, sys_version = "graphft", ""
+
+    def do_GET(self) -> None:
+        path, asked_at = self.path.partition("?")[0], time.monotonic()
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or _HOST.fullmatch(hosts[0].strip().lower()) is None:
+            self._send(_plain(421, "this is served to its own machine alone: ask for 127.0.0.1 or localhost"))
+            return
+        try:
+            found = answer(self.page.site, path)
+        except Exception as error:
+            log.warning("%s of the page cannot be answered", path, exc_info=True)
+            found = _plain(500, f"{path} cannot be answered: {describe(error)}")
+        self._send(found)
+        if path.endswith("status.json"):
+            with self.page.answered:
+                self.page.answered_at = max(asked_at, self.page.answered_at)
+                self.page.answered.notify_all()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuses requests that are none, and methods other than GET."""
+        self._send(_plain(405, "GET alone") if code == 501 else _plain(code, message or "no request"))
+
+    def _send(self, answer: Answer) -> None:
+        status, kind, body = answer
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), "Allow": "GET", **_HEADERS}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """A browser asks each second."""

@@ -1,13 +1,11 @@
-"""A launcher's account of where its job's time goes: kept in the folder and in etcd, and gone on with by the next one.
+"""A launcher's account of where its job's time goes: kept in the folder, and gone on with by the next one.
 
-`time.json`, in the folder, is sealed JSON: {run, ledger}; the record in etcd, for pages on other machines, has the
-same. Both are written each few seconds, so a launcher that is killed loses those; they count as idle then. Nothing here
-may hurt the job: what cannot be written is written later.
+`time.json` is sealed JSON: {run, ledger}. It is written each few seconds, so a launcher that is killed loses those;
+they count as idle then. Nothing here may hurt the job: what cannot be written is written later.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -18,19 +16,13 @@ from typing import Any
 
 from graphft.disk.fileio import read_regular
 from graphft.disk.sealed_json import seal, unseal
-from graphft.errors import GraphftError
-from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.etcd import EtcdError
-from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol.time_ledger import GAP_SECONDS, Seen, TimeLedger
 
 log = logging.getLogger("graphft")
 
 FILE = "time.json"
 WRITE_SECONDS = 5.0
-ETCD_SECONDS = 0.5
-"""For how long etcd may keep the launcher from its processes."""
 
 
 def seen_of(status: JobStatus) -> Seen:
@@ -38,6 +30,8 @@ def seen_of(status: JobStatus) -> Seen:
     members = [*status.pservers.values(), *status.trainers.values()]
     paused = bool(status.trainers) and all(trainer.get("paused") for trainer in status.trainers.values())
     validating = paused and any(trainer.get("validating") for trainer in status.trainers.values())
+    # A sync trainer that is at a step has had the parameters of the step before.
+    steps = [trainer.get("step", 0) - 1 for trainer in status.trainers.values()] if status.spec["sync"] else []
     return Seen(
         status.step,
         status.total_steps,
@@ -49,46 +43,28 @@ def seen_of(status: JobStatus) -> Seen:
         status.state != "running",
         {name: trainer.get("seconds", {}) for name, trainer in status.trainers.items()},
         {str(shard["id"]): shard.get("checkpoint_seconds", 0.0) for shard in status.pservers.values()},
-        _reached(status),
+        max([0, *steps]),
         status.generation_step,
         validating,
     )
 
 
-def _reached(status: JobStatus) -> int:
-    """A sync trainer that is at a step has had the parameters of the step before."""
-    steps = [trainer.get("step", 0) - 1 for trainer in status.trainers.values()] if status.spec["sync"] else []
-    return max([0, *steps])
-
-
 def read_time(job_dir: Path, run: str) -> Mapping[str, Any] | None:
-    """What was kept of this run in its folder: `TimeLedger.export`. None if nothing was, or it is damaged."""
+    """Returns what was kept of this run in its folder: `TimeLedger.export`. None if nothing was, or it is damaged."""
     try:
-        return _of_run(read_regular(job_dir / FILE), run)
+        kept: Mapping[str, Any] = unseal(read_regular(job_dir / FILE))
+        if kept["run"] == run:
+            TimeLedger.load(kept["ledger"])
+            return kept["ledger"]
     except OSError:
         return None
-
-
-def time_in_etcd(etcd: Store, keys: Keys, run: str, deadline: float = ETCD_SECONDS) -> Mapping[str, Any] | None:
-    """The same, in etcd. Raises EtcdError."""
-    kv = etcd.get(keys.time, deadline=deadline)
-    return None if kv is None else _of_run(kv.value, run)
-
-
-def _of_run(data: bytes, run: str) -> Mapping[str, Any] | None:
-    try:
-        kept: Mapping[str, Any] = unseal(data)
-        if kept["run"] != run:
-            return None
-        TimeLedger.load(kept["ledger"])
-        return kept["ledger"]
     except (ValueError, KeyError, TypeError) as error:
         log.warning("what is kept of where the run's time went cannot be used: %s", error)
-        return None
+    return None
 
 
 def left_of(kept: Mapping[str, Any] | None, status: JobStatus) -> float | None:
-    """Seconds until the job's last step, as its ledger (`kept`: `TimeLedger.export`) tells; None where that is not
+    """Returns the seconds until the job's last step by its ledger (`kept`: `TimeLedger.export`); None where that is not
     known, and of a job that does not run."""
     return kept["left"] if kept is not None and status.state == "running" and not status.idle else None
 
@@ -114,32 +90,16 @@ class TimeKeeper:
     launcher's own thread, but for `export`."""
 
     def __init__(
-        self,
-        job_dir: Path,
-        etcd: Store,
-        keys: Keys,
-        run: str,
-        since: float,
-        step: int,
-        clock: Callable[[], float] = time.time,
+        self, job_dir: Path, run: str, since: float, step: int, clock: Callable[[], float] = time.time
     ) -> None:
-        self._job_dir, self._etcd, self._keys, self._run, self._clock = job_dir, etcd, keys, run, clock
+        self._job_dir, self._run, self._clock = job_dir, run, clock
         self._lock = threading.Lock()
-        self._ledger = self._begin(since, step)
         self._next, self._told = 0.0, False
-
-    def _begin(self, since: float, step: int) -> TimeLedger:
-        """Goes on with what was kept: of a folder that other machines do not share, what etcd has may reach further
-        back."""
-        kept = [read_time(self._job_dir, self._run)]
-        with contextlib.suppress(EtcdError):
-            kept.append(time_in_etcd(self._etcd, self._keys, self._run))
-        ledgers = [TimeLedger.load(found) for found in kept if found is not None]
-        if not ledgers:
-            return TimeLedger(since, step)
-        ledger = min(ledgers, key=lambda one: one.began)
-        ledger.carry(since)
-        return ledger
+        if (kept := read_time(job_dir, run)) is None:
+            self._ledger = TimeLedger(since, step)
+        else:
+            self._ledger = TimeLedger.load(kept)
+            self._ledger.carry(since)
 
     def look(self, status: JobStatus) -> None:
         """Takes in a look at the job."""
@@ -159,10 +119,8 @@ class TimeKeeper:
             return self._ledger.export()
 
     def write(self) -> None:
-        """Now, too, at the end of a launch. Raises nothing."""
+        """Writes the account now, as at the end of a launch. Raises nothing."""
         data = seal({"run": self._run, "ledger": self.export()})
-        with contextlib.suppress(GraphftError):
-            self._etcd.put(self._keys.time, data, deadline=ETCD_SECONDS)
         scratch = self._job_dir / f".{FILE}.{os.getpid()}"
         try:
             scratch.write_bytes(data)  # not fsynced: a disk that is busy is not to keep the launcher from its processes

@@ -10,18 +10,15 @@ import json
 import shutil
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from graphft.runtime.chaos.fault_schedule import CLUSTER_WEIGHTS, COORDINATOR_WEIGHTS, WEIGHTS
-from graphft.runtime.chaos.prepare import Prepared, prepare, run_chaos, save_script
-from graphft.runtime.chaos.recovery import Recovery
-from graphft.runtime.chaos.report import Report, counted, recovery_table, summaries
-from graphft.runtime.chaos.run import ChaosOptions
+from graphft.runtime.chaos.command import Prepared, prepare, run_chaos, save_script
+from graphft.runtime.chaos.faults import CLUSTER_WEIGHTS, COORDINATOR_WEIGHTS, WEIGHTS
+from graphft.runtime.chaos.run import ChaosOptions, Report, recovery_table
 
 WIDTH = 120
 PATIENCE = 300.0
@@ -30,8 +27,7 @@ PROCESSES = (*WEIGHTS, *CLUSTER_WEIGHTS)
 
 @dataclass(frozen=True)
 class Plan:
-    """One run. Messages suffer in few of them, as a lost one costs the seconds after which it is asked for again: the
-    others' recoveries are those of the processes."""
+    """One run."""
 
     name: str
     group: str
@@ -93,21 +89,10 @@ def main() -> int:
         console.print(report.render())
         reports[plan.name] = report
     _summary(reports, console)
-    everything, ok = [*reports.values()], all(r.ok for r in reports.values())
-    (options.out / "chaos.json").write_text(
-        json.dumps(
-            {
-                "seconds": round(time.monotonic() - started, 1),
-                "faults": dict(_faults(everything)),
-                "recovery_seconds": summaries(_recoveries(everything)),
-                "ok": ok,
-                "runs": {name: r.to_json() for name, r in reports.items()},
-            },
-            indent=1,
-        )
-        + "\n"
-    )
-    console.print(f"{time.monotonic() - started:.0f} s; figures in {options.out / 'chaos.json'}, the runs in {work}")
+    ok, seconds = all(r.ok for r in reports.values()), time.monotonic() - started
+    figures = {"seconds": round(seconds, 1), "ok": ok, "runs": {name: r.to_json() for name, r in reports.items()}}
+    (options.out / "chaos.json").write_text(json.dumps(figures, indent=1) + "\n")
+    console.print(f"{seconds:.0f} s; figures in {options.out / 'chaos.json'}, the runs in {work}")
     return 0 if ok else 1
 
 
@@ -121,34 +106,16 @@ def _prepare(plan: Plan, work: Path, known: dict[tuple[str, ...], Prepared]) -> 
     return known[plan.script]
 
 
-def _recoveries(reports: list[Report]) -> list[Recovery]:
-    return [recovery for report in reports for recovery in report.recoveries]
-
-
-def _faults(reports: list[Report]) -> Counter[str]:
-    return sum((Counter(r.faults) for r in reports), Counter())
-
-
 def _summary(reports: dict[str, Report], console: Console) -> None:
     table = Table(title="all runs", title_justify="left")
     for column in ("run", "faults", "steps", "again", "generations", "seconds", "completed", "kept"):
         table.add_column(column)
     for name, r in reports.items():
-        table.add_row(
-            name,
-            str(len(r.recoveries)),
-            str(r.total_steps),
-            str(r.steps_repeated),
-            str(r.generations),
-            f"{r.seconds:.0f}",
-            "yes" if r.completed else "NO",
-            r.kept,
-        )
+        figures = (len(r.recoveries), r.total_steps, r.steps_repeated, r.generations, round(r.seconds))
+        table.add_row(name, *map(str, figures), "yes" if r.completed else "NO", r.kept)
     console.print(table)
-    console.print(recovery_table("seconds from a fault to the next complete step", _recoveries([*reports.values()])))
-    console.print(f"counted: {counted(sum((r.counters for r in reports.values()), Counter()))}")
-    total = len(_recoveries([*reports.values()]))
-    console.print(f"{total} faults in {len(reports)} runs: {dict(sorted(_faults([*reports.values()]).items()))}")
+    recoveries = [recovery for report in reports.values() for recovery in report.recoveries]
+    console.print(recovery_table(f"{len(recoveries)} faults in {len(reports)} runs", recoveries))
 
 
 sys.exit(main())

@@ -1,62 +1,73 @@
-"""Schedules of faults: a function of the seed, with every kind in it, within the job's steps."""
+"""Schedules of faults are a function of the seed, with every kind in it; results are compared bit by bit."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
+import torch
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.fault_schedule import CLUSTER_WEIGHTS, COORDINATOR_WEIGHTS, WEIGHTS, kinds_of, make_schedule
+from graphft.runtime.chaos.compare import differences, metric_differences
+from graphft.runtime.chaos.faults import CLUSTER_WEIGHTS, COORDINATOR_WEIGHTS, WEIGHTS, kinds_of, make_schedule
+from tests.support.metric_rows import write_rows
 
 KINDS = tuple(WEIGHTS)
 
 
-def test_a_seed_gives_one_schedule() -> None:
+def test_schedules() -> None:
     assert make_schedule(7, 40, KINDS, 1000, 10) == make_schedule(7, 40, KINDS, 1000, 10)
     assert make_schedule(7, 40, KINDS, 1000, 10) != make_schedule(8, 40, KINDS, 1000, 10)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_every_kind_comes_if_there_is_room(seed: int) -> None:
-    faults = make_schedule(seed, len(KINDS), KINDS, 1000, 10)
-    assert sorted(f.kind for f in faults) == sorted(KINDS)
-    few = make_schedule(seed, 3, KINDS, 1000, 10)
-    assert len({f.kind for f in few}) == 3
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_faults_lie_within_the_job_in_order(seed: int) -> None:
-    faults = make_schedule(seed, 50, KINDS, 1000, 10)
-    assert [f.step for f in faults] == sorted(f.step for f in faults)
-    assert all(20 <= f.step <= 950 and 0 <= f.target < 1 for f in faults)
-    assert faults[0].after is None, "there is nothing yet to recover from"
-    assert any(f.after is not None for f in faults)
-    assert any(f.after is None for f in faults)
-
-
-def test_pauses_end_before_the_lease_and_freezes_after_it() -> None:
-    faults = [f for seed in range(30) for f in make_schedule(seed, 50, KINDS, 1000, 10)]
-    assert all(f.seconds < 0.8 * 10 for f in faults if f.kind.startswith("pause-"))
-    assert all(f.seconds > 10 for f in faults if f.kind.startswith("freeze-"))
-
-
-def test_picking_a_target() -> None:
-    for fault in make_schedule(1, 50, KINDS, 1000, 10):
-        assert fault.pick([4, 5, 6]) in (4, 5, 6)
-        assert fault.pick([9]) == 9
+    for seed in range(20):
+        assert sorted(f.kind for f in make_schedule(seed, len(KINDS), KINDS, 1000, 10)) == sorted(KINDS)
+        assert len({f.kind for f in make_schedule(seed, 3, KINDS, 1000, 10)}) == 3
+        faults = make_schedule(seed, 50, KINDS, 1000, 10)
+        assert [f.step for f in faults] == sorted(f.step for f in faults)
+        assert all(20 <= f.step <= 950 and f.pick([4, 5, 6]) in (4, 5, 6) for f in faults)
+        assert faults[0].after is None, "there is nothing yet to recover from"
+        assert {f.after is None for f in faults} == {True, False}
+        assert all(f.seconds < 0.8 * 10 for f in faults if f.kind.startswith("pause-")), "before the lease ends"
+        assert all(f.seconds > 10 for f in faults if f.kind.startswith("freeze-"))
 
 
 def test_kinds() -> None:
     assert set(kinds_of((), 1)) == {*WEIGHTS}
     assert set(kinds_of((), 3)) == {*WEIGHTS, *CLUSTER_WEIGHTS}
-    assert kinds_of(("add-trainer", "kill-job"), 1) == ("add-trainer", "kill-job")
-    with pytest.raises(GraphftError, match="no kind of fault 'kill-leader'") as error:
-        kinds_of(("kill-leader",), 1)
-    assert error.value.rule == "chaos-kind"
-
-
-def test_only_a_job_with_coordinators_loses_them() -> None:
     assert set(kinds_of((), 1, coordinator=True)) == {*WEIGHTS, *COORDINATOR_WEIGHTS}
-    with pytest.raises(GraphftError, match="no kind of fault 'kill-coordinator'"):
-        kinds_of(("kill-coordinator",), 1)
-    kinds = kinds_of((*COORDINATOR_WEIGHTS, "kill-etcd"), 1, coordinator=True)
-    assert {f.kind for f in make_schedule(3, 40, kinds, 1000, 10)} == {*kinds}
+    assert kinds_of(("add-trainer", "kill-job"), 1) == ("add-trainer", "kill-job")
+    for impossible in ("kill-leader", "kill-coordinator"):
+        with pytest.raises(GraphftError) as caught:
+            kinds_of((impossible,), 1)
+        assert caught.value.rule == "chaos-kind"
+
+
+def test_every_difference_is_named() -> None:
+    one = {
+        "nan": torch.tensor([1.0, math.nan, -0.0]),
+        "half": torch.tensor([[1.0], [2.0]], dtype=torch.bfloat16),
+        "zero": torch.tensor([0.0, 1.0]),
+        "gone": torch.ones(1),
+        "shape": torch.ones(2, 1),
+        "type": torch.ones(1),
+    }
+    assert differences(one, {n: t.clone() for n, t in one.items()}) == []
+    same = {name: one[name].clone() for name in ("nan", "half")}
+    other = {"zero": torch.tensor([-0.0, 1.0]), "shape": torch.ones(2), "type": torch.ones(1, dtype=torch.float64)}
+    assert differences(one, same | other) == [
+        "gone: only in the reference",
+        "shape: torch.float32 [2, 1] against torch.float32 [2]",
+        "type: torch.float32 [1] against torch.float64 [1]",
+        "zero: 1 of 2 elements differ",
+    ]
+
+
+def test_metrics_are_compared_step_by_step(tmp_path: Path) -> None:
+    for name, losses in {"a": [0.1, 0.2, math.nan], "b": [0.1, 0.2, math.nan], "c": [0.1, 0.1 + 0.2]}.items():
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name, losses)
+    assert metric_differences(tmp_path / "a", tmp_path / "b") == []
+    assert metric_differences(tmp_path / "a", tmp_path / "c") == [
+        "its table of metrics has 2 steps, the reference's 3",
+        "metrics of step 1: differ",
+    ]

@@ -118,18 +118,11 @@ def test_validation_says_what_it_needs() -> None:
         )
 
 
-def test_callbacks_that_nobody_would_call() -> None:
+def test_callbacks_that_could_not_be_called() -> None:
     class Keras:
         def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None: ...
         def on_epoch_end(self) -> None: ...
 
-    with pytest.raises(GraphftError, match="has on_epoch_end, which nobody would call"):
-        Callbacks([Keras()])
-    with pytest.raises(GraphftError, match="it is a class"):
-        Callbacks([Keras])
-
-
-def test_callbacks_that_could_not_be_called() -> None:
     class Few:
         def on_epoch(self, epoch: int) -> None: ...
 
@@ -137,13 +130,9 @@ def test_callbacks_that_could_not_be_called() -> None:
         def on_epoch(self, *arguments: object) -> None: ...
         def on_end(self, why: str = "") -> None: ...
 
-    class Awaited:
-        async def on_end(self) -> None: ...
-
-    with pytest.raises(GraphftError, match=r"on_epoch of .* cannot be called: it is given two arguments"):
-        Callbacks([Few()])
-    with pytest.raises(GraphftError, match=r"on_end of .* is a coroutine, which nobody would await"):
-        Callbacks([Awaited()])
+    for wrong in (Keras(), Any_, Few()):
+        with pytest.raises(GraphftError, match="is no callback"):
+            Callbacks([wrong])
     Callbacks([Any_()])
 
 

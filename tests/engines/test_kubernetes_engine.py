@@ -17,7 +17,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import read_status
 from graphft.runtime.engines.base import EngineError, Order, Run
 from graphft.runtime.engines.kubernetes import engine as engine_module
-from graphft.runtime.engines.kubernetes.engine import Kubernetes, KubernetesEngine, exit_status, what_for
+from graphft.runtime.engines.kubernetes.engine import Kubernetes, KubernetesEngine, exit_status
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.transpiler import Job
 from tests.engines.conformance import check
@@ -170,19 +170,11 @@ def test_the_cluster_does_not_answer(engine: KubernetesEngine, cluster: Cluster,
     assert process.wait(WAIT) == -signal.SIGKILL
 
 
-def test_it_brings_no_etcd(engine: KubernetesEngine) -> None:
-    with pytest.raises(UsageError) as caught:
-        _ = engine.host
-    assert caught.value.rule == "etcd-endpoints"
-
-
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
         ({"phase": "Pending"}, None),
-        ({"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}, None),
         ({"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {"exitCode": 0}}}]}, 0),
-        ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 75}}}]}, 75),
         ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 143}}}]}, -15),
         ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 137}}}]}, -9),
         ({"phase": "Failed", "reason": "Evicted"}, -9),
@@ -190,14 +182,6 @@ def test_it_brings_no_etcd(engine: KubernetesEngine) -> None:
 )
 def test_exit_statuses(status: dict[str, Any], expected: int | None) -> None:
     assert exit_status(status) == expected
-
-
-def test_what_a_pod_waits_for() -> None:
-    image = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}}
-    assert what_for({"containerStatuses": [image]}) == "its image: Back-off pulling image"
-    assert what_for({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}) == (
-        "its node to start it"
-    )
 
 
 @pytest.mark.parametrize(

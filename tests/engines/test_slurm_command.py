@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import graphft
 from graphft.runtime.cli import main
 from graphft.runtime.launcher.run_folder import begun
 from tests.integration import training
@@ -68,18 +67,6 @@ def test_a_job_that_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "job" / "model.safetensors").touch()
     assert main(["slurm", str(tmp_path / "job")]) == 0
     assert "is complete: its processes would find nothing to do" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", [training.__file__, training.__name__])
-def test_a_dataset_of_this_machine_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    data = graphft.dataset(f"{name}:Blobs", chunk_size=training.CHUNK)
-    job = graphft.transpile(training.program(), ft=True, chunks=data, batch_size=8, trainers=2, name="blobs")
-    job.save(tmp_path / "job")
-    assert main(["slurm", str(tmp_path / "job")]) == 0
-    told = capsys.readouterr().err
-    assert told.count("to be") == 1
-    assert f"{name} is to be " in told
-    assert "Blobs" in told
 
 
 def test_a_script_has_arguments(
@@ -142,10 +129,6 @@ def test_what_cannot_be(options: tuple[str, ...], rule: str, folder: Path, capsy
     assert f"[{rule}]" in refused(capsys, "slurm", folder, *options)
 
 
-def test_etcd_of_the_only_node_may_be_on_loopback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert " --etcd 127.0.0.1:2379 " in shown(capsys, "slurm", folder, "--etcd", "127.0.0.1:2379")
-
-
 @pytest.mark.parametrize(
     ("name", "read"),
     [
@@ -166,12 +149,6 @@ def test_folders_as_sbatch_reads_them(
     assert (moved / "logs").is_dir()
 
 
-@pytest.mark.parametrize("name", ["a\nrm", "a\\b"])
-def test_folders_that_sbatch_cannot_read(
-    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "[option]" in refused(capsys, "slurm", shutil.copytree(folder, tmp_path / name))
-
-
-def test_there_is_no_such_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is no folder" in refused(capsys, "slurm", tmp_path / "nothing")
+def test_folders_that_sbatch_cannot_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a\nrm", "a\\b"):
+        assert "[option]" in refused(capsys, "slurm", shutil.copytree(folder, tmp_path / name))

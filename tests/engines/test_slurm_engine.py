@@ -16,7 +16,6 @@ from graphft.runtime.engines.base import EngineError, Order, Run
 from graphft.runtime.engines.slurm import Slurm, SlurmEngine, SlurmStep
 from graphft.runtime.etcd.embedded import free_ports
 from graphft.runtime.process.identity import UNKNOWN
-from graphft.runtime.process.role_process import EXIT_USAGE
 from tests.engines.conformance import check
 from tests.integration import training
 from tests.integration.plays import ROOT
@@ -129,13 +128,6 @@ def test_signals_reach_the_role(opened: Opened) -> None:
     assert step.wait(PATIENCE) == -signal.SIGTERM  # it has no handler yet
 
 
-def test_an_exit_status_is_the_roles_own(opened: Opened, tmp_path: Path) -> None:
-    engine = opened(job=str(tmp_path))
-    step = engine.start(trainer())
-    assert step.wait(PATIENCE) == EXIT_USAGE
-    assert any("error[job-directory]" in line for line in engine.logs(step.order, 5))
-
-
 def test_without_room_it_waits(opened: Opened) -> None:
     engine = opened({"CPU": CPUS})
     first, second = (engine.start(trainer()) for _ in range(2))
@@ -151,14 +143,14 @@ def test_without_room_it_waits(opened: Opened) -> None:
     assert fourth.await_made().pid == fourth.pid > 0
 
 
-def test_what_slurm_refuses_is_told_and_tried_later(opened: Opened) -> None:
+def test_what_slurm_refuses_is_told(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     engine = opened({"CPU": CPUS + 1})
     step = engine.start(trainer())
     step.wait(PATIENCE)
+    engine.step()
     assert step.pid == 0
-    with pytest.raises(EngineError, match=r"Slurm refuses it: .*not available"):
-        engine.start(trainer())
-    assert engine.start(trainer(1)).order.index == 1  # another one may have other needs
+    assert "not available" in step.refused
+    assert "Slurm refuses trainer 0" in caplog.text
 
 
 def test_orders_are_taken_back(opened: Opened) -> None:
@@ -229,8 +221,3 @@ def test_a_controller_that_is_not_there_is_told(
     with pytest.raises(UsageError, match=r"controller does not answer: .*DOWN") as caught:
         Slurm().open(Run(job_dir, str(job_dir)))
     assert "sinfo" in str(caught.value)
-
-
-def test_without_slurm_it_is_said(job_dir: Path) -> None:
-    with pytest.raises(UsageError, match="no srun in the PATH"):
-        SlurmEngine(Run(job_dir, str(job_dir)), {"PATH": "/nowhere"})

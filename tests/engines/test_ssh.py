@@ -278,38 +278,22 @@ def test_what_a_role_is_told(opened: Callable[..., SshEngine], monkeypatch: pyte
     assert not any(word in str(lines) for word in ("s3cr3t", "passw0rd", "odd"))
 
 
-@pytest.fixture
-def task(tmp_path: Path) -> Callable[[str], subprocess.Popen[bytes]]:
-    """A shell script stands for the role."""
-
-    def begin(script: str) -> subprocess.Popen[bytes]:
-        role = tmp_path / "role"
-        role.write_text(f"#!/bin/sh\n{script}\n")
-        role.chmod(0o755)
-        code = (
-            f"import sys; sys.executable = {str(role)!r}; from graphft.runtime.engines.remote_task import main; "
-            "sys.exit(main(['--tied', 'trainer']))"
-        )
-        return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    return begin
-
-
-def test_what_a_role_has_started_ends_with_it(task: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    with task(f"sleep 1000 & echo $! > {tmp_path}/child; exit 3") as begun:
-        assert begun.wait(PATIENCE) == 3
-        child = int((tmp_path / "child").read_text())
-        until(lambda: ended(child), PATIENCE)
-
-
-def test_a_role_ends_with_its_stdin(task: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """Signals reach it until then."""
-    asked, ready = tmp_path / "asked", tmp_path / "ready"
-    with task(f"trap 'touch {asked}' TERM; touch {ready}; while :; do sleep 0.1; done") as begun:
+def test_a_role_ends_with_its_stdin(tmp_path: Path) -> None:
+    """And what it has started. Signals reach it until then. A shell script stands for the role."""
+    asked, child, role = tmp_path / "asked", tmp_path / "child", tmp_path / "role"
+    script = f"trap 'touch {asked}' TERM; sleep 1000 & echo $! > {child}; while :; do sleep 0.1; done"
+    role.write_text(f"#!/bin/sh\n{script}\n")
+    role.chmod(0o755)
+    code = (
+        f"import sys; sys.executable = {str(role)!r}; from graphft.runtime.engines.remote_task import main; "
+        "sys.exit(main(['--tied', 'trainer']))"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as begun:
         assert begun.stdin is not None
         assert begun.stdout is not None
         pid = msgspec.json.decode(begun.stdout.readline())["pid"]
-        until(ready.exists, PATIENCE)
+        until(lambda: child.exists() and child.read_text().endswith("\n"), PATIENCE)
         begun.stdin.write(b"15\n")
         begun.stdin.flush()
         until(asked.exists, PATIENCE)
@@ -317,6 +301,7 @@ def test_a_role_ends_with_its_stdin(task: Callable[[str], subprocess.Popen[bytes
         begun.stdin.close()
         assert begun.wait(PATIENCE) == 128 + signal.SIGKILL
         assert begun.stdout.readline() == b'{"status":-9}\n'
+    until(lambda: ended(int(child.read_text())), PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -353,17 +338,3 @@ def test_a_launch_on_machines_that_the_command_line_names(
     monkeypatch.delenv(PYTHON, raising=False)
     assert cli.main(["launch", "--hosts", "localhost", "--quiet", "--job", str(folder)]) == 0
     assert (folder / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--hosts", "a", "--engine", "slurm"], "--hosts is for the engine ssh, and --engine says slurm"),
-        (["--python", "python3"], "--python is for --hosts"),
-    ],
-)
-def test_contradictions(
-    arguments: list[str], told: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert cli.main(["launch", *arguments, "--job", str(folder)]) == 2
-    assert told in capsys.readouterr().err

@@ -172,7 +172,7 @@ def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
     options, told = {"name": "lin", "checkpoint_every": 1, "keep_checkpoints": 99}, Steps()
 
     def run(job: Job) -> Result:
-        return job.run(quiet=True, callbacks=[told, CSVLogger("log.csv"), CSVLogger()])
+        return job.run(quiet=True, callbacks=[told, CSVLogger()])
 
     undisturbed = make_job(2, passes=5, name="whole").run(quiet=True)
     whole = graphft.read_weights(undisturbed.model)
@@ -186,7 +186,7 @@ def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
     assert result.job_dir == THIRD
     assert result.metrics == undisturbed.metrics, "those of the steps before are its own, too"
     assert (told.steps, told.epochs) == ([*range(20)], [1, 2, 3, 4, 5])
-    assert {Path("log.csv").read_text(), (THIRD / "steps.csv").read_text()} == {logged(undisturbed)}
+    assert (THIRD / "steps.csv").read_text() == logged(undisturbed)
     assert re.search(
         rf"from step \d+ of 20 of {SECOND}, with 5 passes, 3 pservers, in {THIRD}\n", capfd.readouterr().err
     )

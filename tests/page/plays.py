@@ -8,8 +8,7 @@ from typing import Any
 
 from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.page.document import running
-from graphft.runtime.page.job_page import Look
+from graphft.runtime.page.job_page import Look, running
 from graphft.runtime.page.time_keeper import seen_of
 from graphft.runtime.protocol.time_ledger import TimeLedger
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import itertools
 import json
 import socket
 import threading
@@ -18,7 +16,7 @@ from graphft.runtime.coordination.records import Event
 from graphft.runtime.page import job_page
 from graphft.runtime.page import server as server_module
 from graphft.runtime.page.job_page import JobPage
-from graphft.runtime.page.server import CLIENTS, OneJob, PageServer
+from graphft.runtime.page.server import OneJob, PageServer
 from tests.page.plays import Job, status
 from tests.support.waiting import until
 
@@ -32,7 +30,6 @@ def job() -> Job:
 def server(job: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
     monkeypatch.setattr(job_page, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(job_page, "LOOK_PART", 1e9)
-    monkeypatch.setattr(job_page, "WAIT_PART", 1e9)
     served = PageServer(OneJob(JobPage(job.look)))
     yield served
     served.close()
@@ -52,7 +49,7 @@ def told(server: PageServer) -> dict[str, Any]:
 
 
 def test_what_is_served(server: PageServer) -> None:
-    for path, kind in {"/": "html", "/page.css": "css", "/page.js": "javascript", "/charts.js": "javascript"}.items():
+    for path, kind in {"/": "html", "/page.css": "css", "/page.js": "javascript"}.items():
         code, body, headers = ask(server, path)
         assert (code, kind in headers["content-type"]) == (200, True)
         assert b"http://" not in body.replace(b"http://www.w3.org/2000/svg", b""), "nothing comes from elsewhere"
@@ -64,20 +61,16 @@ def test_what_is_served(server: PageServer) -> None:
     assert ask(server, "/metrics")[2]["content-type"].startswith("text/plain; version=0.0.4")
 
 
-@pytest.mark.parametrize(
-    "path", ["/nosuch", "/page.html/", "/../setup.cfg", "/job/flights", "/job/x/status.json", "//etc/passwd", "/job.py"]
-)
-def test_what_there_is_not(server: PageServer, path: str) -> None:
-    code, _, headers = ask(server, path)
-    assert code == 404
-    assert headers["content-type"].startswith("text/plain")
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW"])
-def test_it_only_answers_get(server: PageServer, method: str) -> None:
-    code, _, headers = ask(server, "/", method)
-    assert code == 405
-    assert headers["allow"] == "GET"
+def test_what_is_refused(server: PageServer) -> None:
+    for path in ("/nosuch", "/../setup.cfg", "/job/flights", "/job/x/status.json", "//etc/passwd"):
+        code, _, headers = ask(server, path)
+        assert (code, headers["content-type"][:10]) == (404, "text/plain")
+    for method in ("POST", "HEAD", "OPTIONS", "BREW"):
+        code, _, headers = ask(server, "/", method)
+        assert (code, headers["allow"]) == (405, "GET")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
+        client.sendall(b"hello\r\n\r\n")
+        assert b"Bad request" in client.makefile("rb").read()
 
 
 @pytest.mark.parametrize(
@@ -86,13 +79,9 @@ def test_it_only_answers_get(server: PageServer, method: str) -> None:
         ("localhost", 200),
         ("127.0.0.1:9999", 200),  # an ssh tunnel has a port of its own
         ("[::1]:80", 200),
-        ("LOCALHOST:80", 200),
         ("evil.example", 421),
         ("127.0.0.1.evil.example", 421),
-        ("localhost.evil.example:80", 421),
         ("", 421),
-        ("evil.example@localhost", 421),
-        ("[::1].evil.example", 421),
         ("localhost:80.evil.example", 421),
     ],
 )
@@ -101,61 +90,6 @@ def test_names_that_point_here(server: PageServer, host: str, code: int) -> None
     found, body, _ = ask(server, "/status.json", Host=host)
     assert found == code
     assert (b"flights" in body) == (code == 200)
-
-
-def test_a_request_that_is_none(server: PageServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
-        client.sendall(b"hello\r\n\r\n")
-        assert b"Bad request" in client.makefile("rb").read()
-    assert ask(server, "/healthz")[0] == 200
-
-
-def _answers(server: PageServer) -> bool:
-    try:
-        return ask(server, "/healthz")[0] == 200
-    except (OSError, http.client.HTTPException):
-        return False
-
-
-def test_clients_that_say_nothing_keep_nobody_out_for_long(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.3)
-    server = PageServer(OneJob(JobPage(job.look)))
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * CLIENTS)]
-    try:
-        until(lambda: _answers(server))
-    finally:
-        for client in silent:
-            client.close()
-        server.close()
-
-
-def test_clients_that_send_a_byte_now_and_then_keep_nobody_out_for_long(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Found under attack: no silence was long enough, and all places stayed taken."""
-    monkeypatch.setattr(server_module, "HEADERS_SECONDS", 0.5)
-    server = PageServer(OneJob(JobPage(job.look)))
-    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(CLIENTS)]
-    over = threading.Event()
-
-    def drip() -> None:
-        for client in slow:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: ")
-        while not over.wait(0.05):
-            for client in slow:
-                with contextlib.suppress(OSError):
-                    client.sendall(b"x")
-
-    dripping = threading.Thread(target=drip)
-    dripping.start()
-    try:
-        until(lambda: _answers(server))
-    finally:
-        over.set()
-        dripping.join()
-        for client in slow:
-            client.close()
-        server.close()
 
 
 def test_a_port_that_is_taken(server: PageServer, job: Job) -> None:
@@ -212,7 +146,7 @@ def test_a_job_that_is_out_of_reach_and_ends(server: PageServer, job: Job) -> No
     assert found["time"]["mode"] == "over"
 
 
-def test_all_browsers_share_one_look_a_second(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_browsers_share_one_look(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_page, "LOOK_SECONDS", 1e9)
     page = JobPage(job.look)
     threads = [threading.Thread(target=page.json) for _ in range(20)]
@@ -243,33 +177,6 @@ def test_who_looks_sees_the_end(server: PageServer, job: Job, monkeypatch: pytes
     until(seen)
 
 
-def test_the_answer_about_the_end_is_waited_for(server: PageServer, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its launcher ended 0.1 s after it was asked: a browser was left with a job that runs."""
-    monkeypatch.setattr(server_module, "WATCHED_SECONDS", 120.0)
-    monkeypatch.setattr(server_module, "LAST_ANSWER_SECONDS", 120.0)
-    told(server)
-    answer, asked, go_on, shown = server_module.answer, threading.Event(), threading.Event(), threading.Event()
-
-    def slow(site: Any, path: str) -> Any:
-        asked.set()
-        go_on.wait(120)
-        return answer(site, path)
-
-    monkeypatch.setattr(server_module, "LAST_LOOK_SECONDS", 120.0)
-    monkeypatch.setattr(server_module, "answer", slow)
-    end = threading.Thread(target=lambda: (server.show_end(), shown.set()))
-    end.start()
-    until(lambda: server.asked._waiters)
-    browser = threading.Thread(target=told, args=(server,))
-    browser.start()
-    assert asked.wait(120)
-    assert not shown.wait(0.5)
-    go_on.set()
-    assert shown.wait(120)
-    browser.join()
-    end.join()
-
-
 def test_what_goes_wrong_is_told(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise ValueError("as the test wants it")
@@ -277,26 +184,3 @@ def test_what_goes_wrong_is_told(server: PageServer, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(server_module, "answer", fails)
     code, body, _ = ask(server, "/status.json")
     assert (code, b"as the test wants it" in body) == (500, True)
-
-
-def test_how_often_it_is_looked(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the time that a look takes, and by the part of the machine's cores."""
-    now, used = [100.0], [0.0]
-    monkeypatch.setattr(job_page.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(job_page.time, "thread_time", lambda: used[0])
-    monkeypatch.setattr(job_page.os, "sched_getaffinity", lambda pid: {0, 1})
-    looks: list[float] = []
-
-    def look() -> job_page.Look:
-        looks.append(now[0])
-        used[0] += 0.04
-        return job.look()
-
-    page = JobPage(look)
-    for _ in range(100):
-        page.json()
-        now[0] += 0.5
-    assert [b - a for a, b in itertools.pairwise(looks)] == [5.0] * 9, "0.04 s of 5 s of 2 cores"
-    page.look_again()
-    page.json()
-    assert looks[-1] == now[0]

@@ -16,14 +16,11 @@ import psutil
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.engines import fork_server as fork_server_module
-from graphft.runtime.engines import local as module
 from graphft.runtime.engines.base import Order, Run
 from graphft.runtime.engines.fork_server import SUPPORTED, Forked, ForkServer
 from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.supervisor import Supervisor
-from tests.support.processes import command_line
 from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="Linux only")
@@ -99,11 +96,8 @@ def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
         until(lambda: all(map(ended, both)))
 
 
-def test_a_fork_server_that_dies_is_passed_over_and_replaced(
-    saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_server_that_dies_is_passed_over(saved: Path, etcd: Etcd, keys: Keys) -> None:
     """One that dies before it has made a role, and one that is found dead: the roles are started all the same."""
-    monkeypatch.setattr(module, "FORK_SERVER_AFTER_SECONDS", 0.0)
     engine = engine_of(saved)
     first = server_of(engine)
     supervisor = Supervisor(saved, keys, etcd, NOWHERE, engine)
@@ -118,19 +112,14 @@ def test_a_fork_server_that_dies_is_passed_over_and_replaced(
         while not all(log.exists() and "error[etcd-endpoint]" in log.read_text() for log in logs):
             assert time.monotonic() < end
             supervisor.step(0.1)
-        second = server_of(engine)
-        assert second is not first, "it has been replaced"
-        assert second.process.poll() is None
-        assert fork_servers()
     finally:
         supervisor.close()
-    assert not fork_servers(), "and the next one was ended"
+    assert first.process.poll() is not None
 
 
 def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
-    saved: Path, etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Path, etcd: Etcd, keys: Keys, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(fork_server_module, "IDLE_SECONDS", 120.0)
     edited = Path(shutil.copytree(saved, tmp_path / "edited"))
     program = edited / "programs" / "trainer" / "program.gft"
     program.write_text(program.read_text().replace("slots = 2", "slots = 3", 1))
@@ -171,7 +160,3 @@ def engine_of(folder: Path) -> LocalEngine:
 def server_of(engine: LocalEngine) -> ForkServer:
     assert engine._fork_server is not None
     return engine._fork_server
-
-
-def fork_servers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "fork-server" in command_line(p)]

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from graphft.errors import UsageError
-from graphft.runtime.callbacks.cursor import Cursor
+from graphft.runtime.callbacks.runner import Cursor
 from graphft.runtime.cli import main
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
@@ -61,26 +61,26 @@ def running(etcd: Etcd, keys: Keys, job: Job, saved: Path) -> Keys:
     return keys
 
 
-def test_a_job_that_an_etcd_knows(running: Keys, etcd: Etcd, job: Job) -> None:
+def test_a_job_that_an_etcd_knows(running: Keys, etcd: Etcd, job: Job, saved: Path) -> None:
     endpoints = ",".join(etcd.endpoints)
     with site(etcd=endpoints, job=running.job) as found:
         first = told(found)
         assert (first["state"], first["loss"], first["events"][0]["kind"]) == ("running", 0.5, "died")
         assert first["time"]["by_page"], "no launcher keeps its time: the page does, from now on"
-    TimeKeeper(Path("jobs"), etcd, running, job.run_id, 1e9, 0).write()
+    TimeKeeper(saved, job.run_id, 1e9, 0).write()
     with site(etcd=endpoints, job=running.job) as found:
         kept = told(found)["time"]
         assert (kept["began"], kept["by_page"]) == (1e9, False)
 
 
 def test_page_metrics_and_status_tell_the_time_left_of_one_account(
-    running: Keys, etcd: Etcd, job: Job, capsys: pytest.CaptureFixture[str]
+    running: Keys, etcd: Etcd, job: Job, saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each reckoned for itself, and they differed."""
     for index in range(job.config.pservers):
         etcd.put(running.pserver(index), msgspec.json.encode(Registration(f"p{index}", "", 1, "host")))
     now = [1e9]
-    keeper = TimeKeeper(Path("jobs"), etcd, running, job.run_id, now[0], 0, lambda: now[0])
+    keeper = TimeKeeper(saved, job.run_id, now[0], 0, lambda: now[0])
     for step in (0, 1, 2):
         keeper.look(replace(read_status(etcd, running, brief=True), step=step))
         now[0] += 37.0

@@ -1,13 +1,9 @@
-"""What a launcher keeps of where its job's time goes: in the folder and in etcd, from launch to launch."""
+"""What a launcher keeps of where its job's time goes: in the folder, from launch to launch."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +13,7 @@ from graphft.runtime.coordination.records import Generation, Ordered, Registrati
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.page.time_keeper import FILE, TimeKeeper, read_time, seen_of, time_in_etcd
+from graphft.runtime.page.time_keeper import FILE, TimeKeeper, read_time, seen_of
 from graphft.transpiler import Job
 
 
@@ -61,69 +57,36 @@ def test_what_the_ledger_sees_of_a_status(running: JobStatus, etcd: Etcd, keys: 
     assert seen_of(read_status(etcd, keys, brief=True)).waits, "there is no room for a trainer"
 
 
-def test_it_is_kept_and_carried_on(running: JobStatus, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+def test_it_is_kept_and_carried_on(running: JobStatus, tmp_path: Path) -> None:
     clock = Clock()
-    keeper = TimeKeeper(tmp_path, etcd, keys, "run-1", clock.now - 2, 4, clock)
+    keeper = TimeKeeper(tmp_path, "run-1", clock.now - 2, 4, clock)
     for n in range(4):
         clock.now += 0.5
         keeper.look(replace(running, step=7 + n))
     keeper.write()
     kept = keeper.export()
-    assert read_time(tmp_path, "run-1") == time_in_etcd(etcd, keys, "run-1") == kept
+    assert read_time(tmp_path, "run-1") == kept
     assert sum(kept["seconds"].values()) == pytest.approx(4.0)
     assert kept["seconds"]["starting"] == 2.5
     assert read_time(tmp_path, "run-2") is None, "another run's"
-
-    after = TimeKeeper(tmp_path, etcd, keys, "run-1", clock.now + 60, 4, clock).export()
+    after = TimeKeeper(tmp_path, "run-1", clock.now + 60, 4, clock).export()
     assert after["seconds"]["idle"] == 60
-    (tmp_path / FILE).unlink()
-    elsewhere = TimeKeeper(tmp_path, etcd, keys, "run-1", clock.now + 60, 4, clock).export()
-    assert elsewhere["seconds"] == after["seconds"], "another machine has no such folder, but etcd tells"
-    assert sum(TimeKeeper(tmp_path, etcd, keys, "run-2", clock.now, 4, clock).export()["seconds"].values()) == 0
+    assert sum(TimeKeeper(tmp_path, "run-2", clock.now, 4, clock).export()["seconds"].values()) == 0
 
 
-def test_of_two_accounts_the_longer_one_counts(running: JobStatus, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    """A launcher joins a run from a machine that has taken part before."""
-    clock = Clock()
-    for folder, since in (("a", 100.0), ("b", 900.0)):
-        (tmp_path / folder).mkdir()
-        TimeKeeper(tmp_path / folder, etcd, Keys(f"{keys.job}-{folder}"), "run-1", clock.now - since, 0, clock).look(
-            running
-        )
-    (tmp_path / "a" / FILE).replace(tmp_path / FILE)
-    etcd.put(keys.time, (tmp_path / "b" / FILE).read_bytes())
-    assert TimeKeeper(tmp_path, etcd, keys, "run-1", clock.now, 0, clock).export()["began"] == clock.now - 900
-
-
-@pytest.mark.parametrize("damage", [lambda d: d[:-9], lambda d: d.replace(b"9", b"8"), lambda d: b"", lambda d: b"[]"])
-def test_a_damaged_one_is_begun_anew_and_told(
-    running: JobStatus, etcd: Etcd, keys: Keys, tmp_path: Path, damage: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    keeper = TimeKeeper(tmp_path, etcd, keys, "run-1", 999.0, 0, Clock())
-    keeper.write()
-    for store in ("etcd", "folder"):
-        etcd.put(keys.time, damage((tmp_path / FILE).read_bytes())) if store == "etcd" else None
-        (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))
-    found = TimeKeeper(tmp_path, etcd, keys, "run-1", 5e8, 0, Clock()).export()
-    assert found["began"] == 5e8
+def test_a_damaged_one_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    TimeKeeper(tmp_path, "run-1", 999.0, 0, Clock()).write()
+    whole = (tmp_path / FILE).read_bytes()
+    for damaged in (whole[:-9], whole.replace(b"9", b"8"), b"", b"[]"):
+        (tmp_path / FILE).write_bytes(damaged)
+        assert TimeKeeper(tmp_path, "run-1", 5e8, 0, Clock()).export()["began"] == 5e8
     assert "cannot be used" in caplog.text
 
 
 def test_a_folder_that_takes_nothing_hurts_nobody(
-    running: JobStatus, etcd: Etcd, keys: Keys, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    running: JobStatus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = TimeKeeper(tmp_path / "gone", etcd, keys, "run-1", 0.0, 0)
+    keeper = TimeKeeper(tmp_path / "gone", "run-1", 0.0, 0)
     keeper.look(running)
     keeper.write()
     assert caplog.text.count("cannot be noted") == 1, "told once"
-    kept: Mapping[str, Any] | None = time_in_etcd(etcd, keys, "run-1")
-    assert kept is not None
-
-
-def test_killed_while_it_writes(running: JobStatus, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    """What was there before stays whole."""
-    keeper = TimeKeeper(tmp_path, etcd, keys, "run-1", 0.0, 0)
-    keeper.write()
-    (tmp_path / f".{FILE}.{os.getpid()}").write_bytes(b"{half")
-    assert read_time(tmp_path, "run-1") is not None
-    json.loads((tmp_path / FILE).read_bytes())

@@ -4,9 +4,9 @@
         cluster.apply(manifests)
         cluster.until(lambda: cluster.job("cancer-trainer").complete)
 
-StatefulSets, Deployments and Jobs make and replace pods as their specifications ask; a Service with an address of its
-own is a relay to its pods that are ready; an eviction asks the disruption budgets. There are no nodes and no scheduler:
-all pods have room. A pod of a StatefulSet keeps its address, since its name stands for it.
+StatefulSets and Jobs make and replace pods as their specifications ask; a Service with an address of its own is a relay
+to its pods that are ready. There are no nodes and no scheduler: all pods have room. A pod of a StatefulSet keeps its
+address, since its name stands for it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class JobState:
     def take(self, index: int, pod: Pod) -> None:
         """A pod has ended."""
         assert pod.finished is not None
-        action = self._action(pod.finished, pod.disrupted)
+        action = self._action(pod.finished)
         if pod.finished == 0:
             self.succeeded.add(index)
         elif action == "FailJob":
@@ -60,10 +60,9 @@ class JobState:
             if self.failures > self.spec["backoffLimit"]:
                 self.failed = f"{self.failures} failures"
 
-    def _action(self, status: int, disrupted: bool) -> str:
+    def _action(self, status: int) -> str:
         for rule in self.spec.get("podFailurePolicy", {}).get("rules", []):
-            codes, conditions = rule.get("onExitCodes"), rule.get("onPodConditions")
-            if (disrupted and conditions) or (codes and status in codes["values"]):
+            if status in rule.get("onExitCodes", {}).get("values", ()):
                 return str(rule["action"])
         return "Count"
 
@@ -118,14 +117,6 @@ class Cluster:
                     self._jobs[key[1]] = JobState(item["spec"])
                 self.objects[key] = item
 
-    def patch(self, kind: str, name: str, **changes: object) -> None:
-        """Of the specification, as `kubectl patch --type=merge` with flat values."""
-        with self._lock:
-            item = self.objects[kind, name]
-            self.objects[kind, name] = {**item, "spec": {**item["spec"], **changes}}
-            if kind == "Job":
-                self._jobs[name].spec = self.objects[kind, name]["spec"]
-
     def delete_pod(self, name: str) -> None:
         with self._lock:
             self.pods[name].delete()
@@ -138,16 +129,6 @@ class Cluster:
                 if pod is not None:
                     pod.end()
                     self.gone.append(pod)
-
-    def evict(self, name: str) -> bool:
-        """As a drain does. False: a budget does not allow it now."""
-        with self._lock:
-            pod = self.pods[name]
-            if any(not self._allows(b, pod) for (kind, _), b in self.objects.items() if kind == "PodDisruptionBudget"):
-                return False
-            pod.disrupted = True
-            pod.delete()
-            return True
 
     def job(self, name: str) -> JobState:
         return self._jobs[name]
@@ -239,19 +220,9 @@ class Cluster:
                 fields = {"metadata.labels['apps.kubernetes.io/pod-index']": str(ordinal)}
                 self._make(pod, spec["template"], fields, stable=True)
 
-    def _deployment(self, name: str, spec: Object) -> None:
-        mine = [pod for pod in self.pods if pod.startswith(f"{name}-")]
-        for pod in mine:
-            self._bury(pod)
-        for _ in range(spec["replicas"] - sum(not self.pods[p].leaving for p in mine if p in self.pods)):
-            self._make(f"{name}-{next(self._numbers)}", spec["template"], {})
-
     def _job(self, name: str, spec: Object) -> None:
-        state, wanted = self._jobs[name], 0 if spec.get("suspend") else spec["completions"]
-        for pod in [p for p in self.pods if p.rpartition("-")[0] == name and int(p.rpartition("-")[2]) >= wanted]:
-            self.pods[pod].delete()
-            self._bury(pod)
-        for index in range(wanted):
+        state = self._jobs[name]
+        for index in range(spec["completions"]):
             pod = f"{name}-{index}"
             if index not in state.succeeded and (ended := self._bury(pod)) is not None:
                 state.take(index, ended)
@@ -274,15 +245,6 @@ class Cluster:
             here = (self.address(service["metadata"]["name"]), port["port"])
             self._relays.append(Relay(here, lambda port=port: targets(port)))
 
-    def _allows(self, budget: Object, pod: Pod) -> bool:
-        spec = budget["spec"]
-        wanted = spec["selector"]["matchLabels"]
-        if not wanted.items() <= pod.labels.items():
-            return True
-        mine = [p for p in self.pods.values() if wanted.items() <= p.labels.items() and p.finished is None]
-        least = spec["minAvailable"] if "minAvailable" in spec else len(mine) - spec["maxUnavailable"]
-        return sum(p.ready for p in mine if p is not pod) >= least
-
 
 def _free_network() -> tuple[int, socket.socket]:
     """A number n so that nobody else takes 127.n.*.* as long as the socket is open: tests run side by side."""
@@ -299,6 +261,5 @@ def _free_network() -> tuple[int, socket.socket]:
 
 _CONTROLLERS: dict[str, Callable[[Cluster, str, Object], None]] = {
     "StatefulSet": Cluster._stateful_set,
-    "Deployment": Cluster._deployment,
     "Job": Cluster._job,
 }

@@ -82,7 +82,7 @@ class Pod:
         for place in (folder, *self.mounts.values()):
             place.mkdir(parents=True, exist_ok=True)
         for volume in self.spec.get("volumes", []):
-            held = volume["secret"]["secretName"] if "secret" in volume else volume.get("configMap", {}).get("name")
+            held = volume.get("configMap", {}).get("name")
             for file, content in files[held].items() if held else ():
                 (folder / volume["name"] / file).write_bytes(content)
         self.log = folder.parent / f"{name}.log"
@@ -90,8 +90,6 @@ class Pod:
         self.restarts, self.exits = 0, list[int]()
         self.finished: int | None = None
         """The exit status of a pod that does not start again."""
-        self.disrupted = False
-        """Whether it was evicted."""
         self._restart_at = 0.0
         self._kill_at: float | None = None
         self._probes: dict[str, Probe] = {}

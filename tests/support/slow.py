@@ -68,12 +68,7 @@ SLOW = {
     ],
     "tests/engines/test_kubernetes_driver.py": ["test_a_driver_that_is_killed_is_followed_by_another"],
     "tests/engines/test_kubernetes_engine.py": ["test_a_job"],
-    "tests/engines/test_kubernetes_pods.py": [
-        "test_a_job_that_loses_pods_gives_the_same_bits",
-        "test_coordinators_take_over",
-        "test_ends_of_trainers",
-        "test_etcd_with_certificates",
-    ],
+    "tests/engines/test_kubernetes_pods.py": ["test_a_job_that_loses_pods_gives_the_same_bits"],
     "tests/engines/test_local.py": ["test_what_holds_for_every_engine[False]"],
     "tests/engines/test_ssh.py": [
         "test_a_job[sshd]",
@@ -227,7 +222,7 @@ SLOW = {
     "tests/runtime/test_ending.py": ["test_a_signal_that_comes_while_the_last_callbacks_are_told_is_one_line"],
     "tests/runtime/test_forgotten_close.py": ["test_a_process_that_forgets_to_close_anything_ends"],
     "tests/runtime/test_fork_server.py": [
-        "test_a_fork_server_that_dies_is_passed_over_and_replaced",
+        "test_a_fork_server_that_dies_is_passed_over",
         "test_a_job_that_cannot_be_loaded_fails_before_any_role_starts",
         "test_a_role_is_this_processs_child_and_outlives_the_fork_server",
         "test_roles_and_fork_server_die_with_the_launcher",

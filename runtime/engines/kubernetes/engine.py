@@ -6,6 +6,7 @@ asks for all of them once a second. For a job that is to do without a launcher t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,7 +24,7 @@ from typing import Any
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, EngineError, Order, Process, Run
-from graphft.runtime.engines.kubernetes.manifests import USUAL, Pods, object_name
+from graphft.runtime.engines.kubernetes.manifests import USUAL, Pods
 from graphft.transpiler import read_record
 
 log = logging.getLogger("graphft")
@@ -39,20 +40,8 @@ LAUNCHER, SESSION, ORDER = "graphft-launcher", "graphft-session", "graphft-order
 
 
 def _of_driver(name: str, otherwise: Any) -> Any:
-    """A field's default is a function."""
-
-    def given() -> Any:
-        text = os.environ.get("GRAPHFT_KUBERNETES", "{}")
-        try:
-            return json.loads(text).get(name, otherwise)
-        except (ValueError, AttributeError):
-            raise UsageError(
-                f"GRAPHFT_KUBERNETES is {text!r}, expected a JSON object",
-                rule="environment",
-                help="unset it: the manifests of `graphft kubernetes SCRIPT.py` set it in a driver's pod",
-            ) from None
-
-    return field(default_factory=given)
+    """A field whose default is what the pod of a script was given (`pod.yaml`)."""
+    return field(default_factory=lambda: json.loads(os.environ.get("GRAPHFT_KUBERNETES", "{}")).get(name, otherwise))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +51,6 @@ class Kubernetes:
     variables of theirs.
 
     `kubectl`: the program and its options. Resources are named as in a pod: {"trainer": {"cpu": 2, "memory": 8e9}}.
-    The defaults are those of $GRAPHFT_KUBERNETES (JSON), by which a script's pod knows its own (`pod.yaml`).
     """
 
     image: str = ""
@@ -75,17 +63,16 @@ class Kubernetes:
     env: Mapping[str, str] = _of_driver("env", {})
 
     def open(self, run: Run) -> Engine:
-        image = self.image or os.environ.get("GRAPHFT_IMAGE", "")
+        image, why, help = self.image or os.environ.get("GRAPHFT_IMAGE", ""), "", ""
         if not image:
-            raise UsageError("pods need an image", rule="engine", help="set GRAPHFT_IMAGE, or Kubernetes(image=...)")
-        if shutil.which(self.kubectl[0]) is None:
-            raise UsageError(f"there is no {self.kubectl[0]} here", rule="engine", help="install kubectl")
-        if "://" not in run.job and self.volume is None:
-            raise UsageError(
-                f"pods cannot reach the job in {run.job}",
-                rule="engine",
-                help='transpile it with storage="s3://...", or have a volume hold its folder: Kubernetes(volume=...)',
-            )
+            why, help = "pods need an image", "set GRAPHFT_IMAGE, or Kubernetes(image=...)"
+        elif shutil.which(self.kubectl[0]) is None:
+            why, help = f"there is no {self.kubectl[0]} here", "install kubectl"
+        elif "://" not in run.job and self.volume is None:
+            why = f"pods cannot reach the job in {run.job}"
+            help = 'transpile it with storage="s3://...", or have a volume hold its folder: Kubernetes(volume=...)'
+        if why:
+            raise UsageError(why, rule="engine", help=help)
         engine = KubernetesEngine(run, dataclasses.replace(self, image=image))
         engine.check()
         return engine
@@ -104,7 +91,7 @@ class KubernetesEngine(Engine):
         here = f"{options.name}:{os.path.relpath(run.job_dir)}" if options.name else machine
         self._mine = {LAUNCHER: hashlib.sha256(here.encode()).hexdigest()[:16], SESSION: uuid.uuid4().hex[:8]}
         self._all = Pods(
-            name=options.name or object_name(config.name),
+            name=options.name or config.name,
             image=options.image,
             tls_secret=options.tls_secret,
             env={**run.environment, **options.env},
@@ -149,7 +136,9 @@ class KubernetesEngine(Engine):
         if self._cancelled:
             raise EngineError("this engine starts nothing more", rule="engine", help="the launch ends")
         self.prepare()
-        self._take_away(self._pods.get(order.name))
+        if (before := self._pods.get(order.name)) is not None:
+            self._keep_log(before)
+            self.kubectl.delete(before.name)
         name = f"{self._all.name}-{order.role}-{order.index}-{uuid.uuid4().hex[:5]}"
         self.kubectl.create(self._pod(order, name))
         made = PodProcess(self.kubectl, name, order)
@@ -183,44 +172,26 @@ class KubernetesEngine(Engine):
         except EngineError as error:
             log.warning("pods of this launch may be left: %s", error.message)
 
-    # -- pods ---------------------------------------------------------------------------------------------------
-
     def _pod(self, order: Order, name: str) -> str:
         pods = dataclasses.replace(self._all, endpoints=order.etcd)
         labels = {**self._mine, ORDER: f"{order.role}-{order.index}"}
         wanted = self.run.resources.get(order.role, {})
         amounts = {**USUAL, **{resource: f"{amount:.15g}" for resource, amount in wanted.items()}}
-        text = pods.role(
-            order.role,
-            self.run.job,
-            amounts,
-            order.index,
-            pod=name,
-            labels="\n".join(f'{label}: "{value}"' for label, value in labels.items()),
-            owner=_owner(),
-        )
+        lines = "\n".join(f'{label}: "{value}"' for label, value in labels.items())
+        text = pods.role(order.role, self.run.job, amounts, order.index, pod=name, labels=lines, owner=_owner())
         return f"apiVersion: v1\nkind: Pod\n{text}"
-
-    def _take_away(self, pod: PodProcess | None) -> None:
-        """One that has ended, and is to be followed by another."""
-        if pod is not None:
-            self._keep_log(pod)
-            self.kubectl.delete(pod.name)
 
     def _keep_log(self, pod: PodProcess) -> None:
         """Appends its output to the run's log of this role."""
-        try:
+        file = self.run.log(pod.order)
+        with contextlib.suppress(EngineError, OSError):
             lines = self.kubectl.logs(pod.name, -1)
-            file = self.run.log(pod.order)
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a") as out:
                 out.writelines(f"{line}\n" for line in lines)
-        except (EngineError, OSError):
-            log.debug("the log of pod %s is lost", pod.name)
-
-    # -- the thread ---------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        """Looks at the pods, in the engine's own thread."""
         mine = f"{LAUNCHER}={self._mine[LAUNCHER]}"
         told, left = False, True
         while not self._closing.is_set():
@@ -242,7 +213,7 @@ class KubernetesEngine(Engine):
 
 
 def _owner() -> str:
-    """The script's pod, as JSON: the cluster takes its pods away with it."""
+    """Returns the script's pod, as JSON: the cluster takes its pods away with it."""
     name, uid = os.environ.get("GRAPHFT_POD"), os.environ.get("GRAPHFT_POD_UID")
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}) if name and uid else ""
 
@@ -256,10 +227,9 @@ class PodProcess(Process):
         self._killed_by = signal.SIGKILL
 
     def send_signal(self, signum: int) -> None:
-        """Within its container the first process cannot be killed, and not be stopped: SIGKILL deletes the pod."""
         if self._status is not None:
             return
-        try:
+        try:  # within its container the first process cannot be killed, and not be stopped: SIGKILL deletes the pod
             if signum == signal.SIGKILL or (signum == signal.SIGTERM and not self.pid):
                 self._killed_by = signal.Signals(signum)
                 self._kubectl.delete(self.name)
@@ -269,7 +239,7 @@ class PodProcess(Process):
             log.warning("pod %s was not signalled: %s", self.name, error.message)
 
     def seen(self, pod: Object | None) -> None:
-        """The engine's thread has looked: this is the pod, or there is none any more."""
+        """Takes in the pod; None: there is none any more."""
         if pod is None:
             self.end(-self._killed_by)
             return
@@ -332,19 +302,18 @@ class Kubectl:
         return self._run("logs", pod, f"--tail={lines}").splitlines()
 
     def _run(self, *arguments: str, given: str = "") -> str:
+        command, why = [*self._command, *arguments], f"no answer for {SECONDS:.0f} s"
         try:
-            done = subprocess.run(
-                [*self._command, *arguments], input=given, capture_output=True, text=True, check=True, timeout=SECONDS
-            )
-        except subprocess.CalledProcessError as error:
-            raise self._failed(arguments[0], error.stderr.strip()) from error
-        except subprocess.TimeoutExpired as error:
-            raise self._failed(arguments[0], f"no answer for {SECONDS:.0f} s") from error
+            done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=SECONDS)
+            if done.returncode == 0:
+                return done.stdout
+            why = done.stderr.strip()
+        except subprocess.TimeoutExpired:
+            pass
         except OSError as error:
-            raise self._failed(arguments[0], str(error)) from error
-        return done.stdout
-
-    def _failed(self, verb: str, why: str) -> EngineError:
-        return EngineError(
-            f"kubectl {verb}: {why}", rule="kubectl", help="see whether kubectl reaches the cluster, and may do that"
+            why = str(error)
+        raise EngineError(
+            f"kubectl {arguments[0]}: {why}",
+            rule="kubectl",
+            help="see whether kubectl reaches the cluster, and may do that",
         )

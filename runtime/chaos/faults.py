@@ -37,7 +37,7 @@ CLUSTER_WEIGHTS = {"kill-leader": 3}
 """Only with several members of etcd; the etcd faults above then befall any of them, but freeze-etcd all."""
 
 COORDINATOR_WEIGHTS = {"kill-coordinator": 10, "kill-coordinators": 4, "pause-coordinator": 2, "freeze-coordinator": 2}
-"""Only of a job whose tasks a coordinator gives out. They befall the one that serves three times out of four."""
+"""Only of a job whose tasks a coordinator gives out. They befall the one that serves twice out of three times."""
 
 EARLY, LATE = 0.02, 0.95
 """Shares of the job's steps between which faults are spread."""
@@ -64,8 +64,8 @@ class Fault:
 
 
 def kinds_of(wanted: Sequence[str], members: int, coordinator: bool = False) -> tuple[str, ...]:
-    """The kinds that are asked for (none: all) and possible, with so many members of etcd, and a `coordinator` that
-    gives out tasks or none. Raises GraphftError for unknown ones."""
+    """Returns the kinds that are asked for (none: all). Raises GraphftError for one that is not possible with so many
+    `members` of etcd, or without a `coordinator`."""
     possible = WEIGHTS | (CLUSTER_WEIGHTS if members > 1 else {}) | (COORDINATOR_WEIGHTS if coordinator else {})
     unknown = [k for k in wanted if k not in possible]
     if unknown:
@@ -92,13 +92,7 @@ def make_schedule(seed: int, count: int, kinds: Sequence[str], total_steps: int,
     for i, (kind, step) in enumerate(zip(drawn, steps, strict=True)):
         soon, after = rng.random() < DURING_RECOVERY, rng.uniform(0.0, 3.0)
         target, share = rng.random(), rng.random()
-        faults.append(Fault(kind, step, after if soon and i else None, target, _seconds(kind, share, lease_ttl)))
+        lasts = {"freeze": lease_ttl * (1.1 + 0.3 * share), "pause": lease_ttl * (0.03 + 0.3 * share)}
+        seconds = lasts.get(kind.partition("-")[0], 0.5 + 3.0 * share)
+        faults.append(Fault(kind, step, after if soon and i else None, target, seconds))
     return faults
-
-
-def _seconds(kind: str, share: float, lease_ttl: float) -> float:
-    if kind.startswith("freeze-"):
-        return lease_ttl * (1.1 + 0.3 * share)
-    if kind.startswith("pause-"):
-        return lease_ttl * (0.03 + 0.3 * share)
-    return 0.5 + 3.0 * share
