@@ -29,7 +29,7 @@ _ORDER, _RECORDS, _SYNC, _ASYNC = 1, 2, 3, 4
 
 
 def mix(*values: int) -> int:
-    """A 64-bit hash of integers: splitmix64 (Steele, Lea, Flood, 2014) folded over them."""
+    """Returns a 64-bit hash of integers: splitmix64 (Steele, Lea, Flood, 2014) folded over them."""
     h = 0
     for value in values:
         h = (h + _GOLDEN + (value & _MASK)) & _MASK
@@ -48,12 +48,12 @@ def _mix_range(prefix: int, count: int) -> np.ndarray:
 
 
 def permutation(count: int, *key: int) -> np.ndarray:
-    """A permutation of 0 ... count - 1 as int64, the same everywhere for the same key."""
+    """Returns a permutation of 0 ... count - 1 as int64, the same everywhere for the same key."""
     return np.argsort(_mix_range(mix(*key), count), kind="stable")
 
 
 def record_order(seed: int, pass_index: int, chunk: int, records: int) -> np.ndarray:
-    """The order in which a pass reads a chunk's records."""
+    """Returns the order in which a pass reads a chunk's records."""
     return permutation(records, _RECORDS, seed, pass_index, chunk)
 
 
@@ -98,16 +98,14 @@ class PassPlan:
 
     def __init__(self, plan: Plan, index: int, start_step: int) -> None:
         self.index, self.start_step = index, start_step
-        order = (
-            permutation(len(plan.records), _ORDER, plan.seed, index) if plan.shuffle else np.arange(len(plan.records))
-        )
+        order = permutation(len(plan.records), _ORDER, plan.seed, index)
         self._chunks = [order[v :: plan.slots] for v in range(plan.slots)]
         self._ends = [np.cumsum(plan.batches[chunks]) for chunks in self._chunks]
         self._plan = plan
         self.steps = max(int(ends[-1]) if len(ends) else 0 for ends in self._ends)
 
     def locate(self, step: int, slot: int) -> Located | None:
-        """The batch of `slot` at `step` (of the job), None when it has no data (any more)."""
+        """Returns the batch of `slot` at `step` (of the job), None when it has no data (any more)."""
         offset, ends = step - self.start_step, self._ends[slot]
         i = int(np.searchsorted(ends, offset, side="right"))
         if i == len(ends):
@@ -120,7 +118,7 @@ class PassPlan:
         return Located(self.index, chunk, batch, samples, self.start_step + begin)
 
     def chunks(self) -> list[PlannedChunk]:
-        """Every chunk that has a batch, by slot and then in the slot's order."""
+        """Returns every chunk that has a batch, by slot and then in the slot's order."""
         result = []
         for slot, (chunks, ends) in enumerate(zip(self._chunks, self._ends, strict=True)):
             counts = self._plan.batches[chunks]
@@ -148,33 +146,23 @@ class Plan:
         seed: int = 0,
         passes: int = 1,
         drop_last: bool = False,
-        shuffle: bool = True,
         lengths: Sequence[int] | None = None,
     ) -> None:
-        _check_positive(slots=slots, batch_size=batch_size, passes=passes)
         self.records = tuple(int(n) for n in records)
-        if any(n < 0 for n in self.records):
-            raise GraphftError(
-                f"a chunk has {min(self.records)} records",
-                rule="plan",
-                help="give each chunk's number of records, 0 or more",
-            )
+        if min(slots, batch_size, passes) < 1 or min(self.records, default=0) < 0:
+            text = f"slots {slots}, batch_size {batch_size}, passes {passes}, records {min(self.records, default=0)}"
+            raise GraphftError(text, rule="plan", help="slots, batch_size and passes are 1 or more, records 0 or more")
         self.slots, self.batch_size, self.seed, self.passes = slots, batch_size, seed, passes
-        self.drop_last, self.shuffle = drop_last, shuffle
+        self.drop_last = drop_last
         self.lengths = self.records if lengths is None else tuple(lengths)
         """Records of each chunk with those that are in no batch: these are put in order."""
         counts = np.array(self.records, dtype=np.int64)
         self.batches: np.ndarray = counts // batch_size if drop_last else -(-counts // batch_size)
         """Number of batches of each chunk."""
         if not self.batches.sum():
-            raise GraphftError(
-                f"the data has no batch: {sum(self.records)} records in {len(self.records)} chunks, batches of "
-                f"{batch_size}" + (" (incomplete ones dropped)" if drop_last else ""),
-                rule="no-batch",
-                help="choose a smaller batch_size, larger chunks, or drop_last=False"
-                if sum(self.records)
-                else "give data with at least one record",
-            )
+            text = f"the data has no batch: {sum(self.records)} records in {len(self.records)} chunks, batches of "
+            help = "give at least one record; choose a smaller batch_size, larger chunks, or drop_last=False"
+            raise GraphftError(f"{text}{batch_size}", rule="no-batch", help=help)
         self._recent: dict[int, PassPlan] = {}
 
     @cached_property
@@ -198,21 +186,18 @@ class Plan:
         return self.start_steps[-1]
 
     def pass_of(self, step: int) -> int:
-        """The pass that `step` belongs to; `passes` when the job ends before it."""
+        """Returns the pass that `step` belongs to; `passes` when the job ends before it."""
         return min(bisect_right(self.start_steps, step) - 1, self.passes)
 
     def begins_pass(self, step: int) -> bool:
-        """Whether a pass begins at `step`, or the last one has ended there."""
+        """True if a pass begins at `step`, or the last one has ended there."""
         return self.start_steps[self.pass_of(step)] == step
 
     def pass_plan(self, index: int) -> PassPlan:
-        """The plan of one pass; the last few are kept."""
+        """Returns the plan of one pass; the last few are kept."""
         if not 0 <= index < self.passes:
-            raise GraphftError(
-                f"there is no pass {index}: the job has {self.passes}",
-                rule="plan",
-                help=f"passes are 0 to {self.passes - 1}",
-            )
+            help = f"passes are 0 to {self.passes - 1}"
+            raise GraphftError(f"there is no pass {index}", rule="plan", help=help)
         if index not in self._recent:
             while len(self._recent) > 1:
                 del self._recent[next(iter(self._recent))]
@@ -220,24 +205,18 @@ class Plan:
         return self._recent[index]
 
     def locate(self, step: int, slot: int) -> Located | None:
-        """The batch of (step, slot); None when the slot has no data, or the job ended."""
+        """Returns the batch of (step, slot); None when the slot has no data, or the job ended."""
         index = self.pass_of(step)
         return self.pass_plan(index).locate(step, slot) if 0 <= index < self.passes else None
 
     def order(self, pass_index: int, chunk: int) -> np.ndarray:
-        """The positions in the chunk of its records, in the order in which the pass reads them."""
+        """Returns the positions in the chunk of its records, in the order in which the pass reads them."""
         return record_order(self.seed, pass_index, chunk, self.lengths[chunk])[: self.records[chunk]]
 
     def positions(self, pass_index: int, chunk: int, batch: int) -> np.ndarray:
-        """The positions in the chunk of a batch's records, in the batch's order."""
+        """Returns the positions in the chunk of a batch's records, in the batch's order."""
         return self.order(pass_index, chunk)[batch * self.batch_size : (batch + 1) * self.batch_size]
 
     def chunks_of(self, pass_index: int) -> list[PlannedChunk]:
-        """Every chunk of a pass that has a batch: its slot, first step and last step."""
+        """Returns every chunk of a pass that has a batch: its slot, first step and last step."""
         return self.pass_plan(pass_index).chunks()
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise GraphftError(f"{name} is {value}", rule="plan", help=f"{name} must be at least 1")

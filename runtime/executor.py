@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphft.devices import find_device
 from graphft.errors import ProgramError, UsageError
 from graphft.ir import Block, Kind, Operator, Program, Variable
 from graphft.ops.context import Context
+from graphft.options import find_device
 from graphft.runtime.execute.input_checks import check_feed, needed_inputs
 from graphft.runtime.execute.lowering import Lowered, lower
 

@@ -57,7 +57,7 @@ PURE = frozenset(
         "typing_extensions",
         "graphft.errors",
         "graphft.ir",
-        "graphft.option_names",
+        "graphft.options",
         "graphft.dataset",
         "graphft.plan",
         "graphft.runtime.protocol",

@@ -18,11 +18,10 @@ from graphft.capture.loss_results import check_metrics
 from graphft.capture.model_warnings import tell_changed_optimizer, tell_changed_weights, tell_nonfinite
 from graphft.capture.weights import SAVED, load_weights
 from graphft.data import DataSpec
-from graphft.devices import find_device
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Program
 from graphft.ir.verify import verify
-from graphft.option_names import is_whole, unknown_option
+from graphft.options import find_device, is_whole, unknown_option
 from graphft.reducers import columns_of
 from graphft.transpiler.config import JobConfig, check_effects
 from graphft.transpiler.evaluation import check_criteria, check_fits, evaluation_of

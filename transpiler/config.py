@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from graphft.data import DataSpec
 from graphft.errors import GraphftError, UsageError
-from graphft.option_names import check_values
+from graphft.options import check_values
 from graphft.plan import Plan
 from graphft.transpiler.validation import ValidationConfig
 

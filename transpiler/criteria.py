@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from graphft.errors import UsageError
-from graphft.option_names import check_values, checked_options
+from graphft.options import check_values, checked_options
 
 Mode = Literal["max", "min"]
 _KNOWN: dict[Mode, str] = {

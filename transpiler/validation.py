@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphft.data import DataSpec
 from graphft.errors import UsageError
-from graphft.option_names import checked_options, is_whole
+from graphft.options import checked_options, is_whole
 from graphft.plan import Plan
 from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlateau, criterion
 

@@ -10,7 +10,7 @@ from typing import Any
 from graphft.capture.loss_results import check_told, reported
 from graphft.errors import UsageError
 from graphft.ir import Program
-from graphft.option_names import is_whole
+from graphft.options import is_whole
 from graphft.runtime.checkpoint.store import FOLDER
 from graphft.runtime.engines.base import engine_options
 from graphft.runtime.launcher.options import ENGINE

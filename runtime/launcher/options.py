@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphft.errors import UsageError
-from graphft.option_names import unknown_option
+from graphft.options import unknown_option
 from graphft.runtime.engines.base import Options
 from graphft.runtime.launcher.ending import tell
 from graphft.runtime.process.role_process import ROLES

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from graphft.data import DataSpec
-from graphft.devices import find_device
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Kind, Program
 from graphft.ir.literals import evaluate, names_in
-from graphft.option_names import checked_keywords, is_whole
+from graphft.options import checked_keywords, find_device, is_whole
 from graphft.runtime.coordination.runs import find_run
 from graphft.runtime.data import IN_ORDER, Reader, open_reader
 from graphft.runtime.execute.finite import nonfinite_rows

@@ -184,7 +184,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
 
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None:
-    from graphft.devices import find_device
+    from graphft.options import find_device
     from graphft.runtime.coordination.run_record import put_job
     from graphft.runtime.execute.determinism import enforce
 

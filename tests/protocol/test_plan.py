@@ -18,7 +18,6 @@ plans = st.builds(
     seed=st.integers(-5, 2**70),
     passes=st.integers(1, 3),
     drop_last=st.booleans(),
-    shuffle=st.booleans(),
 )
 
 
@@ -51,7 +50,6 @@ def test_a_plan_of_more_passes_begins_alike(plan: Plan) -> None:
         seed=plan.seed,
         passes=plan.passes + 2,
         drop_last=plan.drop_last,
-        shuffle=plan.shuffle,
     )
     assert longer.start_steps[: plan.passes + 1] == plan.start_steps
     for index in range(plan.passes):
@@ -86,8 +84,6 @@ def test_passes_differ_and_slots_share_the_order() -> None:
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(20))
     assert Plan([8] * 20, slots=3, batch_size=4, seed=2).chunks_of(0) != plan.chunks_of(0)
-    unshuffled = Plan([8] * 20, slots=3, batch_size=4, shuffle=False).chunks_of(0)
-    assert [c.chunk for c in unshuffled if c.slot == 1] == list(range(1, 20, 3))
 
 
 def test_order_and_seeds_are_the_same_everywhere() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphft.devices import find_device
 from graphft.errors import GraphftError
+from graphft.options import find_device
 from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import (
     connect,

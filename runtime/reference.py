@@ -1,4 +1,4 @@
-"""The reference of options: writes docs/options.md from the code. `python -m graphft.runtime.option_docs [PATH]`."""
+"""The reference pages: writes docs/ops.md and docs/options.md from the code. `python -m graphft.runtime.reference`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,86 @@ import dataclasses
 import inspect
 import sys
 import textwrap
+import typing
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from graphft.ir import registry
+from graphft.ir.printer import format_value
+from graphft.ir.registry import Attr, OpDef
 from graphft.runtime.launcher.options import LaunchOptions
 from graphft.transpiler.api import OPTIONS
 from graphft.transpiler.config import JobConfig
 
-_HEAD = """# Options
+_OPS = """# Operators
+
+Made from the definitions in `ops/` by `make docs`; do not edit. Operators of torch (`aten.*`) are
+torch's own: their operands and attributes are those of torch's schema.
+
+In a signature the operands stand in parentheses (`*` takes any number of them, `!` is written in place), the attributes
+in braces, with their defaults. An attribute without a default must be given.
+"""
+
+
+def ops_page() -> str:
+    """Returns docs/ops.md."""
+    parts = [_OPS]
+    own = [d for d in registry.own_ops() if d.kernel.__module__.startswith("graphft.ops.")]
+    for family, ops in groupby(own, key=lambda d: d.family):
+        parts.append(f"## {family}\n")
+        parts += [op_section(d) for d in ops]
+    return "\n".join(parts)
+
+
+def op_section(definition: OpDef) -> str:
+    """Returns the section of an op: signature, docstring, attributes."""
+    lines = [f"### `{definition.name}`", "", "```", _signature(definition), "```", "", definition.doc, ""]
+    if definition.attrs:
+        lines += ["| attribute | type | default |", "| --- | --- | --- |"]
+        lines += [f"| `{a.name}` | {_type_in_words(a.type)} | {_default_of(a)} |" for a in definition.attrs]
+        lines.append("")
+    if definition.effect:
+        lines += ["Has an effect beyond its results: it is never removed, and keeps its place among such ops.", ""]
+    return "\n".join(lines)
+
+
+def _signature(definition: OpDef) -> str:
+    slots = ", ".join(
+        f"{'*' if s.variadic else ''}%{s.name}{'!' if s.name in definition.writes else ''}" for s in definition.slots
+    )
+    attrs = ", ".join(a.name if a.required else f"{a.name} = {format_value(a.default)}" for a in definition.attrs)
+    return f"{_results(definition)}{definition.name}({slots}){f' {{{attrs}}}' if attrs else ''}"
+
+
+def _results(definition: OpDef) -> str:
+    if definition.results is None:
+        return "... = "
+    return ", ".join(map(str, definition.results)) + (" = " if definition.results else "")
+
+
+def _type_in_words(annotation: typing.Any) -> str:
+    """An annotation as a reader writes it: `int`, `"a" or "b"`, `tuple of int`."""
+    origin, params = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f"`{format_value(p)}`" for p in params)
+    if origin is tuple:
+        if len(params) == 2 and params[1] is Ellipsis:
+            return f"tuple of {_type_in_words(params[0])}"
+        return f"({', '.join(map(_type_in_words, params))})"
+    if origin is not None:
+        return " or ".join(map(_type_in_words, params))
+    if annotation in (None, type(None)):
+        return "none"
+    return "any" if annotation is typing.Any else getattr(annotation, "__name__", str(annotation))
+
+
+def _default_of(attr: Attr) -> str:
+    return "" if attr.default is inspect.Parameter.empty else f"`{format_value(attr.default)}`"
+
+
+_OPTIONS = """# Options
 
 Made from the code by `make docs`; do not edit. Times are seconds.
 
@@ -51,14 +121,14 @@ _CALLED = {"passes": "epochs"}
 """Fields that are called otherwise where they are given."""
 
 
-def page() -> str:
-    """The whole page, in Markdown."""
+def options_page() -> str:
+    """Returns docs/options.md."""
     job = [f for f in dataclasses.fields(JobConfig) if f.name in (*OPTIONS, "data")]
     run = list(dataclasses.fields(LaunchOptions))
     where = "[running.md](running.md#everything-on-this-machine)"
     seen = f"| `on_status` | function | none | called with (supervisor, status), as often as the display: {where} |\n"
     seen += "| `callbacks` | list | none | hear of steps, passes, events: [trainer.md](trainer.md#callbacks) |\n"
-    return f"{_HEAD}{_TABLE}{_rows(JobConfig, job, _CALLED)}{_BEGIN}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
+    return f"{_OPTIONS}{_TABLE}{_rows(JobConfig, job, _CALLED)}{_BEGIN}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
 
 
 def _rows(options: type, fields: list[dataclasses.Field[Any]], called: Mapping[str, str] | None = None) -> str:
@@ -69,7 +139,7 @@ def _rows(options: type, fields: list[dataclasses.Field[Any]], called: Mapping[s
 
 
 def docstrings(options: type) -> dict[str, str]:
-    """The text below each field of a dataclass, on one line. A field without one is left out."""
+    """Returns the text below each field of a dataclass, on one line. A field without one is left out."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
     found = {}
     body = tree.body if isinstance(tree, ast.ClassDef) else []
@@ -96,11 +166,12 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def main(arguments: list[str]) -> int:
-    """Writes the page. Returns the exit status."""
-    Path(*arguments or ("docs/options.md",)).write_text(page(), encoding="utf-8")
+def main() -> int:
+    """Writes both pages. Returns the exit status."""
+    for path, page in (("docs/ops.md", ops_page()), ("docs/options.md", options_page())):
+        Path(path).write_text(page, encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
