@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def plain_text(text: str, limit: int = TEXT_LIMIT) -> str:
-    """A text of unknown origin, as etcd, JSON, logs and terminals take it.
+    """Returns a text of unknown origin as etcd, JSON, logs and terminals take it.
 
     What UTF-8 cannot hold (lone surrogates) and control characters but tab and line end are written as escapes. Of a
     text that has more than `limit` characters then the beginning and the end are kept.
@@ -48,7 +48,7 @@ def plain_text(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def plain(value: Any, limit: int = TEXT_LIMIT) -> Any:
-    """`value` with every text in it plain; what JSON does not know becomes its text."""
+    """Returns `value` with every text in it plain; what JSON does not know becomes its text."""
     if isinstance(value, dict):
         return {plain_text(str(k)): plain(v, limit) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -57,15 +57,13 @@ def plain(value: Any, limit: int = TEXT_LIMIT) -> Any:
 
 
 def ordinal(number: int) -> str:
-    """ "first", "2nd", "3rd", "4th", ..., "11th", ..., "21st"."""
-    if number == 1:
-        return "first"
+    """Returns "1st", "2nd", "3rd", "4th", ..., "11th", ..., "21st"."""
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 
 
 def describe(error: BaseException) -> str:
-    """Type and text of an exception of unknown origin, whatever its `__str__` does; short enough to be quoted.
+    """Returns type and text of an exception of unknown origin, whatever its `__str__` does; short enough to be quoted.
 
     Of an error of ours its message.
     """
@@ -88,9 +86,13 @@ class GraphftError(Exception):
         self.message, self.rule, self.help = message, rule, help
         super().__init__(self.render())
 
+    def place(self) -> list[str]:
+        """Returns lines that show where it is."""
+        return []
+
     def render(self) -> str:
         head = f"error[{self.rule}]: {self.message}" if self.rule else self.message
-        return head + (f"\nhelp: {self.help}" if self.help else "")
+        return "\n".join([head, *self.place(), *([f"help: {self.help}"] if self.help else [])])
 
 
 class UsageError(GraphftError):
@@ -115,39 +117,28 @@ class ProgramError(GraphftError):
         self.block, self.index, self.after = block, index, after
         super().__init__(message, rule=rule, help=help)
 
-    def render(self) -> str:
-        head = f"error[{self.rule}]: {self.message}" if self.rule else self.message
-        lines = [head]
-        if self.block is not None:
-            lines += self.block.excerpt(self.index, self.after)
-        if self.help:
-            lines.append(f"help: {self.help}")
-        return "\n".join(lines)
+    def place(self) -> list[str]:
+        return self.block.excerpt(self.index, self.after) if self.block is not None else []
 
 
 def without_traceback(error: BaseException) -> None:
-    """If the script does not catch this error, only its message is printed: where graphft found it is no help.
+    """Has a script that does not catch this error print its message only: where graphft found it is no help.
 
     Not with GRAPHFT_DEBUG, and not where something else (a notebook, a debugger) shows errors.
     """
-    ours = isinstance(sys.excepthook, _Plainly)
+    ours = getattr(sys.excepthook, "of_graphft", False)
     if os.environ.get("GRAPHFT_DEBUG") or not (ours or sys.excepthook is sys.__excepthook__):
         return
-    sys.excepthook = _Plainly(error)
 
-
-class _Plainly:
-    """Python's own hook, but for one error."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __call__(self, kind: type[BaseException], found: BaseException, where: TracebackType | None) -> None:
-        if found is self.error:
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # there is nobody to tell
-                print(found, file=sys.stderr, flush=True)
-        else:
+    def show(kind: type[BaseException], found: BaseException, where: TracebackType | None) -> None:
+        if found is not error:
             sys.__excepthook__(kind, found, where)
+            return
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # there is nobody to tell
+            print(found, file=sys.stderr, flush=True)
+
+    show.of_graphft = True  # type: ignore[attr-defined]
+    sys.excepthook = show
 
 
 def shown_plainly(function: Callable[P, T]) -> Callable[P, T]:

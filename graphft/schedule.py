@@ -31,21 +31,13 @@ Rate = float | Schedule
 """A constant learning rate, or a schedule."""
 
 
-_CALLS = {
-    "linear_warmup": "write linear_warmup(schedule, steps), for example linear_warmup(cosine(0.1, 10_000), 500)",
-    "cosine": "write cosine(lr, total_steps), for example cosine(0.1, 10_000)",
-    "step": "write step(lr, step_size, gamma), for example step(0.1, 1000, 0.5)",
-}
-"""How the schedules are called whose lengths are checked."""
-
-
 def constant(lr: float) -> Schedule:
-    """`lr` at every step."""
+    """Returns `lr` at every step."""
     return lambda step: torch.full((), lr, dtype=torch.float64)
 
 
 def linear_warmup(schedule: Rate, steps: int) -> Schedule:
-    """`schedule`, times a factor that rises from 1/steps at step 0 to 1 at step steps - 1, and stays there.
+    """Returns `schedule`, times a factor that rises from 1/steps at step 0 to 1 at step steps - 1, and stays there.
 
     The schedule's own steps count from 0 as well, warm-up included.
     """
@@ -54,7 +46,7 @@ def linear_warmup(schedule: Rate, steps: int) -> Schedule:
 
 
 def cosine(lr: float, total_steps: int, min_lr: float = 0.0) -> Schedule:
-    """From `lr` at step 0 along half a cosine to `min_lr` at step `total_steps`, and `min_lr` from then on."""
+    """Returns from `lr` at step 0 along half a cosine to `min_lr` at step `total_steps`, and `min_lr` from then on."""
     _positive("cosine", total_steps=total_steps)
     return lambda step: (
         min_lr + (lr - min_lr) * ((1 + torch.cos(torch.clamp(step, max=total_steps) * (math.pi / total_steps))) / 2)
@@ -62,31 +54,28 @@ def cosine(lr: float, total_steps: int, min_lr: float = 0.0) -> Schedule:
 
 
 def step(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
-    """`lr`, times `gamma` after every `step_size` steps."""
+    """Returns `lr`, times `gamma` after every `step_size` steps."""
     _positive("step", step_size=step_size)
     return lambda step: lr * torch.pow(gamma, torch.floor(step / step_size))
 
 
 def exponential(lr: float, gamma: float) -> Schedule:
-    """`lr`, times `gamma` after every step."""
+    """Returns `lr`, times `gamma` after every step."""
     return lambda step: lr * torch.pow(gamma, step)
 
 
 def at(schedule: Rate, step: Tensor) -> Tensor:
-    """The learning rate at `step`, as a 0-dim float64 tensor. Raises GraphftError for any other shape."""
+    """Returns the learning rate at `step`, as a 0-dim float64 tensor. Raises GraphftError for any other shape."""
     value = schedule(step) if callable(schedule) else schedule
     lr = value.to(torch.float64) if isinstance(value, Tensor) else torch.full((), value, dtype=torch.float64)
     if lr.shape != ():
-        raise GraphftError(
-            f"{_name(schedule)} gives a learning rate of shape {tuple(lr.shape)}, expected a scalar ()",
-            rule="schedule",
-            help="give one number per step; parameter groups have one schedule each",
-        )
+        text = f"{_name(schedule)} gives a learning rate of shape {tuple(lr.shape)}, expected a scalar ()"
+        raise _bad(text, "give one number per step; parameter groups have one schedule each")
     return lr
 
 
 def trace(schedule: Rate) -> Traced:
-    """`schedule` as a recorded function of the int64 step. Raises GraphftError where it cannot be recorded."""
+    """Returns `schedule` as a recorded function of the int64 step. Raises GraphftError where it cannot be recorded."""
 
     from graphft.capture import tracing  # tracing takes a second to import, and only this needs it
     from graphft.ir.symbolic import Symbols
@@ -99,28 +88,23 @@ def trace(schedule: Rate) -> Traced:
         traced = tracing.trace(lr, [symbols.tensor(Type("int64", ()))], symbols)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise GraphftError(
-            f"{_name(schedule)} cannot be traced ({error_line(error)}): {reason}",
-            rule="schedule",
-            help="use torch functions on the step, not Python's: torch.where(step < 10, a, b) for if, torch.cos for "
-            "math.cos, torch.clamp for min and max",
-        ) from error
+        help = (
+            "use torch functions on the step, not Python's: torch.where(step < 10, a, b) for if, torch.cos "
+            "for math.cos, torch.clamp for min and max"
+        )
+        raise _bad(f"{_name(schedule)} cannot be traced ({error_line(error)}): {reason}", help) from error
     for node in traced.module.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            raise GraphftError(
-                f"{_name(schedule)} draws random numbers ({node.target})",
-                rule="schedule",
-                help="compute the learning rate from the step alone, so that every shard gets the same",
-            )
+            help = "compute the learning rate from the step alone, so that every shard gets the same"
+            raise _bad(f"{_name(schedule)} draws random numbers ({node.target})", help)
     for k in (0, 1, 1000):
         (found,), (expected,) = traced.module(torch.tensor(k)), lr(torch.tensor(k))
         if not torch.equal(found, expected):
-            raise GraphftError(
-                f"{_name(schedule)} does not depend on the step alone: recorded once, it gives "
-                f"{found.item()} at step {k}; called again, {expected.item()}",
-                rule="schedule",
-                help="keep no state between calls, and use only torch functions on the step",
+            text = (
+                f"{_name(schedule)} does not depend on the step alone: at step {k} it gives {found.item()}, and when "
             )
+            help = "keep no state between calls, and use only torch functions on the step"
+            raise _bad(f"{text}it is called again {expected.item()}", help)
     (result,) = traced.results
     if result is None or result.op != "call_function":  # a tensor from outside, which has no op to name `%lr` after
         return trace(at(schedule, torch.zeros((), dtype=torch.float64)).item())
@@ -139,14 +123,14 @@ def append(block: Block, traced: Traced, step: Variable, name: str) -> Variable:
 
 def _positive(name: str, **values: int) -> None:
     for key, value in values.items():
-        if not isinstance(value, Real):
-            raise UsageError(
-                f"schedule {name}: {key} must be a number of steps, got {value!r}", rule="schedule", help=_CALLS[name]
-            )
-        if value <= 0:
-            raise GraphftError(
-                f"schedule {name}: {key} must be positive, got {value}", rule="schedule", help="give a number of steps"
-            )
+        if not isinstance(value, Real) or value <= 0:
+            text = f"schedule {name}: {key} is {value!r}, expected a positive number of steps"
+            help = "write linear_warmup(schedule, steps), cosine(lr, total_steps), or step(lr, step_size, gamma)"
+            raise UsageError(text, rule="schedule", help=help)
+
+
+def _bad(text: str, help: str) -> GraphftError:
+    return GraphftError(text, rule="schedule", help=help)
 
 
 def _name(schedule: Rate) -> str:

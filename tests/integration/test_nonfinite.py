@@ -129,7 +129,7 @@ def test_a_warning(program: ir.Program, folder: Path) -> None:
     """Training goes on, as it always did; and it is told."""
     played = play(job(program, on_nonfinite="warn", passes=1), folder)
     told = [e.text for e in played.statuses[-1].events if e.kind == "nonfinite"]
-    assert "the loss is nan (the first that is not finite); training goes on with it" in told[0]
+    assert "the loss is nan (the 1st that is not finite); training goes on with it" in told[0]
     assert not finite(played)
 
 
