@@ -20,7 +20,7 @@ from graphft.runtime.launcher.commands import add_parsers as add_etcd_clean_page
 from graphft.runtime.launcher.commands import port
 from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parsers as add_status_runs_metrics
-from graphft.runtime.prediction.command import add_parser as add_predict
+from graphft.runtime.prediction import add_parser as add_predict
 from graphft.runtime.process.role_process import (
     EXIT_FAILED,
     EXIT_OK,

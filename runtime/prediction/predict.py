@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from graphft.data import DataSpec
+from graphft.data import DataSpec, arrays, files
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.ir import Kind, Program
+from graphft.ir import Kind, Program, Variable
 from graphft.ir.literals import evaluate, names_in
 from graphft.options import checked_keywords, find_device, is_whole
 from graphft.runtime.coordination.runs import find_run
@@ -26,16 +28,17 @@ from graphft.runtime.execute.whole_numbers import whole_numbers
 from graphft.runtime.executor import Executor
 from graphft.runtime.interchange.trained_program import Trained, read_trained
 from graphft.runtime.launcher.run_folder import run_of
-from graphft.runtime.prediction.given import Fields, describe_data
-from graphft.runtime.prediction.output import collected
 from graphft.transpiler import Job
 
 log = logging.getLogger("graphft")
 
-PART = 4096
+PART = 16384
 """Records of a part of the results, about."""
 NAMED = 3
 """Records that a warning names."""
+Fields = str | Sequence[str]
+_FORMATS = {".csv": "csv", ".parquet": "parquet", ".jsonl": "jsonl", ".npy": "npy"}
+_LISTED = "a .csv, .parquet, .jsonl, .npz or .npy file; in a script a dict of arrays, or graphft.files(...), too"
 
 
 @checked_keywords
@@ -102,7 +105,7 @@ class Prediction:
         config, program = trained.config, trained.program
         size = (_fixed(program) or config.batch_size) if batch_size is None else batch_size
         _check_batch_size(program, size)
-        _check_device(device or config.device)
+        find_device(device or config.device)
         spec = describe_data(program, data, columns, config.data)
         return Prediction(trained, spec, int(size), device or config.device)  # it may be NumPy's
 
@@ -187,6 +190,20 @@ def _of_records(error: Exception, columns: Mapping[str, Tensor], numbers: range,
     return GraphftError(f"in records {numbers[0]} to {numbers[-1]}{found}: {describe(error)}", rule=rule, help=help)
 
 
+def collected(names: Sequence[str], records: int, parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns the results `names` of all `records`, each part copied once, into its place."""
+    whole: dict[str, Tensor] = {}
+    start = 0
+    for part in parts:
+        end = start + len(part[names[0]])
+        for name in names:
+            if name not in whole:
+                whole[name] = part[name].new_empty((records, *part[name].shape[1:]))
+            whole[name][start:end] = part[name]
+        start = end
+    return whole
+
+
 # -- batch sizes that a program was captured for ----------------------------------------------------------------------
 
 
@@ -222,10 +239,116 @@ def _refused(program: Program, size: int) -> str:
     return next((c for c in conditions if names_in(c) == {name} and not evaluate(c, {str(name): size})), "")
 
 
-def _check_device(device: str) -> None:
-    try:
-        find_device(device)
-    except UsageError as error:
+# -- the data ---------------------------------------------------------------------------------------------------------
+
+
+def describe_data(program: Program, given: Any, columns: Mapping[str, Fields] | None, trained: DataSpec) -> DataSpec:
+    """Returns a description of the data. `given`: arrays by column, a description, or paths and URLs of files.
+    `columns`: which fields of a file each input has; by default those that it had where the job was trained
+    (`trained`), or one of its own name.
+
+    Raises UsageError[columns] where it does not fit the program's inputs; and as `arrays` and `files` do.
+    """
+    inputs = program.of_kind(Kind.INPUT)
+    if not isinstance(given, (DataSpec, Mapping)):
+        paths = _paths(given)
+        suffix = posixpath.splitext(paths[0])[1]
+        if suffix != ".npz":
+            spec = _of_files(inputs, paths, suffix, columns, trained)
+            return _fits(inputs, spec)
+        given = _npz(inputs, paths)
+    if columns:
+        raise UsageError("columns are given, and no files that have fields", rule="columns", help=f"give {_LISTED}")
+    if isinstance(given, Mapping):
+        for v in inputs:
+            if v.name not in given:
+                raise _missing(v, given)
+        given = arrays(**{v.name: given[v.name] for v in inputs})
+    return _fits(inputs, given)
+
+
+def _paths(given: Any) -> list[str]:
+    several = [given] if isinstance(given, (str, os.PathLike)) else given
+    if not isinstance(several, (list, tuple)) or not several or not all(isinstance(p, (str, Path)) for p in several):
+        raise UsageError(f"the data is a {type(given).__name__}", rule="data", help=f"give {_LISTED}")
+    paths = [os.fspath(p) for p in several]
+    suffixes = {posixpath.splitext(p)[1] for p in paths}
+    if len(suffixes) > 1 or not suffixes <= {".npz", *_FORMATS} or (suffixes == {".npz"} and len(paths) > 1):
         raise UsageError(
-            error.message, rule=error.rule, help="name another one: --device cpu; in a script device='cpu'"
+            f"the data is in {', '.join(paths[:3])}",
+            rule="format",
+            help=f"give files of one format, one .npz: {_LISTED}",
+        )
+    return paths
+
+
+def _of_files(
+    inputs: Sequence[Variable], paths: list[str], suffix: str, columns: Mapping[str, Fields] | None, trained: DataSpec
+) -> DataSpec:
+    if suffix == ".npy" and (len(inputs) > 1 or columns):
+        names = ", ".join(v.name for v in inputs)
+        raise UsageError(
+            f"a .npy file is one column, and the inputs are {names}", rule="columns", help="give a .npz file"
+        )
+    if suffix == ".npy":
+        return files({inputs[0].name: paths}, "npy")
+    if unknown := sorted((columns or {}).keys() - {v.name for v in inputs}):
+        raise UsageError(
+            f"there is no input {unknown[0]}: what is predicted is computed of {', '.join(v.name for v in inputs)}",
+            rule="columns",
+            help="--column INPUT=FIELD,FIELD; in a script columns={input: (field, field)}",
+        )
+    fields = {v.name: _fields(v, (columns or {}).get(v.name), trained) for v in inputs}
+    return files(paths, _FORMATS[suffix], fields, {v.name: v.dtype for v in inputs})
+
+
+def _fields(v: Variable, given: Fields | None, trained: DataSpec) -> Fields:
+    """Returns those of an input. Raises UsageError[columns] if nobody has said which."""
+    scalar = len(v.shape) == 1
+    found = given if given is not None else trained.source.get("fields", {}).get(v.name, v.name if scalar else None)
+    names = [found] if isinstance(found, str) else list(found or ())
+    if not names or (scalar and len(names) > 1):
+        raise UsageError(
+            f"input {v.name} is {v.type}: which {'field' if scalar else 'fields'} of the file does it have?",
+            rule="columns",
+            help=f"--column {v.name}=FIELD,FIELD,...; in a script columns={{'{v.name}': ('FIELD', 'FIELD')}}",
+        )
+    return names[0] if scalar else names
+
+
+def _npz(inputs: Sequence[Variable], paths: list[str]) -> dict[str, np.ndarray]:
+    """Returns the arrays that the inputs have; what else there is is not read."""
+    try:
+        with np.load(paths[0], allow_pickle=False) as found:
+            return {v.name: found[v.name] for v in inputs if v.name in found.files}
+    except Exception as error:  # numpy, zipfile and zlib have one each for what is damaged
+        raise UsageError(
+            f"{paths[0]} cannot be read: {describe(error)}", rule="format", help="write it with numpy.savez"
         ) from error
+
+
+def _fits(inputs: Sequence[Variable], spec: DataSpec) -> DataSpec:
+    """Returns it, if it has each input as the program was captured for it."""
+    for v in inputs:
+        if v.name not in spec.types:
+            raise _missing(v, spec.types)
+        found = spec.types[v.name]
+        pairs = list(zip(v.shape[1:], (found.shape or ())[1:], strict=False))
+        other = len(v.shape) != len(found.shape or ()) or any(not names_in(a) and a != b for a, b in pairs)
+        if found.dtype != v.dtype or other:
+            raise UsageError(
+                f"input {v.name} is {v.type}, and the data's column is {found}",
+                rule="columns",
+                help="give it the shape that the model was trained with"
+                if found.dtype == v.dtype
+                else f"convert it: x.astype('{v.dtype}') in NumPy, x.to(torch.{v.dtype}) in torch",
+            )
+    return spec
+
+
+def _missing(v: Variable, there: Mapping[str, Any]) -> UsageError:
+    return UsageError(
+        f"input {v.name} ({v.type}) is not in the data, which has {', '.join(there) or 'nothing'}",
+        rule="columns",
+        help="name the data's columns as the program's inputs are; labels are not needed",
+    )

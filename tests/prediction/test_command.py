@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +14,6 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.runtime.cli import main
-from graphft.runtime.executor import Executor
 from tests.prediction.jobs import X, by_batches, complete_job
 from tests.support.commands import refused, shown
 
@@ -70,49 +64,6 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Ca
     data.write_text("\n".join(lines) + "\n")
     shown(capsys, *arguments)
     assert len(out.read_text().splitlines()) == 1001
-
-
-def test_a_command_that_is_interrupted_leaves_the_older_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    complete_job(tmp_path / "job")
-    np.save(tmp_path / "x.npy", X.numpy())
-    run, calls = Executor.run, list[int]()
-
-    def interrupted(*args: Any, **options: Any) -> dict[str, Any]:
-        calls.append(1)
-        if len(calls) == 20:
-            raise KeyboardInterrupt
-        return run(*args, **options)
-
-    monkeypatch.setattr(Executor, "run", interrupted)
-    monkeypatch.setattr("graphft.runtime.prediction.predict.PART", 64)
-    for name in ("p.csv", "p.npz", "p.parquet", "p.safetensors"):
-        calls.clear()
-        (tmp_path / name).write_text("older")
-        arguments = ["predict", str(tmp_path / "job"), "--data", str(tmp_path / "x.npy"), "--out", str(tmp_path / name)]
-        assert main(arguments) == 130
-        assert capsys.readouterr().err == "interrupted\n"
-        assert (tmp_path / name).read_text() == "older"
-        (tmp_path / name).unlink()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["job", "x.npy"]
-
-
-def test_what_a_killed_command_left_is_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    complete_job(tmp_path / "job")
-    np.save(tmp_path / "x.npy", X.numpy())
-    code = f"""
-import os, signal
-from pathlib import Path
-from graphft.disk.fileio import scratch_folder
-with scratch_folder(Path({str(tmp_path / "p.csv")!r})) as scratch:
-    (scratch / "job").write_text("begun")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
-    assert len(list(tmp_path.iterdir())) == 3
-    shown(capsys, "predict", tmp_path / "job", "--data", tmp_path / "x.npy", "--out", tmp_path / "p.csv")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["job", "p.csv", "x.npy"]
 
 
 class Tokens(nn.Module):
@@ -167,16 +118,14 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     data, job = write_csv(tmp_path / "new.csv", X[:10]), tmp_path / "job"
     column = ("--column", "x=a,b,c,d")
     said = refused(capsys, "predict", job, "--data", data, *column, "--out", tmp_path / "p.txt")
-    assert "ends in '.txt'" in said
+    assert "p.txt is no name of a file" in said
     assert "--column x" in refused(capsys, "predict", job, "--data", data, "--column", "x", "--out", tmp_path / "p.csv")
     said = refused(capsys, "predict", job, "--data", data, "--data", "more.npz", *column, "--out", tmp_path / "p.csv")
-    assert "several formats" in said
+    assert "error[format]" in said
     before = data.read_bytes()
     said = refused(capsys, "predict", job, "--data", tmp_path / "n*.csv", *column, "--out", data)
     assert "new.csv is the data to predict from" in said
     assert data.read_bytes() == before
-    os.mkfifo(tmp_path / "p.npz")
-    assert "is no file" in refused(capsys, "predict", job, "--data", data, *column, "--out", tmp_path / "p.npz")
     model = job / "model.safetensors"
     said = refused(capsys, "predict", job, "--data", data, *column, "--out", model)
     assert "is in the folder of the job" in said

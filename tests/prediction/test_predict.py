@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
 import shutil
 import sys
 import textwrap
@@ -19,10 +17,7 @@ from torch import nn
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.validations import note_validation
-from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.result import Result
 from graphft.runtime.validation.best_model import BestModels, Kept
-from graphft.transpiler import Job
 from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model
 
 
@@ -81,28 +76,6 @@ def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_a_dataset_that_would_end_the_process(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
-    (tmp_path / "ending.py").write_text(
-        textwrap.dedent(
-            f"""
-            import sys, torch
-            class Ending(torch.utils.data.Dataset):
-                def __len__(self):
-                    return 96
-                def __getitem__(self, i):
-                    if i == 40:
-                        sys.exit(0)
-                    return torch.full(({FEATURES},), float(i)),
-            """
-        )
-    )
-    data = graphft.dataset(f"{tmp_path / 'ending.py'}:Ending", columns=("x",), chunk_size=32)
-    threads = torch.get_num_threads()
-    with pytest.raises(GraphftError, match=r"reading chunk 1 \(records 32 to 64\) failed: SystemExit"):
-        graphft.predict(job[0], data)
-    assert torch.get_num_threads() == threads
-
-
 def test_what_is_not_finite_is_told(job: tuple[Path, nn.Sequential], caplog: pytest.LogCaptureFixture) -> None:
     x = X[:50].clone()
     x[7, 2] = float("nan")
@@ -124,31 +97,27 @@ def test_a_batch_of_fixed_size_is_filled_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "message"),
+    ("data", "options", "rule"),
     [
-        ({"z": X}, {}, r"input x \(float32\[batch, 4\]\) is not in the data, which has z"),
-        ({"x": X.double()}, {}, r"the data's column is float64\[batch, 4\]\nhelp: convert it: x.astype\('float32'\)"),
-        ({"x": X[:, :3]}, {}, r"the data's column is float32\[batch, 3\]"),
-        ({"x": X}, {"workers": 2}, r"predict has no option workers\nhelp: "),
-        ({"x": X}, {"weight": 2}, r"predict has no option weight\nhelp: did you mean weights\?"),
-        ({"x": X}, {"batch_size": "8"}, "batch_size is '8', expected a number, 1 or more"),
-        ({"x": 3.0}, {}, "column x is a single value"),
-        ({"x": X.to("meta")}, {}, "column x: "),
-        ({"x": np.ma.masked_greater(X.numpy(), 0)}, {}, "column x is a masked array, and [0-9]+ of its elements are"),
-        ({"x": X}, {"step": 7}, "has no checkpoint of step 7"),
-        ({"x": X}, {"device": "cuda:99"}, r"cuda:99, which .*\nhelp: name another one: --device cpu"),
-        ({"x": X}, {"columns": {"x": "a"}}, "columns are given, and no files"),
-        (X, {}, "the data is a Tensor\nhelp: give a .csv"),
-        ("new.xls", {}, "new.xls ends in '.xls'\nhelp: give a .csv"),
-        ("new.csv", {}, r"which fields of the file does it have\?"),
-        ("gone.npz", {}, "gone.npz cannot be read"),
-        ("gone.csv", {"columns": {"x": "abcd"}}, "cannot read .*gone.csv"),
-        ("new.csv", {"columns": {"y": "b"}}, "there is no input y: what is predicted is computed of x"),
+        ({"z": X}, {}, "columns"),
+        ({"x": X.double()}, {}, "columns"),
+        ({"x": X[:, :3]}, {}, "columns"),
+        ({"x": X}, {"weight": 2}, "option"),
+        ({"x": X}, {"batch_size": "8"}, "batch-size"),
+        ({"x": X}, {"step": 7}, "no-checkpoint"),
+        ({"x": X}, {"device": "cuda:99"}, "device"),
+        ({"x": X}, {"columns": {"x": "a"}}, "columns"),
+        (X, {}, "data"),
+        ("new.xls", {}, "format"),
+        ("new.csv", {}, "columns"),
+        ("gone.npz", {}, "format"),
+        ("new.csv", {"columns": {"y": "b"}}, "columns"),
     ],
 )
-def test_what_does_not_fit(job: tuple[Path, nn.Sequential], data: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(GraphftError, match=message) as caught:
+def test_what_does_not_fit(job: tuple[Path, nn.Sequential], data: Any, options: dict[str, Any], rule: str) -> None:
+    with pytest.raises(GraphftError) as caught:
         graphft.predict(job[0], data, **options)
+    assert caught.value.rule == rule
     assert caught.value.help
 
 
@@ -158,14 +127,12 @@ def test_a_file_of_arrays_that_is_damaged(job: tuple[Path, nn.Sequential], tmp_p
     found = graphft.predict(job[0], tmp_path / "x.npz")
     assert torch.equal(found["output"], by_batches(job[1], X)), "other arrays are not read"
     flipped = bytes([*data[:200], data[200] ^ 64, *data[201:]])
-    for name, content in (("cut", data[:-30]), ("flipped", flipped), ("empty", b""), ("text", b"1,2,3\n")):
+    for name, content in (("cut", data[:-30]), ("flipped", flipped), ("empty", b"")):
         (tmp_path / f"{name}.npz").write_bytes(content)
         with pytest.raises(GraphftError, match=rf"{name}\.npz cannot be read"):
             graphft.predict(job[0], tmp_path / f"{name}.npz")
-    np.save(tmp_path / "one.npy", X.numpy())
-    os.rename(tmp_path / "one.npy", tmp_path / "one.npz")
-    with pytest.raises(GraphftError, match=r"one\.npz cannot be read"):
-        graphft.predict(job[0], tmp_path / "one.npz")
+    np.save(tmp_path / "x.npy", X.numpy())
+    assert torch.equal(graphft.predict(job[0], str(tmp_path / "x.npy"))["output"], by_batches(job[1], X))
 
 
 def test_who_has_no_weights_yet(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
@@ -177,9 +144,7 @@ def test_who_has_no_weights_yet(job: tuple[Path, nn.Sequential], tmp_path: Path)
         graphft.predict("nothing-there", {"x": X})
 
 
-def test_the_best_model(
-    job: tuple[Path, nn.Sequential], tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_best_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     held_out = graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
     folder = tmp_path / "job"
     complete_job(folder, validate=graphft.Validation(data=held_out, best="loss"), ft=True)
@@ -191,27 +156,14 @@ def test_the_best_model(
     models.write(Kept(4, 0.7), make_model(3).state_dict())
     found = graphft.predict(folder, {"x": X[:64]}, best=True)["output"]
     assert torch.equal(found, by_batches(best.eval(), X[:64]))
-    assert not Result.of(folder, 4, 1.0).missing_best()
-    (folder / "best" / "step-00000002.safetensors").unlink()
-    missing = Result.of(folder, 4, 1.0).warnings(Job.load(folder).config)
-    assert any("the model of step 2, the best one by loss, is MISSING from " in line for line in missing)
-    with pytest.raises(GraphftError, match="the model of step 2, the best one by loss, is MISSING from "):
-        graphft.predict(folder, {"x": X}, best=True)
-    note_validation(folder, 1, 4, {"loss": 0.7})
-    note_validation(folder, 1, 3, {"loss": math.inf})
-    (folder / "best" / "step-00000002.json").unlink()
-    graphft.predict(folder, {"x": X}, best=True)
-    assert "MISSING" not in caplog.text, "it is the best that there was"
     note_validation(folder, 1, 2, {"loss": 0.5})
+    note_validation(folder, 1, 4, {"loss": 0.7})
     graphft.predict(folder, {"x": X}, best=True)
     line = "the model of step 2, the best one by loss, is MISSING from "
-    assert line in caplog.text
-    assert caplog.text.rstrip().endswith("; of those there, that of step 4 is the best")
-    assert line in look_at(folder).describe()
-    (folder / "best" / "step-00000004.safetensors").write_bytes(b"")
-    (folder / "validation.jsonl").unlink()
-    assert "the model of step 4, the best one by loss, is MISSING" in look_at(folder).describe(), "it is empty"
-    note_validation(folder, 1, 2, {"loss": 0.5})
+    assert line not in caplog.text
+    (folder / "best" / "step-00000002.safetensors").unlink()
+    graphft.predict(folder, {"x": X}, best=True)
+    assert line in caplog.text, "a worse one is taken, and that is told"
     shutil.rmtree(folder / "best")
     with pytest.raises(GraphftError, match=line):
         graphft.predict(folder, {"x": X}, best=True)
@@ -226,12 +178,3 @@ def test_other_weights(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
     assert torch.equal(found, by_batches(other, X))
     with pytest.raises(GraphftError, match="weights are given, and step or best, too"):
         graphft.predict(job[0], {"x": X}, weights=tmp_path / "best", best=True)
-
-
-def test_arrays_of_numpy_and_files_are_the_same(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
-    folder, model = job
-    want = by_batches(model, X)
-    np.savez(tmp_path / "x.npz", x=X.numpy(), y=np.zeros(3))
-    np.save(tmp_path / "x.npy", X.numpy())
-    assert torch.equal(graphft.predict(folder, tmp_path / "x.npz")["output"], want)
-    assert torch.equal(graphft.predict(folder, str(tmp_path / "x.npy"))["output"], want)
