@@ -161,8 +161,8 @@ def test_the_best_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     line = "the model of step 2, the best one by loss, is MISSING from "
     assert line not in caplog.text
     (folder / "best" / "step-00000002.safetensors").unlink()
-    graphft.predict(folder, {"x": X}, best=True)
-    assert line in caplog.text, "a worse one is taken, and that is told"
+    with pytest.raises(GraphftError, match=line):
+        graphft.predict(folder, {"x": X}, best=True)
     with pytest.raises(GraphftError, match="the best model is asked for, and step 2, too"):
         graphft.predict(folder, {"x": X}, best=True, step=2)
 
