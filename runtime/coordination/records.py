@@ -178,15 +178,10 @@ class ShardStatus(msgspec.Struct, frozen=True):
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):
-    """What a coordinator reports of itself. Rates are over its last few seconds.
-
-    `tasks_per_second`: given out. `commits_per_second`: transactions of etcd, each of which makes many changes last.
-    """
+    """What a coordinator reports of itself."""
 
     serving: bool = False
     """Whether it holds the lock; else it stands by."""
-    tasks_per_second: float = 0.0
-    commits_per_second: float = 0.0
     reloads: int = 0
     """How often it has read its queues from etcd."""
     counters: dict[str, int] = {}

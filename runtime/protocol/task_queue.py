@@ -53,15 +53,10 @@ from graphft.runtime.protocol.task_events import (
     fences_of,
     task_problem,
 )
-from graphft.runtime.protocol.task_pass import GROUP, ModelSaver, PassTasks, QueueState, Task, TaskCounts, group_of
+from graphft.runtime.protocol.task_pass import ModelSaver, PassTasks, QueueState, Task, TaskCounts, group_of
 
 MAX_GIVEN = 1024
 """Tasks that one call gets at most."""
-
-
-def _groups_with(done: bytearray) -> set[int]:
-    """Groups that have a task that is done."""
-    return {group_of(at) for at in range(0, len(done), GROUP) if 1 in done[at : at + GROUP]}
 
 
 class TaskQueue:
@@ -81,7 +76,6 @@ class TaskQueue:
         """True when it was told who lives, since it was loaded."""
         self.saver: ModelSaver | None = None
         self.story = Story()
-        self.given = 0
         """Tasks, so far."""
         self.calls: dict[str, int] = {}
         """The newest call of each trainer, ..."""
@@ -130,7 +124,7 @@ class TaskQueue:
     def go_on_from(self, before: TaskQueue, now: float) -> None:
         """Takes over what this process has in memory alone, and did not lose. `before`: what it had until it loaded
         again."""
-        self.calls, self.story, self.given = before.calls, before.story, before.given
+        self.calls, self.story = before.calls, before.story
         self._got_nothing, self._leaving = before._got_nothing, before._leaving
         self.generation = max(self.generation, before.generation)
         self.attempts = max(self.attempts, before.attempts)
@@ -149,15 +143,6 @@ class TaskQueue:
             tasks.touched.clear()
         self._marker, self._over, self._saver_changed, self._closing = None, [], False, False
         return changes
-
-    def save_all(self) -> None:
-        """The next changes are everything: what was saved so far is lost."""
-        for tasks in self.passes.values():
-            tasks.touched.update({group_of(chunk) for chunk in tasks.open}, _groups_with(tasks.done))
-        self._closing = True
-        self._saver_changed = self.saver is not None
-        if self.current >= 0:
-            self._marker = self.current
 
     def counts(self) -> dict[str, TaskCounts]:
         """Returns the counts of the passes that are not over, and of the newest one."""
@@ -246,7 +231,6 @@ class TaskQueue:
         attempt, self.attempts = self.attempts, self.attempts + 1
         tasks.give(chunk, call.trainer, call.slot, attempt, call.call, now, vanished=vanished)
         self._held[call.trainer].add((tasks.index, chunk))
-        self.given += 1
         return attempt
 
     def _get_of_slot(self, peer: bytes, call: GetTasks, now: float) -> list[Effect]:

@@ -31,10 +31,10 @@ from graphft.runtime.execute.lowering import Observe, lower
 from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.protocol.round import Contribution
-from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.pserver.norms import lay_out
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
+from graphft.runtime.roles.role import Blocks
 from graphft.runtime.roles.start_check import undisturbed
 from graphft.runtime.roles.trainer.step_check import TrialBatch, TrialComm
 from graphft.runtime.transport.buffers import byte_view

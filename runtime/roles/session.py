@@ -1,24 +1,26 @@
-"""What a process tells its job of itself: that it is there, that it lives, how far it is."""
+"""A process's session: its registration, its lease, its reports; and how it ends when it must not go on."""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ops.context import SessionPort
 from graphft.runtime.coordination.connect import JobEnded
+from graphft.runtime.coordination.job_storage import has_model
 from graphft.runtime.coordination.job_view import out_of_reach, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import KV, LeaseLost, absent, put_op, value_is
-from graphft.runtime.etcd.lease_keeper import LATE
-from graphft.runtime.process.progress import Progress
-from graphft.runtime.roles.process_end import ProcessEnd
+from graphft.runtime.process.progress import Progress, stacks
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 
 log = logging.getLogger("graphft")
 
@@ -27,28 +29,81 @@ WAIT_NOTICE_SECONDS, WAIT_AGAIN_SECONDS = 5.0, 60.0
 REPORT_SECONDS = 0.4
 
 
+class ProcessEnd:
+    """Ends the process when it must not go on. Used by the daemon thread, and by main loops (`check_lease`).
+
+    `closing`: the role ends in order, nothing ends it any more. `before` is called when the process has said why it
+    ends; `on_hung`, with for how long and while what, tells others of a hang.
+    """
+
+    def __init__(self, member: Member, job_dir: Path) -> None:
+        self.member, self.job_dir = member, job_dir
+        self.closing = threading.Event()
+        self.before: list[Callable[[], None]] = []
+        self.on_hung: list[Callable[[str], None]] = []
+
+    def hung(self) -> None:
+        """Ends the process, whose main thread is stuck; its launcher starts it again.
+
+        Others could not go on: the daemon thread would renew the lease, and with it the claims, for ever.
+        """
+        if self.closing.is_set():
+            return
+        member, progress = self.member, self.member.progress
+        what = f"no progress for {progress.limit:.0f} s while {progress.doing}"
+        log.error(
+            "%s: ending this process. If a batch may take so long, raise chunk_timeout, which is %g s. It is here:\n%s",
+            what,
+            member.config.chunk_timeout,
+            stacks(progress.thread),
+        )
+        try:
+            where = stacks(progress.thread, depth=6)
+            member.events.emit("hung", f"{member.kind} {member.index} made {what}: ending it", where=where)
+            for tell in self.on_hung:
+                tell(what)
+        except GraphftError as error:
+            log.warning("%s", error.message)
+        self.now(EXIT_OK if has_model(self.job_dir) else EXIT_FAILED)
+
+    def lease_lost(self, error: LeaseLost) -> None:
+        """Ends the process at once: its claims may be somebody else's by now, or the job's etcd has ended."""
+        if not self.closing.is_set():
+            log.error("lease lost: %s", error.message)
+            self.now(EXIT_OK if has_model(self.job_dir) else EXIT_LEASE_LOST)
+
+    def check_lease(self) -> None:
+        """For main loops: the daemon thread, which looks as well, may be what hangs."""
+        try:
+            self.member.check_lease()
+        except LeaseLost as error:
+            self.lease_lost(error)
+
+    def now(self, status: int) -> None:
+        for call in self.before:
+            call()
+        logging.shutdown()
+        os._exit(status)
+
+
 def _over(kvs: Mapping[str, KV], keys: Keys) -> bool:
     return keys.state in kvs and kvs[keys.state].value != b"running"
 
 
 class MemberSession(SessionPort):
-    """The SessionPort of every role. `status`: gives its report, which is written to etcd."""
+    """The SessionPort of every role. `status`: returns its report, which is written to etcd."""
 
     def __init__(self, member: Member, end: ProcessEnd, status: Callable[[], msgspec.Struct]) -> None:
         self.member, self.end, self.status = member, end, status
         self._report_at = 0.0
         self._registered = ""
-        self._kept = 0
-        """How many renewals by the lease's keeper were told."""
         self.beside: list[tuple[Progress, Callable[[], None]]] = []
         """Marks of other threads that work, and what is called when one of them hangs."""
 
     @property
     def registered(self) -> bool:
-        """Whether others find this process."""
+        """True if others find this process."""
         return bool(self._registered)
-
-    # -- registration -------------------------------------------------------------------------------------------
 
     def register(self, *, role: str, index: int, lease: bool) -> None:
         """Claims this process's key; waits while a live process holds it. Raises JobEnded when the job is over."""
@@ -57,7 +112,7 @@ class MemberSession(SessionPort):
         record = member.registration()
         member.await_view(
             lambda kvs: not out_of_reach(record, read_view(keys, kvs.values())), member.config.lease_ttl + 1.0
-        )  # what is in the way may be dead
+        )  # a process in the way may be dead
         put = put_op(key, msgspec.json.encode(record), member.lease if lease else 0)
         told = False
         while not member.etcd.txn([absent(key), value_is(keys.state, b"running")], [put], token=key).ok:
@@ -71,7 +126,14 @@ class MemberSession(SessionPort):
                 told = True
             member.await_view(lambda kvs: key not in kvs or _over(kvs, keys), WAIT_NOTICE_SECONDS)
             member.check_lease()
-        self._check_reach(record)
+        # Whichever of two processes looks later sees both.
+        if why := out_of_reach(record, read_view(keys, member.etcd.range(keys.control).kvs)):
+            raise UsageError(
+                why,
+                rule="out-of-reach",
+                help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
+                "set GRAPHFT_HOST where pservers run",
+            )
         self._registered = key
         reached = f": others reach this process at {member.address}" if member.address else ""
         log.info("registered as %s%s", member.id, reached)
@@ -87,62 +149,41 @@ class MemberSession(SessionPort):
                     f"{self._registered} is gone: etcd was restored from a backup", rule="etcd-lease", help="start anew"
                 )
 
-    def _check_reach(self, me: Registration) -> None:
-        """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""
-        keys = self.member.keys
-        if why := out_of_reach(me, read_view(keys, self.member.etcd.range(keys.control).kvs)):
-            raise UsageError(
-                why,
-                rule="out-of-reach",
-                help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
-                "set GRAPHFT_HOST where pservers run",
-            )
-
     def wait_pservers(self, count: int, timeout: float) -> None:
-        """Returns when they are there, or when the job is over, whose pservers may be gone already."""
         keys = self.member.keys
-        here = self._await(
-            lambda kvs: sum(k.startswith(keys.pservers) for k in kvs) >= count or _over(kvs, keys),
+        self._await(
+            lambda kvs: sum(k.startswith(keys.pservers) for k in kvs) >= count,
             timeout,
-            lambda: (
-                f"{count} pservers, of which {len(self.member.view.pservers)} are there; start the missing ones: "
-                "graphft start pserver --job DIR --etcd ..."
-            ),
+            lambda: f"{count} pservers, of which {len(self.member.view.pservers)} are there",
+            "wait-pservers",
+            "graphft start pserver --job DIR --etcd ...",
         )
-        if not here:
-            raise GraphftError(
-                f"waited {timeout:.0f} s for {count} pservers, {len(self.member.view.pservers)} are there",
-                rule="wait-pservers",
-                help="start the missing ones; `graphft status` shows who is alive",
-            )
 
     def find_coordinator(self, timeout: float) -> None:
-        """Returns when there is one, or when the job is over."""
-        keys = self.member.keys
-        here = self._await(
-            lambda kvs: keys.coordinator_addr in kvs or _over(kvs, keys),
+        self._await(
+            lambda kvs: self.member.keys.coordinator_addr in kvs,
             timeout,
-            lambda: "a coordinator; start one: graphft start coordinator --job DIR --etcd ...",
+            lambda: "a coordinator, and none serves",
+            "find-coordinator",
+            "graphft start coordinator --job DIR --etcd ...",
         )
-        if not here:
-            raise GraphftError(
-                f"waited {timeout:.0f} s for a coordinator, and none serves",
-                rule="find-coordinator",
-                help="start one: graphft start coordinator --job DIR --etcd ...; `graphft status` shows who is alive",
-            )
 
-    def _await(self, ready: Callable[[Mapping[str, KV]], bool], timeout: float, what: Callable[[], str]) -> bool:
-        """Whether that is so within `timeout` seconds. A wait for what others start is told, and told again."""
-        end, pause = time.monotonic() + timeout, WAIT_NOTICE_SECONDS
+    def _await(
+        self, ready: Callable[[Mapping[str, KV]], bool], timeout: float, what: Callable[[], str], rule: str, start: str
+    ) -> None:
+        """Returns when that is so, or when the job is over. A wait for a process is told, and told again."""
+        keys, end, pause = self.member.keys, time.monotonic() + timeout, WAIT_NOTICE_SECONDS
         while (left := end - time.monotonic()) > 0:
-            if self.member.await_view(ready, min(left, pause)):
-                return True
+            if self.member.await_view(lambda kvs: ready(kvs) or _over(kvs, keys), min(left, pause)):
+                return
             if left > pause:
-                log.warning("waiting for %s", what())
+                log.warning("waiting for %s; start what is missing: %s", what(), start)
             pause = WAIT_AGAIN_SECONDS
-        return False
-
-    # -- life ---------------------------------------------------------------------------------------------------
+        raise GraphftError(
+            f"waited {timeout:.0f} s for {what()}",
+            rule=rule,
+            help=f"start what is missing: {start}; `graphft status` shows who is alive",
+        )
 
     def keep_alive(self, progress_timeout: float) -> None:
         """Renews the lease when it is time to, and sees to it that its keeper does when this thread cannot.
@@ -161,19 +202,9 @@ class MemberSession(SessionPort):
             lease.tick()
             lease.keep(self.member.etcd.urls)
             self.check_registered()
-            self._tell_kept(int(lease.page.kept))
-
-    def _tell_kept(self, renewals: int) -> None:
-        """Says that the daemon thread could not renew for a while: something held the interpreter's lock."""
-        if renewals > self._kept:
-            log.info(
-                "this process could not renew its lease for %.0f s or longer; its keeper did",
-                (renewals - self._kept) * LATE * self.member.config.lease_ttl,
-            )
-        self._kept = renewals
 
     def report_status(self, last: bool = False) -> None:
-        """Writes what this process does, some times a second: the daemon also wakes for whatever changes in etcd."""
+        """Writes this process's report, some times a second: the daemon also wakes for whatever changes in etcd."""
         member, now = self.member, time.monotonic()
         if now < self._report_at and not (last or member.view.over):
             return

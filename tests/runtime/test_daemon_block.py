@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from graphft.runtime.etcd import Etcd, LeaseLost, Session
-from graphft.runtime.roles.blocks import DaemonBlock
+from graphft.runtime.roles.role import DaemonBlock
 from tests.support.waiting import until
 
 

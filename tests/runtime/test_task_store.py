@@ -125,7 +125,7 @@ def test_a_lost_lock_saves_and_loads_nothing(scene: Scene) -> None:
     other.save(successor)
     before = records(scene)
     for act in (lambda: one.save(queue), one.load, one.store.intact, lambda: one.store.commit([], ())):
-        with pytest.raises(LeaseLost, match="is another's"):
+        with pytest.raises(LeaseLost):
             act()
     assert records(scene) == before
 
@@ -203,34 +203,23 @@ def test_a_save_that_was_not_answered_is_made_again(scene: Scene, applied: bool)
     assert durable(holder.load()) == durable(queue)
 
 
-def test_an_etcd_that_was_restored_from_a_backup_is_noticed(scene: Scene) -> None:
+def test_an_etcd_that_was_restored_from_a_backup_ends_the_coordinator(scene: Scene) -> None:
     holder = Holder(scene, PLAN)
     queue = holder.take()
     holder.save(queue)
     backup = records(scene)
     holder.get(queue, 1)
     holder.save(queue)
-    assert holder.store.intact()
-    scene.etcd.put(scene.keys.task_state, backup["state"])
-    assert not holder.store.intact()
-    queue.save_all()
-    holder.save(queue)
-    assert holder.store.intact()
-    assert durable(holder.load()) == durable(queue)
-
-
-def test_a_call_that_changes_nothing_is_no_sign_of_a_restore(scene: Scene) -> None:
-    """It has the revision of the write before."""
-    holder = Holder(scene, PLAN)
-    queue = holder.take()
-    holder.save(queue)
     for _ in range(2):
-        assert holder.store.save(queue, None, [("slot", 0, 0)]) == []
-    assert not holder.store.went_back
+        assert holder.store.save(queue, None, [("slot", 0, 0)]) == [], "no write is no sign of it"
+    holder.store.check()
+    scene.etcd.put(scene.keys.task_state, backup["state"])
+    with pytest.raises(LeaseLost):
+        holder.store.check()
 
 
 @pytest.mark.parametrize("name", ["counts", "state", "0/000000", "0/000300", "zero/000000"])
-def test_a_record_that_is_damaged_is_named(scene: Scene, name: str) -> None:
+def test_a_damaged_record_ends_the_coordinator(scene: Scene, name: str) -> None:
     holder = Holder(scene, PLAN)
     queue = holder.take()
     holder.get(queue, 1)
@@ -238,5 +227,6 @@ def test_a_record_that_is_damaged_is_named(scene: Scene, name: str) -> None:
     key = f"{scene.keys.all_tasks}{name}"
     value = scene.value(key) or scene.value(f"{scene.keys.all_tasks}0/000000")
     scene.etcd.put(key, value[: len(value) // 2])
-    with pytest.raises(GraphftError, match=f"the record {key} in etcd is damaged: .*\n.*restore etcd from a backup"):
+    with pytest.raises(GraphftError) as raised:
         holder.load()
+    assert raised.value.rule == "task-records"

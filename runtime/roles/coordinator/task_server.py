@@ -20,7 +20,6 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Barred, CoordinatorStatus
 from graphft.runtime.etcd import Compare, Session, Watch, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.fencing import Lock
-from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, ChunkDiscards, Discards, Known, Todo
 from graphft.runtime.protocol.messages import (
@@ -48,7 +47,7 @@ from graphft.runtime.protocol.task_events import (
 from graphft.runtime.protocol.task_queue import TaskQueue
 from graphft.runtime.queue.transactions import going_back, or_end, tell_discarded
 from graphft.runtime.roles.coordinator.task_store import Fence, TaskStore
-from graphft.runtime.roles.process_end import ProcessEnd
+from graphft.runtime.roles.session import ProcessEnd
 from graphft.runtime.transport import ServerTransport
 
 log = logging.getLogger("graphft")
@@ -59,10 +58,9 @@ SEEN_SECONDS = 5.0
 LOOKS = 20
 """Per time-out, for tasks that are not renewed."""
 CHECK_SECONDS = 2.0
-"""Between two looks whether etcd has what was written."""
+"""Between two looks whether etcd has the last writes."""
 MAX_FENCES = 48
 """Of one transaction."""
-RATE_SECONDS = 5.0
 
 
 class TaskServer(TaskServerPort):
@@ -84,10 +82,6 @@ class TaskServer(TaskServerPort):
         self._loaded_at = 0
         self._told_unsaved = False
         self._next_look = self._next_check = 0.0
-        self._window = (time.monotonic(), 0, 0)
-        self._rates = (0.0, 0.0)
-
-    # -- start ----------------------------------------------------------------------------------------------------
 
     def acquire_lock(self) -> None:
         self.member.progress.begin("standing by")
@@ -96,8 +90,8 @@ class TaskServer(TaskServerPort):
         self._check_not_over()
 
     def _check_not_over(self) -> None:
-        """Raises JobEnded if the job is over. Who had the lock may have left it because the job is over, which the
-        watch here may not have seen so far."""
+        """Raises JobEnded if the job is over, also if the watch has not seen that so far: the holder of the lock may
+        have left it for that reason."""
         key = self.keys.state
         state = self.member.retry_while_leased(lambda: self.member.etcd.get(key))
         if state is not None and state.value != b"running":
@@ -117,7 +111,7 @@ class TaskServer(TaskServerPort):
         log.info("queues read from etcd: %s", self.queue.counts() or "none so far")
 
     def _reload(self) -> TaskQueue:
-        """Memory is what etcd has: something could not be saved. What is kept in memory alone stays."""
+        """Reads etcd again: something could not be saved. What is kept in memory alone stays."""
         before = self.queue
         self.queue, _ = self.store.load(self.options)
         self.queue.go_on_from(before, time.monotonic())
@@ -126,31 +120,14 @@ class TaskServer(TaskServerPort):
 
     def publish(self) -> None:
         self._check_not_over()  # to read the queues may have taken a while
-        self._write_address()
+        record = msgspec.json.encode(self.member.registration())
+        self.store.commit([put_op(self.keys.coordinator_addr, record, self.member.lease)], ())
         self.serving = True
         self.member.events.emit("coordinator", f"coordinator {self.member.index} gives out tasks")
 
     def _write_address(self) -> None:
         record = msgspec.json.encode(self.member.registration())
         self.store.commit([put_op(self.keys.coordinator_addr, record, self.member.lease)], ())
-
-    def _look_after_records(self, now: float) -> None:
-        """Writes everything again when etcd does not have what was written last: it was restored from a backup. (If the
-        lock is gone, too, that ends this process.)"""
-        if self.store.went_back:
-            self._save_again()
-        if now < self._next_check:
-            return
-        self._next_check = now + CHECK_SECONDS
-        if not self.store.intact():
-            self._save_again()
-
-    def _save_again(self) -> None:
-        log.warning("etcd was restored from a backup: what this coordinator has saved is saved again")
-        self.store.went_back = False
-        self.queue.save_all()
-        self.store.save(self.queue, self.queue.take_changes())
-        self._write_address()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -167,7 +144,7 @@ class TaskServer(TaskServerPort):
             self._round(calls)
 
     def _round(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:
-        """Takes in what came, in order; a batch that failed has a transaction of its own."""
+        """Takes in the calls, in order; a batch that failed has a transaction of its own."""
         waiting: list[tuple[bytes, TASK_CALLS]] = []
         self._check_lock()
         self._look_around()
@@ -182,7 +159,7 @@ class TaskServer(TaskServerPort):
         self._answer(waiting)
 
     def _check_lock(self) -> None:
-        """Not every answer is saved before, which would tell: LeaseLost as soon as it is seen that the lock is gone."""
+        """Raises LeaseLost as soon as the view lacks the lock: not every answer is saved before, which would tell."""
         watcher, lock = self.member.watcher, self.lock
         if watcher.revision >= lock.revision:
             held = watcher.snapshot().get(lock.key)
@@ -190,8 +167,8 @@ class TaskServer(TaskServerPort):
                 self.store.lost()
 
     def _look_around(self) -> None:
-        """Looks who lives, and whose tasks are overdue. That is saved before any call is taken in: if one of these has
-        a fence that does not hold, memory is read anew."""
+        """Looks who lives, and whose tasks are overdue. Saves that before any call is taken in: if one of these has a
+        fence that does not hold, memory is read anew."""
         now, view, effects = time.monotonic(), self.member.view, []
         told = self.queue.met and view.trainers.keys() == self.queue.living
         if self.member.watcher.revision >= self._loaded_at and not told:
@@ -199,7 +176,9 @@ class TaskServer(TaskServerPort):
         if now >= self._next_look:
             self._next_look = now + self.options.timeout / LOOKS
             effects = self.queue.step(Tick(), now)
-        self._look_after_records(now)
+        if now >= self._next_check:
+            self._next_check = now + CHECK_SECONDS
+            self.store.check()
         self._answer(())
         took: defaultdict[tuple[str, int], list[TookAway]] = defaultdict(list)
         for effect in effects:
@@ -209,11 +188,10 @@ class TaskServer(TaskServerPort):
             self._bar(trainer, slot, tasks)
         if self.queue.complete and not (view.trainers or view.pservers or view.over):
             self._end()
-        self._measure(now)
 
     def _answer(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:
-        """Lets the machine decide, saves, and answers. Calls whose fence does not hold are taken in once more as such;
-        memory is what etcd has before."""
+        """Lets the machine decide, saves, and answers. Calls whose fence does not hold are taken in once more as such,
+        after etcd is read again."""
         bad: set[Fence] = set()
         while True:
             effects = self._step(calls, bad)
@@ -229,8 +207,6 @@ class TaskServer(TaskServerPort):
                 break
             failed = self.store.save(self.queue, changes, fences)
             if not failed:
-                if self.store.went_back:  # while calls come, every save hides that from a look at what is there
-                    self._save_again()
                 break
             bad |= set(failed)
             self._reload()
@@ -264,8 +240,6 @@ class TaskServer(TaskServerPort):
             found.append((chunk, max(seen, here.get(key, Discards()), key=lambda what: len(what.discards))))
         discarded = [(chunk, what.without_reasons()) for chunk, what in found if what.discards]
         return msgspec.structs.replace(message, discarded=discarded)
-
-    # -- what is rare -----------------------------------------------------------------------------------------------
 
     def _fail(self, peer: bytes, call: FailTask) -> None:
         if problem := self.queue.problem(call):
@@ -302,7 +276,7 @@ class TaskServer(TaskServerPort):
                 return change
 
     def _discard_rest(self, effect: Hopeless) -> None:
-        """Too many of a task's holders have vanished: what is not applied of it is discarded."""
+        """Discards the rest of a task of which too many holders have vanished."""
         index, chunk, etcd = effect.pass_index, effect.chunk, self.member.etcd
 
         def discard() -> Change | None:
@@ -324,7 +298,7 @@ class TaskServer(TaskServerPort):
     def _carry_out(
         self, index: int, chunk: int, todo: Todo, changes: Sequence[Change], same: Sequence[Compare] = ()
     ) -> bool:
-        """Saves what becomes of a task, in one transaction with what is written beside it; False: that had changed."""
+        """Saves a task that has failed, in one transaction with its changes; False: a record had changed."""
         if changes[0].outcome != "job-failed":
             self.queue.put(index, chunk, todo)
         saved = self.queue.take_changes()
@@ -334,30 +308,26 @@ class TaskServer(TaskServerPort):
         if self.store.commit([*groups, *heads, *beside], (), [*compares, *same]):
             self._reload()
             return False
-        self._note_discarded(changes[0])
-        return True
-
-    def _note_discarded(self, change: Change) -> None:
-        """Whoever is given the task next is told of it."""
-        for put in change.puts:
+        for put in changes[0].puts:
             if put.key.startswith(self.keys.all_discarded):
                 self._discarded_here[put.key] = msgspec.json.decode(put.value, type=Discards)
+        return True
 
     def _end(self) -> None:
-        """Loops of a user's own have done all passes, and the last of them has left: no other process says so."""
+        """Ends the job: loops of a user's own have done all passes, and the last of them has left."""
         if self.queue.unsaved:
             if not self._told_unsaved:
+                self._told_unsaved = True
                 what = "the loop that was to save the model has died: start one again, which ends the job"
                 self.member.events.emit("unsaved-model", f"all passes are done, but {what}")
-            self._told_unsaved = True
             return
         self.store.commit([put_op(self.keys.state, b"complete")], ())
         self.member.events.emit("complete", "all passes are done, by loops of their own, and the last one has left")
         self.member.watcher.wait(lambda kvs: self.member.view.over, 5.0)
 
     def _bar(self, trainer: str, slot: int, took: Sequence[TookAway]) -> None:
-        """A trainer that was not heard of does not take its tasks back at once. One record and one event for all of
-        them (of a slot): there may be thousands."""
+        """Puts a trainer that was not heard of into quarantine. One record and one event for all of its tasks (of a
+        slot): there may be thousands."""
         self.member.progress.beat()
         age, chunk = max(task.age for task in took), took[0].chunk
         chunks = f"chunk {chunk}" if len(took) == 1 else f"{len(took)} chunks"
@@ -377,20 +347,9 @@ class TaskServer(TaskServerPort):
             trainer=trainer,
         )
 
-    # -- status -----------------------------------------------------------------------------------------------------
-
-    def _measure(self, now: float) -> None:
-        since, given, commits = self._window
-        if now - since >= RATE_SECONDS:
-            self._rates = rate(self.queue.given - given, now - since), rate(self.store.commits - commits, now - since)
-            self._window = now, self.queue.given, self.store.commits
-
     def status(self) -> CoordinatorStatus:
         counters = {**self.counters, **self.transport.counters}
-        return CoordinatorStatus(self.serving, *self._rates, self.store.loads, counters)
-
-    def story(self) -> list[str]:
-        return self.queue.story.of()
+        return CoordinatorStatus(self.serving, self.store.loads, counters)
 
     def close(self) -> None:
         if self._discarded is not None:

@@ -16,17 +16,18 @@ from graphft.runtime.etcd import KV, LeaseLost, create_is, delete_prefix_op, get
 from graphft.runtime.etcd.fencing import Lock
 from graphft.runtime.etcd.model import Compare, Op
 from graphft.runtime.protocol.task_events import Changes, QueueOptions
-from graphft.runtime.protocol.task_pass import ModelSaver, QueueState, TaskCounts, decode_group, group_of
+from graphft.runtime.protocol.task_pass import ModelSaver, QueueState, TaskCounts
 from graphft.runtime.protocol.task_queue import TaskQueue
 
 Fence = tuple[str, int, int]
 GROUPS = 64
 """Of one transaction: etcd takes 128 operations, and 1.5 MB, which so many groups of pending tasks do not reach."""
+RESTORED = "etcd was restored from a backup"
 _COUNTS = dict[str, TaskCounts]
 
 
 class TaskStore:
-    """Every transaction compares the lock: what this process writes after it has lost it changes nothing."""
+    """Every transaction compares the lock: a process that has lost it changes nothing."""
 
     def __init__(self, member: Member, lock: Lock) -> None:
         self.member, self.keys, self.lock = member, member.keys, lock
@@ -34,15 +35,13 @@ class TaskStore:
         self.loads = 0
         self.commits = 0
         self._written: dict[str, bytes | None] = {}
-        """Of the records that are looked after, what they hold."""
+        """The records that are compared with etcd now and then, as they were written."""
         self._revision = 0
-        self.went_back = False
-        """A write had a revision that is not above that of the write before: etcd was restored from a backup."""
 
     # -- loading ------------------------------------------------------------------------------------------------
 
     def load(self, options: QueueOptions) -> tuple[TaskQueue, int]:
-        """The queues as they are in etcd, or new ones; and the revision at which they were read."""
+        """Returns the queues as they are in etcd, or new ones; and the revision at which they were read."""
         return self.member.retry_while_leased(functools.partial(self._load, options))
 
     def _load(self, options: QueueOptions) -> tuple[TaskQueue, int]:
@@ -64,7 +63,7 @@ class TaskStore:
         try:
             queue.load(index, known, groups, found, self._decoded(saver, ModelSaver), time.monotonic())
         except (msgspec.DecodeError, ValueError, LookupError) as error:
-            raise self._damaged(self._damaged_group(groups), str(error)) from None
+            raise self._damaged(self.keys.all_tasks, str(error)) from None
         return queue, read.revision
 
     def _decoded(self, kv: KV | None, kind: Any) -> Any:
@@ -82,18 +81,6 @@ class TaskStore:
             help=f"restore etcd from a backup; or begin the queues anew: etcdctl del --prefix {self.keys.all_tasks}",
         )
 
-    def _damaged_group(self, groups: dict[int, dict[int, bytes]]) -> str:
-        for index, found in groups.items():
-            for group, value in found.items():
-                key = f"{self.keys.tasks(index)}{group:06d}"
-                try:
-                    _, tasks = decode_group(value, group)
-                except (msgspec.DecodeError, ValueError):
-                    return key
-                if any(chunk not in range(len(self.plan.batches)) for chunk in tasks):
-                    return key
-        return self.keys.all_tasks
-
     @property
     def _heads(self) -> tuple[str, ...]:
         return self.keys.task_counts, self.keys.task_state, self.keys.model_saver, self.keys.pass_
@@ -109,14 +96,13 @@ class TaskStore:
             index, _, group = kv.key.removeprefix(self.keys.all_tasks).partition("/")
             if not group:
                 continue
-            if not (index.isdigit() and group.isdigit() and int(group) <= group_of(len(self.plan.batches) - 1)):
+            if not (index.isdigit() and group.isdigit()):
                 raise self._damaged(kv.key, "there is no such pass and group")
             found.setdefault(int(index), {})[int(group)] = kv.value
         return found
 
-    def intact(self) -> bool:
-        """True if etcd has what was written last; it has not, if it was restored from a backup. LeaseLost when the lock
-        is lost."""
+    def check(self) -> None:
+        """Raises LeaseLost when the lock is lost, or when etcd was restored from a backup: it lacks the last writes."""
         keys = list(self._written)
         read = self.member.retry_while_leased(
             lambda: self.member.etcd.txn([self.lock.fence()], list(map(get_op, keys)), self._look_at_lock)
@@ -124,7 +110,8 @@ class TaskStore:
         if not read.ok:
             self.lost()
         kvs = [read.kv(i) for i in range(len(keys))]
-        return [kv.value if kv is not None else None for kv in kvs] == list(self._written.values())
+        if [kv.value if kv is not None else None for kv in kvs] != list(self._written.values()):
+            self.lost(RESTORED)
 
     @property
     def _looked_after(self) -> tuple[str, ...]:
@@ -133,8 +120,8 @@ class TaskStore:
     # -- saving -------------------------------------------------------------------------------------------------
 
     def save(self, queue: TaskQueue, changes: Changes | None, fences: Sequence[Fence] = ()) -> list[Fence]:
-        """Saves what has changed, if all fences hold; those that do not, and nothing is saved then (or, of very many
-        groups, some: read all again). LeaseLost when the lock is lost."""
+        """Saves what has changed, if all fences hold. Returns those that do not: nothing is saved then (or, of very
+        many groups, some: read all again). LeaseLost when the lock is lost."""
         groups, heads = self.ops(queue, changes) if changes is not None else ([], [])
         parts = [groups[i : i + GROUPS] for i in range(0, len(groups), GROUPS)] or [[]]
         if len(parts) > 1 and changes is not None:  # a successor uses no number that only the groups may have
@@ -147,7 +134,7 @@ class TaskStore:
         return []
 
     def commit(self, ops: Sequence[Op], fences: Sequence[Fence], also: Sequence[Compare] = ()) -> list[Fence]:
-        """One transaction under the lock; what it writes is absolute, so it may be repeated until it is answered."""
+        """Makes one transaction under the lock; its writes are absolute, so it may be repeated until it is answered."""
         keys = [self._key(fence) for fence in fences]
         compares = [self._compare(fence) for fence in fences]
         result = self.member.retry_while_leased(
@@ -157,7 +144,8 @@ class TaskStore:
         )
         self.commits += 1
         if result.ok and ops:
-            self.went_back = self.went_back or result.revision <= self._revision
+            if result.revision <= self._revision:
+                self.lost(RESTORED)
             self._revision = result.revision
         if result.ok:
             self._written |= {op.key: op.value for op in ops if op.kind == "put" and op.key in self._looked_after}
@@ -168,7 +156,7 @@ class TaskStore:
         return [f for i, f in enumerate(fences) if not _holds(f, result.kv(i + 1))] or [("also", 0, 0)]
 
     def ops(self, queue: TaskQueue, changes: Changes) -> tuple[list[Op], list[Op]]:
-        """Returns what is to be written: groups of tasks; and counts, state and marker."""
+        """Returns the writes: groups of tasks; and counts, state and marker."""
         keys = self.keys
         groups = [put_op(f"{keys.tasks(p)}{g:06d}", queue.passes[p].saved(g)) for p, g in changes.groups]
         heads = [
@@ -192,12 +180,8 @@ class TaskStore:
     def _compare(self, fence: Fence) -> Compare:
         return (create_is if fence[0] == "slot" else mod_is)(self._key(fence), fence[2])
 
-    def lost(self) -> NoReturn:
-        raise LeaseLost(
-            f"{self.keys.coordinator_lock} is another's: this coordinator was taken for dead",
-            rule="etcd-lease",
-            help="start the process again: it stands by",
-        )
+    def lost(self, why: str = "its lock is another's: this coordinator was taken for dead") -> NoReturn:
+        raise LeaseLost(why, rule="etcd-lease", help="start the process again: it reads the queues anew")
 
 
 def _holds(fence: Fence, kv: KV | None) -> bool:
@@ -207,5 +191,5 @@ def _holds(fence: Fence, kv: KV | None) -> bool:
 
 
 def _never(result: object) -> int | None:
-    """A try before, of which nothing is known, may have been applied: the compares tell."""
+    """The verdict on a try before, of which nothing is known: the compares tell whether it was applied."""
     return None

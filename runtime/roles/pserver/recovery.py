@@ -16,7 +16,7 @@ from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, Storag
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.etcd import TransientEtcdError
-from graphft.runtime.roles.process_end import ProcessEnd
+from graphft.runtime.roles.session import ProcessEnd
 
 T = TypeVar("T")
 STORAGE_SECONDS, MAX_STORAGE_SECONDS, REMIND_SECONDS = 0.5, 5.0, 60.0

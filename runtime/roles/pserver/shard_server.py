@@ -24,14 +24,13 @@ from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, ShardEvent, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
-from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.logs import tell_event
-from graphft.runtime.roles.process_end import ProcessEnd
 from graphft.runtime.roles.programs import learning_rates_of
 from graphft.runtime.roles.pserver.recovery import Recovery
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
 from graphft.runtime.roles.pserver.step_metrics import StepMetrics
-from graphft.runtime.roles.role import SeenView
+from graphft.runtime.roles.role import Blocks, SeenView
+from graphft.runtime.roles.session import ProcessEnd
 from graphft.runtime.transport import ServerTransport
 from graphft.transpiler.layout import SKIPPED_STEPS
 

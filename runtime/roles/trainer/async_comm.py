@@ -14,8 +14,8 @@ from graphft.runtime.protocol.async_trainer import AsyncTrainer
 from graphft.runtime.protocol.events import AsyncTrainerOptions, BeginBatch, ChunkKey, CloseBatch, Dropped, Loaded, Took
 from graphft.runtime.queue.async_queue import Ledgers
 from graphft.runtime.roles.programs import buckets_of, push_timeout_of
-from graphft.runtime.roles.trainer.quarantine import Quarantine
 from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
+from graphft.runtime.roles.trainer.view import Quarantine
 from graphft.runtime.transport.buffers import unpack
 
 

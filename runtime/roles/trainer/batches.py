@@ -1,4 +1,4 @@
-"""The batches that a trainer computes: read, noted in its work record, checked; and waits for storage that is away.
+"""A trainer's data: opened without a lease; batches read, noted in its work record, checked; waits for storage.
 
 A read that fails as storage is away is made again, and the trainer says so. While it waits it looks after its shards,
 and leaves at once when it is asked to or its work changes. It does not renew its claims: after `chunk_timeout` a
@@ -10,19 +10,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import msgspec
 import torch
 
 from graphft.errors import GraphftError, describe
 from graphft.ir import Program
 from graphft.ops.context import ChunkWork, DataPort, WorkChanged
+from graphft.runtime.coordination.job_storage import has_model
 from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.records import LoadingStatus
 from graphft.runtime.data import BatchKey, Prefetcher, Reader
 from graphft.runtime.data.reader import START_SECONDS, WAIT_SECONDS, Patience, Verdict, is_of_storage
+from graphft.runtime.etcd import EtcdError
 from graphft.runtime.execute.input_checks import check_dims
+from graphft.runtime.process.identity import identify
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord
 from graphft.runtime.roles.trainer.finite_check import FiniteCheck
 from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
@@ -30,6 +40,10 @@ from graphft.runtime.roles.trainer.state import TrainerState
 
 log = logging.getLogger("graphft")
 
+LOOK_SECONDS = 0.5
+"""Between two looks at the job; loading that takes less is not reported."""
+REPORT_TTL = 60
+"""Seconds for which the report stays when it is not renewed."""
 AWAY = "storage-away"
 """Rule of the error of a trainer that has waited for storage in vain: no chunk's fault."""
 QUIET_SECONDS = 0.5
@@ -38,6 +52,73 @@ TELL_SECONDS = 15.0
 """Between two log lines of one wait."""
 BACK_OFF_SECONDS = 10.0
 """For how long a trainer whose work was taken while it waited claims no slot: another one's storage may work."""
+
+
+class Loading:
+    """Reports what a trainer loads that is slow to load and needs no claim; a lease, which must be renewed, follows.
+
+        with Loading(...): load()
+
+    Its thread ends the process when the job is over, or when it was `asked` to leave. The report hangs on a lease of
+    its own, which takes the report of a dead process along: it is granted for long, because user code that loads may
+    hold the interpreter's lock.
+    """
+
+    def __init__(self, member: Member, job_dir: Path, what: str, asked: Callable[[], bool]) -> None:
+        self.member, self.job_dir, self._asked = member, job_dir, asked
+        self._report = LoadingStatus(member.kind, what, time.time(), os.getpid(), socket.gethostname(), identify())
+        self._lease = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loading", daemon=True)
+
+    def __enter__(self) -> Loading:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._withdraw()
+
+    def _run(self) -> None:
+        renew_at = 0.0
+        while not self._done.wait(LOOK_SECONDS):
+            state = self.member.view.state
+            if self._asked():
+                self._end(EXIT_OK)
+            elif state in ("complete", "failed") or has_model(self.job_dir):
+                self._end(EXIT_FAILED if state == "failed" else EXIT_OK)
+            if time.monotonic() >= renew_at:
+                renew_at = time.monotonic() + REPORT_TTL / 6
+                try:
+                    self._tell()
+                except EtcdError as error:  # it is away: the next try tells
+                    self._lease = 0
+                    log.warning("etcd: %s", error.message)
+                except GraphftError as error:  # another run has taken this one's place
+                    log.error("%s", error)
+                    self._end(EXIT_USAGE)
+
+    def _tell(self) -> None:
+        etcd, key = self.member.etcd, self.member.keys.loading(self.member.kind, self.member.id)
+        if self._lease:
+            etcd.lease_keepalive_once(self._lease, deadline=1.0)
+            return
+        lease, _ = etcd.lease_grant(REPORT_TTL, deadline=1.0)
+        etcd.put(key, msgspec.json.encode(self._report), lease, deadline=1.0)
+        self._lease = lease
+
+    def _withdraw(self) -> None:
+        if self._lease:
+            with contextlib.suppress(EtcdError):  # it ends by itself then
+                self.member.etcd.lease_revoke(self._lease, deadline=1.0)
+
+    def _end(self, status: int) -> None:
+        """Ends the process at once: the main thread is in code that need not come back soon."""
+        log.info("the job is over, or this process was asked to leave: no need to load %s", self._report.what)
+        self._withdraw()
+        logging.shutdown()
+        os._exit(status)
 
 
 @dataclass(eq=False, repr=False)

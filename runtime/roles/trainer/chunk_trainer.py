@@ -19,14 +19,13 @@ from graphft.runtime.queue.async_queue import AsyncQueue, StaticAssignment, batc
 from graphft.runtime.queue.chunk_queue import OpenQueue
 from graphft.runtime.queue.coordinator_queue import CoordinatorOpenQueue
 from graphft.runtime.queue.etcd_queue import EtcdOpenQueue
-from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.programs import learning_rates_of, push_timeout_of
+from graphft.runtime.roles.role import Blocks
 from graphft.runtime.roles.trainer.async_comm import AsyncComm
 from graphft.runtime.roles.trainer.batches import Batches
-from graphft.runtime.roles.trainer.quarantine import Quarantine
 from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
-from graphft.runtime.roles.trainer.view import TrainerView
+from graphft.runtime.roles.trainer.view import Quarantine, TrainerView
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job

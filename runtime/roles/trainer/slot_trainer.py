@@ -24,11 +24,10 @@ from graphft.runtime.queue.coordinator_queue import CoordinatorSlotQueue
 from graphft.runtime.queue.etcd_queue import EtcdSlotQueue
 from graphft.runtime.queue.sync_queue import SyncQueue
 from graphft.runtime.roles.trainer.batches import StorageWait
-from graphft.runtime.roles.trainer.quarantine import Quarantine
 from graphft.runtime.roles.trainer.state import SyncShards, TrainerState
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
-from graphft.runtime.roles.trainer.view import SyncTrainerView
+from graphft.runtime.roles.trainer.view import Quarantine, SyncTrainerView
 from graphft.transpiler.validation import is_validated
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.data import BatchKey, Prefetcher
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord
 from graphft.runtime.queue.async_queue import batches_of
-from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.programs import trainer_scope
+from graphft.runtime.roles.role import Blocks
 from graphft.runtime.roles.start_check import compare, digest, is_recorded, undisturbed
 from graphft.runtime.transport.buffers import BucketLayout, byte_view, pack, unpack
 from graphft.transpiler import Job

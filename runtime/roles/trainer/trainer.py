@@ -31,15 +31,13 @@ from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.queue.transactions import claims_chunks
 from graphft.runtime.roles.programs import trainer_limits, trainer_scope
 from graphft.runtime.roles.role import Role
-from graphft.runtime.roles.trainer.batches import Batches, StorageWait, open_when_there
+from graphft.runtime.roles.trainer.batches import Batches, Loading, StorageWait, open_when_there
 from graphft.runtime.roles.trainer.finite_check import FiniteCheck, NonFinite, newest_good_checkpoint
-from graphft.runtime.roles.trainer.loading import Loading
-from graphft.runtime.roles.trainer.quarantine import Quarantine
 from graphft.runtime.roles.trainer.shard_link import ShardLink
 from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
 from graphft.runtime.roles.trainer.step_check import check_step
 from graphft.runtime.roles.trainer.validator import Validator
-from graphft.runtime.roles.trainer.view import TrainerView
+from graphft.runtime.roles.trainer.view import Quarantine, TrainerView
 from graphft.runtime.transport import ZmqClient
 from graphft.transpiler.record import VALIDATION
 

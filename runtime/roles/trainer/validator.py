@@ -33,8 +33,8 @@ from graphft.runtime.etcd import EtcdError, LeaseLost, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.progress import Progress, stacks
 from graphft.runtime.process.role_process import EXIT_FAILED
-from graphft.runtime.roles.blocks import Blocks
-from graphft.runtime.roles.process_end import ProcessEnd
+from graphft.runtime.roles.role import Blocks
+from graphft.runtime.roles.session import ProcessEnd
 from graphft.runtime.validation.open_validation import OpenValidation, Ranges
 from graphft.runtime.validation.results import LostEntries
 from graphft.transpiler.layout import VALIDATE
