@@ -132,8 +132,7 @@ def _pserver_rows(status: JobStatus) -> Iterator[Row]:
 def _coordinator_rows(status: JobStatus) -> Iterator[Row]:
     for name, coordinator in status.coordinators.items():
         at = "serving" if coordinator["serving"] else "standing by"
-        rate = f"{_rate(coordinator.get('tasks_per_second', 0))} tasks/s" * coordinator["serving"]
-        yield f"coordinator {name}", _where(status, "coordinator", _index_in(name), coordinator), at, "", rate
+        yield f"coordinator {name}", _where(status, "coordinator", _index_in(name), coordinator), at, "", ""
 
 
 def _trainer_rows(status: JobStatus) -> Iterator[Row]:
@@ -162,10 +161,6 @@ def _index_in(name: str) -> int:
     """Returns that of a trainer's or coordinator's id: INDEX-UNIQUE."""
     index = name.rpartition("-")[0]
     return int(index) if index.isdecimal() else -1
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 9.95 or not per_second else f"{per_second:.1f}"
 
 
 def _staleness(shard: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +105,6 @@ def test_the_job_stops_there_and_says_the_same_again(program: ir.Program, folder
         assert f"step {step}, slot {slot} (batch " in text
         assert "the loss is nan; the gradients of " in text
         assert "in column x (1 values)" in text
-        found = re.search(r"the newest good checkpoint is that of step (\d+) \(", text)
-        if found is None:  # a disk that is very busy may take none until then
-            assert "there is no checkpoint" in text
-        else:
-            assert 1 <= int(found[1]) <= step
         assert 'on_nonfinite="skip"' in text
     told = look_at(folder)
     assert (told.state, "the loss is nan" in told.describe()) == ("failed", True)

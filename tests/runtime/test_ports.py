@@ -96,7 +96,7 @@ class Read:
     def schedule(self, key: BatchKey) -> None:
         self.scheduled.append(key)
 
-    def batch(self, key: BatchKey) -> dict[str, torch.Tensor]:
+    def get(self, key: BatchKey) -> dict[str, torch.Tensor]:
         self.phases.append(self.record.phase)
         return {"x": torch.full((key.batch_size,), key.batch_index), "y": torch.zeros(1)}
 
@@ -112,27 +112,38 @@ def record(tmp_path: Path) -> WorkRecord:
     return WorkRecord(tmp_path / "record")
 
 
+def batches_of(read: Read, state: TrainerState, job: Job, **options: Any) -> Batches:
+    source: Any = read
+    member: Any = SimpleNamespace(config=SimpleNamespace(batch_size=4))
+    return Batches(
+        member=member,
+        program=graphft.Program("p"),
+        state=state,
+        work_record=read.record,
+        prefetcher=source,
+        reader=source,
+        link=source,
+        check=FiniteCheck(job.trainer_program(), {}),
+        **options,
+    )
+
+
 def test_a_batch_is_noted_while_it_is_read_and_computed(record: WorkRecord, job: Job) -> None:
     read, state, told = Read(record), TrainerState(), list[ChunkWork]()
-    source: Any = read
-    check = FiniteCheck(job.trainer_program(), {})
-    port = Batches(graphft.Program("p"), 4, state, record, source, source, check, told.append)
+    port = batches_of(read, state, job, begin=told.append)
     work = ChunkWork(1, 2, 3, samples=4, seed=0)
     (x,) = port.batch(work, ["x"])
     assert x.tolist() == [3, 3, 3, 3]
     assert (read.phases, record.phase) == ([Phase.READING], Phase.COMPUTING)
     assert (told, state.work, state.batch_samples) == ([work], work, 4)
-    assert check.columns["x"] is x
-    assert check.numbers() == [2, 2, 2, 2]
-    assert check.names([7]) == ["line 7"]
+    assert port.check.columns["x"] is x
+    assert port.check.numbers() == [2, 2, 2, 2]
+    assert port.check.names([7]) == ["line 7"]
 
 
 def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord, job: Job) -> None:
     read, state = Read(record), TrainerState(careful=1)
-    source: Any = read
-    port = Batches(
-        graphft.Program("p"), 4, state, record, source, source, FiniteCheck(job.trainer_program(), {}), count=5
-    )
+    port = batches_of(read, state, job, count=5)
     unit = ChunkWork(0, 1, 2, samples=20, seed=0, without=frozenset({7}))
     port.read_ahead(unit)
     assert not read.scheduled, "the process before died at work"

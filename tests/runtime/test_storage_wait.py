@@ -43,12 +43,12 @@ def test_a_chunk_that_alone_cannot_be_read(scene: Stage) -> None:
     """Its file is missing, the other one is there: this is reported as a failure of the chunk, soon."""
     trainer = scene.trainer(0)
     (scene.folder / "in" / "b").unlink()
-    assert len(trainer.storage.batch(BatchKey(0, 0, 0, 2))["x"]) == 2
+    assert len(trainer.data.read(BatchKey(0, 0, 0, 2))["x"]) == 2
     with pytest.raises(GraphftError, match="reading chunk 1") as error:
-        trainer.storage.batch(BatchKey(0, 1, 0, 2))
+        trainer.data.read(BatchKey(0, 1, 0, 2))
     assert error.value.rule == "read"
     assert kinds(scene) == ["storage-wait", "storage-waited"]
-    assert trainer.storage.may_claim()
+    assert trainer.data.may_claim()
 
 
 def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> 
     trainer = scene.trainer(0)
     (scene.folder / "in").rename(scene.folder / "away")
     with pytest.raises(GraphftError, match=r"storage has been away for \d+ s: reading chunk 1") as error:
-        trainer.storage.batch(BatchKey(0, 1, 0, 2))
+        trainer.data.read(BatchKey(0, 1, 0, 2))
     assert error.value.rule == "storage-away"
     trainer._report(error.value)
     assert "step-failed" not in kinds(scene)
@@ -83,9 +83,9 @@ def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
     thread = threading.Thread(target=leave)
     thread.start()
     with pytest.raises(WorkChanged):
-        trainer.storage.batch(BatchKey(0, 1, 0, 2))
+        trainer.data.read(BatchKey(0, 1, 0, 2))
     thread.join()
     assert seen == [(False, storage_wait.WAIT_SECONDS)], "no claim is renewed, and the process does not count as hung"
     assert trainer.member.progress.limit == usual
     assert trainer.status().waiting == ""
-    assert not trainer.storage.may_claim()
+    assert not trainer.data.may_claim()

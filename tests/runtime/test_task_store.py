@@ -124,7 +124,7 @@ def test_a_lost_lock_saves_and_loads_nothing(scene: Scene) -> None:
     other.get(successor, 2)
     other.save(successor)
     before = records(scene)
-    for act in (lambda: one.save(queue), one.load, one.store.intact, lambda: one.store.commit([], ())):
+    for act in (lambda: one.save(queue), one.load, one.store.check, lambda: one.store.commit([], ())):
         with pytest.raises(LeaseLost):
             act()
     assert records(scene) == before

@@ -121,48 +121,107 @@ class Loading:
         os._exit(status)
 
 
+def open_when_there(make: Callable[[], Reader]) -> Reader:
+    """Returns `make()`, which is called again while storage is away, for START_SECONDS. Raises GraphftError then."""
+    patience = Patience(time.monotonic(), START_SECONDS)
+    while True:
+        try:
+            return make()
+        except GraphftError as error:
+            if not is_of_storage(error):
+                raise
+            if patience.failed(time.monotonic(), None) is not Verdict.WAIT:
+                raise GraphftError(
+                    f"the data could not be opened for {START_SECONDS:.0f} s: {error.message}",
+                    rule=AWAY,
+                    help=error.help,
+                ) from error
+            log.warning("waiting for storage: %s", error.message)
+        time.sleep(patience.pause)
+
+
 @dataclass(eq=False, repr=False)
-class StorageWait:
-    """Reads batches, and looks after the shards while it waits. `state.waiting` says what it waits for."""
+class Batches(DataPort):
+    """The DataPort of a trainer. While it waits for storage, which `state.waiting` tells, it looks after the shards.
+
+    `begin`: called with each batch before it is read. `count`: batches of a unit of local accumulation; 1 without.
+    """
 
     member: Member
+    program: Program
     state: TrainerState
-    link: ShardLink
+    work_record: WorkRecord
     prefetcher: Prefetcher
     reader: Reader
+    link: ShardLink
+    check: FiniteCheck
+    begin: Callable[[ChunkWork], object] = id
+    count: int = 1
 
     def __post_init__(self) -> None:
         self._no_claims_before = 0.0
         self._told_at = 0.0
 
-    def batch(self, key: BatchKey) -> dict[str, torch.Tensor]:
-        """Returns the batch. Raises WorkChanged, or the reader's error: at once when it is none of storage.
+    def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
+        self.state.work, self.state.batch_samples = work, work.samples
+        self.begin(work)
+        counted, key, check = self.state.unit or work, self._key(work), self.check  # the queue counts units
+        place = Place(counted.pass_index, counted.chunk, counted.batch)
+        self.work_record.begin(Phase.READING, place, counted.claim)
+        batch = self.read(key)
+        check.columns = {c: batch[c] for c in columns}
+        check.numbers, check.names = functools.partial(self.reader.numbers, key), self.reader.names
+        if "assume" in self.program.attrs:
+            check_dims(self.program, check.columns)
+        self.work_record.mark(Phase.COMPUTING)
+        return list(check.columns.values())
 
-        Files are read by no code of the user's, so a read of theirs that takes long waits for storage, and is no hang.
-        """
-        try:
-            with self._long("reading files") if self.reader.spec.kind == "files" else contextlib.nullcontext():
-                return self.prefetcher.get(key)
-        except GraphftError as error:
-            if not is_of_storage(error):
-                raise
-            with self._long("waiting for storage"):
-                return self._again(key, error)
+    def read_ahead(self, work: ChunkWork) -> None:
+        """Begins to make a batch that will be wanted; of a unit, its first one."""
+        self.schedule(replace(work, batch=work.batch * self.count))
 
-    def _long(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """Storage's clients have time-outs of their own, and may take minutes to give up."""
-        return self.member.progress.within(WAIT_SECONDS, doing)
+    def schedule(self, work: ChunkWork) -> None:
+        """Begins to make a batch of the chunk. Not after a process that died at work: then it is known which batch this
+        one is at, should it die, too."""
+        if work.samples and not self.state.careful:
+            self.prefetcher.schedule(self._key(work))
+
+    def _key(self, work: ChunkWork) -> BatchKey:
+        return BatchKey(work.pass_index, work.chunk, work.batch, self.member.config.batch_size, work.without)
+
+    # -- storage that is away -----------------------------------------------------------------------------------
 
     def may_claim(self) -> bool:
         """True if storage is there, as far as this trainer knows. From any thread."""
         return not self.state.waiting and time.monotonic() >= self._no_claims_before
+
+    def read(self, key: BatchKey) -> dict[str, torch.Tensor]:
+        """Returns the batch. Raises WorkChanged, or the reader's error: at once when it is none of storage.
+
+        Files are read by no code of the user's, so a read of theirs that takes long waits for storage, and is no hang;
+        storage's clients have time-outs of their own, and may take minutes to give up.
+        """
+        within = self.member.progress.within
+        try:
+            files = self.reader.spec.kind == "files"
+            with within(WAIT_SECONDS, "reading files") if files else contextlib.nullcontext():
+                return self.prefetcher.get(key)
+        except GraphftError as error:
+            if not is_of_storage(error):
+                raise
+            with within(WAIT_SECONDS, "waiting for storage"):
+                return self._again(key, error)
 
     def _again(self, key: BatchKey, error: GraphftError) -> dict[str, torch.Tensor]:
         patience = Patience(time.monotonic(), WAIT_SECONDS)
         try:
             while True:
                 self._judge(patience, key, error)
-                self._pause(patience.pause)
+                end = time.monotonic() + patience.pause
+                while (left := end - time.monotonic()) > 0:
+                    if self.link.interrupted:
+                        raise WorkChanged
+                    self.link.pump(min(left, POLL_SECONDS))
                 try:
                     return self.reader.batch(*key)
                 except GraphftError as again:
@@ -202,75 +261,3 @@ class StorageWait:
             self._told_at = now
             log.warning("%s", text)
         self.state.waiting = text
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            if self.link.interrupted:
-                raise WorkChanged
-            self.link.pump(min(left, POLL_SECONDS))
-
-
-def open_when_there(make: Callable[[], Reader]) -> Reader:
-    """Returns `make()`, which is called again while storage is away, for START_SECONDS. Raises GraphftError then."""
-    patience = Patience(time.monotonic(), START_SECONDS)
-    while True:
-        try:
-            return make()
-        except GraphftError as error:
-            if not is_of_storage(error):
-                raise
-            if patience.failed(time.monotonic(), None) is not Verdict.WAIT:
-                raise GraphftError(
-                    f"the data could not be opened for {START_SECONDS:.0f} s: {error.message}",
-                    rule=AWAY,
-                    help=error.help,
-                ) from error
-            log.warning("waiting for storage: %s", error.message)
-        time.sleep(patience.pause)
-
-
-@dataclass(eq=False, repr=False)
-class Batches(DataPort):
-    """The DataPort of a trainer. `begin`: called with each batch before it is read. `count`: batches of a unit of local
-    accumulation; 1 without."""
-
-    program: Program
-    batch_size: int
-    state: TrainerState
-    work_record: WorkRecord
-    prefetcher: Prefetcher
-    storage: StorageWait
-    check: FiniteCheck
-    begin: Callable[[ChunkWork], object] = id
-    count: int = 1
-
-    def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
-        self.state.work, self.state.batch_samples = work, work.samples
-        self.begin(work)
-        counted, key, check = self.state.unit or work, self._key(work), self.check  # the queue counts units
-        place = Place(counted.pass_index, counted.chunk, counted.batch)
-        self.work_record.begin(Phase.READING, place, counted.claim)
-        batch = self.storage.batch(key)
-        check.columns = {c: batch[c] for c in columns}
-        check.numbers, check.names = (
-            functools.partial(self.prefetcher.reader.numbers, key),
-            self.prefetcher.reader.names,
-        )
-        if "assume" in self.program.attrs:
-            check_dims(self.program, check.columns)
-        self.work_record.mark(Phase.COMPUTING)
-        return list(check.columns.values())
-
-    def read_ahead(self, work: ChunkWork) -> None:
-        """Begins to make a batch that will be wanted; of a unit, its first one."""
-        self.schedule(replace(work, batch=work.batch * self.count))
-
-    def schedule(self, work: ChunkWork) -> None:
-        """Begins to make a batch of the chunk. Not after a process that died at work: then it is known which batch this
-        one is at, should it die, too."""
-        if work.samples and not self.state.careful:
-            self.prefetcher.schedule(self._key(work))
-
-    def _key(self, work: ChunkWork) -> BatchKey:
-        return BatchKey(work.pass_index, work.chunk, work.batch, self.batch_size, work.without)

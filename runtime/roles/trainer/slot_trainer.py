@@ -23,7 +23,7 @@ from graphft.runtime.queue.chunk_queue import SlotQueue
 from graphft.runtime.queue.coordinator_queue import CoordinatorSlotQueue
 from graphft.runtime.queue.etcd_queue import EtcdSlotQueue
 from graphft.runtime.queue.sync_queue import SyncQueue
-from graphft.runtime.roles.trainer.batches import StorageWait
+from graphft.runtime.roles.trainer.batches import Batches
 from graphft.runtime.roles.trainer.state import SyncShards, TrainerState
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
@@ -66,7 +66,7 @@ class SlotTrainer(Trainer):
             quarantine=self.quarantine,
             queue=self.queue,
             comm=self.comm,
-            storage=self.storage,
+            data=self.data,
             view=view,
         )
         self.end.on_hung.append(self._report_hung)
@@ -193,7 +193,7 @@ class SlotClaims(SlotsPort):
     quarantine: Quarantine
     queue: SyncQueue
     comm: SyncComm
-    storage: StorageWait
+    data: Batches
     view: SyncTrainerView
 
     def __post_init__(self) -> None:
@@ -218,7 +218,7 @@ class SlotClaims(SlotsPort):
         member, view = self.member, self.member.view
         if view.over or self.state.leaving or self.shards.finished:
             return  # a trainer that leaves now was through with its slots
-        if not self.storage.may_claim():
+        if not self.data.may_claim():
             return  # it could not compute them
         if member.watcher.revision < self._claimed_at and time.monotonic() < self._claims_again_at:
             return  # the view does not know of the last claim yet, and would have this trainer claim too much

@@ -31,8 +31,8 @@ from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.queue.transactions import claims_chunks
 from graphft.runtime.roles.programs import trainer_limits, trainer_scope
 from graphft.runtime.roles.role import Role
-from graphft.runtime.roles.trainer.batches import Batches, Loading, StorageWait, open_when_there
-from graphft.runtime.roles.trainer.finite_check import FiniteCheck, NonFinite, newest_good_checkpoint
+from graphft.runtime.roles.trainer.batches import Batches, Loading, open_when_there
+from graphft.runtime.roles.trainer.finite_check import FiniteCheck, NonFinite
 from graphft.runtime.roles.trainer.shard_link import ShardLink
 from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
 from graphft.runtime.roles.trainer.step_check import check_step
@@ -149,7 +149,7 @@ class Trainer(Role):
         return make() if spec.kind == "arrays" else open_when_there(make)
 
     def _leaves_now(self) -> bool:
-        """True if this process is to end while it loads: it holds nothing that it would have to give back."""
+        """True if this process is to end while it loads."""
         if self.state.leaving:
             self.work_record.mark(Phase.LEFT)
         return self.state.leaving
@@ -170,14 +170,14 @@ class Trainer(Role):
         }
 
     def make_data(self, link: ShardLink) -> Batches:
-        self.storage = StorageWait(self.member, self.state, link, self.prefetcher, self.reader)
         return Batches(
+            member=self.member,
             program=self.program,
-            batch_size=self.config.batch_size,
             state=self.state,
             work_record=self.work_record,
             prefetcher=self.prefetcher,
-            storage=self.storage,
+            reader=self.reader,
+            link=link,
             check=self.check,
         )
 
@@ -253,14 +253,12 @@ class Trainer(Role):
 
     def _fail_job(self, error: NonFinite) -> None:
         """Ends the job everywhere, with this error as its reason."""
-        reason = f"{error.message}; {newest_good_checkpoint(self.member, self.job_dir)}"
-        self.member.retry_while_leased(
-            lambda: tell_failed(self.member.etcd, self.member.keys, Failure(reason, error.help))
-        )
-        self.member.events.emit("nonfinite", f"the job ends: {reason}")
+        member, failure = self.member, Failure(error.message, error.help)
+        member.retry_while_leased(lambda: tell_failed(member.etcd, member.keys, failure))
+        member.events.emit("nonfinite", f"the job ends: {error.message}")
 
     def tell_failure(self, what: str, error: Exception, **fields: Any) -> str:
-        """Puts an error of the user's step into the job's events; returns it as text."""
+        """Emits an event of an error of the user's step; returns it as text."""
         cause = error.__cause__ or error
         text, trace = describe(cause), "".join(traceback.format_exception(cause))
         if self.work_record.phase == Phase.COMPUTING:  # a class that there is not, an index that is too large
