@@ -16,6 +16,7 @@ from graphft.ops.context import ChunkWork
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import Generation, Registration
 from graphft.runtime.data import BatchKey
+from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.work_record import Phase, WorkRecord
 from graphft.runtime.protocol.events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost
 from graphft.runtime.roles.trainer.batches import Batches
@@ -88,6 +89,8 @@ def test_without_claims_a_trainer_has_the_slot_of_its_index_for_good() -> None:
 class Read:
     """Prefetcher and storage: what was scheduled, and what was read."""
 
+    spec = SimpleNamespace(kind="arrays")
+
     def __init__(self, record: WorkRecord) -> None:
         self.record = record
         self.scheduled: list[BatchKey] = []
@@ -114,7 +117,7 @@ def record(tmp_path: Path) -> WorkRecord:
 
 def batches_of(read: Read, state: TrainerState, job: Job, **options: Any) -> Batches:
     source: Any = read
-    member: Any = SimpleNamespace(config=SimpleNamespace(batch_size=4))
+    member: Any = SimpleNamespace(config=SimpleNamespace(batch_size=4), progress=Progress())
     return Batches(
         member=member,
         program=graphft.Program("p"),

@@ -35,7 +35,7 @@ from graphft.runtime.execute.lowering import lower
 from graphft.runtime.process.identity import UNKNOWN, identify
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.threads import prepare_structs
-from graphft.runtime.protocol import task_pass, task_queue
+from graphft.runtime.protocol import task_pass
 from graphft.runtime.roles.coordinator import task_store
 from graphft.runtime.transport import ZmqClient, ZmqServer
 from graphft.runtime.transport.address import advertise_host, network_identity
@@ -114,7 +114,7 @@ class _LeasePages:
     make = staticmethod(LeasePage)
 
 
-SMALL = ((task_pass, {"GROUP": 2}), (task_queue, {"GROUP": 2}), (task_store, {"GROUPS": 1}))
+SMALL = ((task_pass, {"GROUP": 2}), (task_store, {"GROUPS": 1}))
 """Sizes: few tasks have several groups, each of which is saved by itself."""
 
 
