@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ import numpy as np
 
 from graphft.errors import GraphftError, UsageError, shown_plainly
 from graphft.ir import Type
+from graphft.options import is_whole
 from graphft.plan import Plan
 
 if TYPE_CHECKING:
@@ -107,31 +107,25 @@ class DataSpec:
         An epoch is as long as its longest slot: with chunks of several lengths, that depends on the order of the
         epoch, and so on `seed`.
         """
-        lengths = [chunk.records for chunk in self.chunks]
-        return Plan(
-            lengths, slots=trainers, batch_size=batch_size, seed=seed, passes=epochs, drop_last=drop_last
-        ).total_steps
+        terms: dict[str, Any] = {
+            "slots": trainers,
+            "batch_size": batch_size,
+            "seed": seed,
+            "passes": epochs,
+            "drop_last": drop_last,
+        }
+        return Plan([chunk.records for chunk in self.chunks], **terms).total_steps
 
     def batches(self, batch_size: int, drop_last: bool = False) -> tuple[int, ...]:
         """Returns the number of batches of every chunk. Its last batch is shorter, or left out with `drop_last`.
 
-        Raises GraphftError when the data, or every chunk, is shorter than a batch.
+        Raises GraphftError when every chunk is shorter than a batch.
         """
-        if batch_size < 1:
-            raise GraphftError(f"batch_size must be at least 1, got {batch_size}", rule="batch-size")
-        if self.records < batch_size:
-            raise GraphftError(
-                f"the data has {self.records} records, fewer than one batch of {batch_size}",
-                rule="short-data",
-                help="give more data, or a smaller batch_size",
-            )
         longest = max(c.records for c in self.chunks)
         if longest < batch_size:
-            raise GraphftError(
-                f"the longest chunk has {longest} records, fewer than one batch of {batch_size}",
-                rule="short-chunks",
-                help="give a larger chunk_size, or a smaller batch_size",
-            )
+            text = f"the longest chunk has {longest} of {self.records} records, fewer than one batch of {batch_size}"
+            help = "give more data, a larger chunk_size, or a smaller batch_size"
+            raise GraphftError(text, rule="short-chunks", help=help)
         return tuple(c.records // batch_size if drop_last else math.ceil(c.records / batch_size) for c in self.chunks)
 
     def store(self, folder: str | os.PathLike[str]) -> None:
@@ -175,11 +169,8 @@ class DataSpec:
             chunks = tuple(ChunkInfo(i, *map(int, c)) for i, c in enumerate(data["chunks"]))
             return DataSpec(str(data["kind"]), types, chunks, dict(data["source"]))
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise UsageError(
-                f"this is no description of data: {e!r}",
-                rule="data",
-                help="describe the data with graphft.arrays, dataset or files",
-            ) from e
+            help = "describe the data with graphft.arrays, dataset or files"
+            raise UsageError(f"this is no description of data: {e!r}", rule="data", help=help) from e
 
 
 def split(records: int, chunk_size: int) -> list[tuple[int, int]]:
@@ -189,12 +180,9 @@ def split(records: int, chunk_size: int) -> list[tuple[int, int]]:
 
 
 def check_chunk_size(chunk_size: int) -> None:
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, Integral) or chunk_size < 1:
-        raise GraphftError(
-            f"chunk_size must be an integer of at least 1, got {chunk_size!r}",
-            rule="chunk-size",
-            help="a chunk is what a trainer claims at a time: take some batches' worth of records",
-        )
+    if not is_whole(chunk_size, 1):
+        help = "a chunk is what a trainer claims at a time: take some batches' worth of records"
+        raise GraphftError(f"chunk_size is {chunk_size!r}, expected 1 or more", rule="chunk-size", help=help)
 
 
 def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
@@ -202,10 +190,8 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
     names = tuple(columns)
     bad = [n for n in names if not n.isidentifier()]
     if not names or bad or len(set(names)) < len(names):
-        raise GraphftError(
-            f"columns must be different Python identifiers, at least one; got {names}",
-            rule="columns",
-            help="name the columns like the inputs of the program",
+        raise _columns(
+            f"columns are {names}, expected different Python identifiers", "name them like the program's inputs"
         )
     return names
 
@@ -217,8 +203,12 @@ def torch_dtype(name: str, dtype: np.dtype[Any] | str) -> str:
     try:
         return str(torch.from_numpy(np.empty(0, np.dtype(dtype).newbyteorder("="))).dtype).removeprefix("torch.")
     except TypeError:
-        text, help = f"column {name} has dtype {dtype}, which is no tensor's", "encode it as numbers: float32, int64"
-        raise GraphftError(text, rule="columns", help=help) from None
+        text = f"column {name} has dtype {dtype}, which is no tensor's"
+        raise _columns(text, "encode it as numbers: float32, int64") from None
+
+
+def _columns(text: str, help: str) -> GraphftError:
+    return GraphftError(text, rule="columns", help=help)
 
 
 @shown_plainly
@@ -229,20 +219,14 @@ def arrays(*unnamed: object, chunk_size: int = 4096, **columns: torch.Tensor | n
     their lengths differ, one is not of numbers, or one has no name.
     """
     if unnamed:
-        raise GraphftError(
-            f"arrays() got {len(unnamed)} without a name: {', '.join(type(value).__name__ for value in unnamed)}",
-            rule="columns",
-            help="name each column like an input of the program: graphft.arrays(x=..., y=..., chunk_size=4096)",
-        )
+        text = f"arrays() got {len(unnamed)} without a name: {', '.join(type(value).__name__ for value in unnamed)}"
+        raise _columns(text, "name each column like an input of the program: graphft.arrays(x=..., y=...)")
     names = check_columns(columns)
     values = {name: _as_array(name, columns[name]) for name in names}
     lengths = {name: len(a) for name, a in values.items()}
     if len(set(lengths.values())) > 1:
-        raise GraphftError(
-            f"columns have different lengths: {', '.join(f'{k}: {v}' for k, v in lengths.items())}",
-            rule="column-lengths",
-            help="give every column one entry per record",
-        )
+        text = f"columns have different lengths: {', '.join(f'{k}: {v}' for k, v in lengths.items())}"
+        raise GraphftError(text, rule="column-lengths", help="give every column one entry per record")
     records = lengths[names[0]]
     if records == 0:
         raise GraphftError("the columns have no records", rule="short-data", help="give at least one batch")
@@ -258,18 +242,13 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         try:
             value = value.detach().cpu().numpy()
         except (TypeError, NotImplementedError, RuntimeError) as e:  # a dtype, meta, sparse
-            raise GraphftError(
-                f"column {name}: {e}", rule="columns", help="give it as float32, and convert it in the model"
-            ) from e
+            raise _columns(f"column {name}: {e}", "give it as float32, and convert it in the model") from e
     if np.ma.is_masked(value):
-        raise GraphftError(
-            f"column {name} is a masked array, and {int(np.ma.count_masked(value))} of its elements are masked",
-            rule="columns",
-            help="fill them (a.filled(0)), and give the mask as a column of its own",
-        )
+        text = f"column {name} is a masked array, and {int(np.ma.count_masked(value))} of its elements are masked"
+        raise _columns(text, "fill them (a.filled(0)), and give the mask as a column of its own")
     array = np.asarray(value)
     if array.ndim == 0:
-        raise GraphftError(f"column {name} is a single value", rule="columns", help="give one entry per record")
+        raise _columns(f"column {name} is a single value", "give one entry per record")
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 

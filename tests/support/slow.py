@@ -246,9 +246,6 @@ SLOW = {
         "test_bits_with_slices_of_the_default_size",
         "test_buffers_and_random_numbers_in_one_slot[gru]",
         "test_buffers_and_random_numbers_in_one_slot[resnet]",
-        "test_models_that_were_not_written_for_this[bert]",
-        "test_models_that_were_not_written_for_this[gpt2]",
-        "test_models_that_were_not_written_for_this[llama]",
     ],
     "tests/transpiler/test_prediction.py": [
         "test_by_default_it_is_what_the_model_returns_in_the_loss[bert]",
