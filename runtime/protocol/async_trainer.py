@@ -1,6 +1,6 @@
 """A trainer in async mode: which batches its chunks still lack, on which shard, and what it has of the parameters.
 
-    trainer = AsyncTrainer(AsyncTrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), run=..., secret=...))
+    trainer = AsyncTrainer(TrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), run=..., secret=...))
 
     ShardUp(shard, incarnation) / ShardDown(shard), FromShard(shard, message, frame), Tick()
 
@@ -15,9 +15,9 @@ and, for each batch, the thread that computes:
     send_barrier:             step(CloseBatch(...), now); wait until trainer.settled
     if trainer.whole(key):    complete the chunk, under the generations that `generations()` gives; step(Dropped(key))
 
-What a chunk lacks is kept per shard, and follows from the shards' ledgers and acknowledgements alone: a batch that was
-skipped, refused as stale, or lost with a shard that came back older is one that its shard lacks, and is computed again
-for this shard only. The shard's ledger makes a repetition harmless.
+What a chunk lacks is kept for each shard, and follows from its ledger and acknowledgements alone: a batch that was
+skipped, refused as stale, or lost with a shard that went back is computed again for this shard only. The shard's ledger
+makes a repetition harmless.
 """
 
 from __future__ import annotations
@@ -26,11 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from graphft.errors import GraphftError
 from graphft.runtime.protocol.events import (
-    AsyncTrainerEffect,
     AsyncTrainerEvent,
-    AsyncTrainerOptions,
     BeginBatch,
     ChunkKey,
     CloseBatch,
@@ -45,12 +42,12 @@ from graphft.runtime.protocol.events import (
     ShardUp,
     Tick,
     Took,
+    TrainerEffect,
+    TrainerOptions,
 )
-from graphft.runtime.protocol.machine import Story
 from graphft.runtime.protocol.messages import (
     BatchAck,
     BatchPush,
-    Hello,
     Ledger,
     LedgerQuery,
     Message,
@@ -58,20 +55,18 @@ from graphft.runtime.protocol.messages import (
     Pull,
     Refused,
     Welcome,
-    async_answer_problem,
 )
-from graphft.runtime.protocol.trainer_state import Silence
+from graphft.runtime.protocol.trainer import Connection, Trainer
 
-NEVER = float("-inf")
 PROBE_SECONDS = 1.0
 """A shard that answers nothing for this time is greeted again, whatever question is open."""
-Effects = list[AsyncTrainerEffect]
+Effects = list[TrainerEffect]
 
 
 @dataclass(slots=True)
 class _NewestBucket:
-    """One bucket: the newest version that came (`have`), the one that the tensors hold (`loaded`), and the version
-    that is waited for (`wanted`). Versions count in the shard's present generation; -1: none of it yet."""
+    """A bucket: the newest version that came (`have`), the one in the tensors (`loaded`), and the one that is waited
+    for (`wanted`), in the shard's present generation; -1: none of it yet. `ever`: it came in any."""
 
     have: int = -1
     loaded: int = -1
@@ -81,23 +76,15 @@ class _NewestBucket:
 
 
 @dataclass(slots=True)
-class _ShardConnection:
-    """A shard. `introduced`: it welcomed this trainer on the present connection."""
-
-    caches: dict[int, _NewestBucket]
-    up: bool = False
-    introduced: bool = False
-    incarnation: str = ""
+class _ShardConnection(Connection):
+    caches: dict[int, _NewestBucket] = field(default_factory=dict)
     generation: int = -1
-    asked: float = NEVER
-    """When Hello, or a question that is still open, was sent last."""
     skipped: set[tuple[ChunkKey, int]] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _Held:
-    """A chunk of `batches`, which of them are to be applied; by shard, those that it lacks; and the shards whose ledger
-    has not been heard."""
+    """A chunk of `batches`; `wanted`: those to be applied; `lacks`: by shard; `unknown`: shards without a ledger."""
 
     batches: int
     wanted: frozenset[int]
@@ -110,77 +97,67 @@ class _Current:
     key: ChunkKey
     batch: int
     payloads: list[dict[int, tuple[int, Any]]]
-    """By shard and bucket: samples and frame, to be sent again if the connection breaks."""
+    """By shard and bucket: samples and frame, which are sent again if the connection breaks."""
     passed: set[int] = field(default_factory=set)
-    """Shards that are not waited for (any more), though they lack the batch."""
+    """Shards that are not waited for, though they lack the batch."""
     closed: CloseBatch | None = None
     closed_at: float = 0.0
     waits: bool = False
 
 
-class AsyncTrainer:
-    """See the module's text. `step` is the only method that changes it."""
+class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
+    """See the module's text."""
 
-    def __init__(self, options: AsyncTrainerOptions) -> None:
-        for shard, buckets in enumerate(options.buckets):
-            if not buckets:
-                raise GraphftError(f"shard {shard} holds no bucket", rule="empty-shard", help="use fewer pservers")
-        self.options = options
-        self.story = Story()
-        self.connections = [_ShardConnection({b: _NewestBucket() for b in buckets}) for buckets in options.buckets]
+    KIND = "an async trainer"
+
+    def __init__(self, options: TrainerOptions) -> None:
+        super().__init__(options)
+        self.connections: list[_ShardConnection] = [
+            _ShardConnection(caches={b: _NewestBucket() for b in buckets}) for buckets in options.buckets
+        ]
         self.held: dict[ChunkKey, _Held] = {}
         self.current: _Current | None = None
-        self.silence = Silence(len(options.buckets))
-        self._now = 0.0
-
-    def step(self, event: AsyncTrainerEvent, now: float) -> Effects:
-        """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
-        self._now = self.story.now = now
-        handler = self._EVENTS.get(type(event))
-        if handler is None:
-            self.story.illegal(f"an async trainer knows no event {event!r}")
-        return handler(self, event)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
     def has(self, shard: int, bucket: int) -> bool:
-        """Whether the newest known version of a bucket is here. A shard that is away is waited for at first only."""
+        """True if the newest known version of a bucket is here. A shard that is away is waited for only at first."""
         cache, connection = self.connections[shard].caches[bucket], self.connections[shard]
         return cache.ever and (not connection.introduced or cache.have >= cache.wanted)
 
     def frame(self, shard: int, bucket: int) -> Any:
-        """What to copy into the bucket's tensors; None: they hold the newest already."""
+        """Returns what to copy into the bucket's tensors; None: they hold the newest already."""
         return self.connections[shard].caches[bucket].frame
 
     def lacks(self, shard: int) -> bool:
-        """Whether a shard lacks the current batch."""
+        """True if a shard lacks the current batch."""
         current = self.current
         return current is not None and current.key in self.held and current.batch in self.held[current.key].lacks[shard]
 
     def answered(self) -> int:
-        """Of how many shards all buckets are here, at the newest version that is known."""
+        """Returns the number of shards of which all buckets are here."""
         return sum(all(self.has(s, b) for b in c.caches) for s, c in enumerate(self.connections))
 
     def settled(self) -> int:
-        """How many shards need not be waited for any more at the end of the current batch."""
+        """Returns the number of shards that the end of the current batch need not wait for."""
         current = self.current
         return sum(current is None or s in current.passed or not self.lacks(s) for s in range(len(self.connections)))
 
     def known(self, key: ChunkKey) -> bool:
-        """Whether every shard has told what it has of a chunk."""
+        """True if every shard has told its ledger of a chunk."""
         return not self.held[key].unknown
 
     def whole(self, key: ChunkKey) -> bool:
-        """Whether every shard has applied all batches of a chunk."""
+        """True if every shard has applied all batches of a chunk."""
         return not any(self.held[key].lacks)
 
     def progress(self, key: ChunkKey) -> int:
-        """How many batches of a chunk every shard has applied."""
+        """Returns the number of batches of a chunk that every shard has applied."""
         held = self.held[key]
         return len(held.wanted) - len(set().union(*held.lacks))
 
     def next_batch(self, key: ChunkKey, last: int) -> int | None:
-        """The next batch behind `last`, or from the start again, that a shard lacks which can be reached."""
+        """Returns the next batch behind `last`, or from the start again, that a shard lacks which can be reached."""
         lacks = self.held[key].lacks
         wanted = sorted(
             set().union(*(lacks[s] for s, connection in enumerate(self.connections) if connection.introduced))
@@ -188,11 +165,11 @@ class AsyncTrainer:
         return next((b for b in wanted if b > last), wanted[0] if wanted else None)
 
     def generations(self) -> list[int]:
-        """Each shard's generation in which its acknowledgements were given."""
+        """Returns the generation of each shard's acknowledgements."""
         return [connection.generation for connection in self.connections]
 
     def newest(self) -> int:
-        """The newest version, of any shard, that the tensors hold parameters of; 0 before there are any."""
+        """Returns the newest version, of any shard, in the tensors; 0 before there are any."""
         return max(0, *(cache.loaded for connection in self.connections for cache in connection.caches.values()))
 
     # -- shards -------------------------------------------------------------------------------------------------------
@@ -200,36 +177,15 @@ class AsyncTrainer:
     def _up(self, event: ShardUp) -> Effects:
         connection = self.connections[event.shard]
         connection.up, connection.introduced, connection.incarnation = True, False, event.incarnation
-        self._tell(f"shard {event.shard} is up as {event.incarnation}", event.shard)
-        return self._hello(event.shard)
+        self.tell(f"shard {event.shard} is up as {event.incarnation}", event.shard)
+        return [self.hello(event.shard)]
 
-    def _down(self, event: ShardDown) -> Effects:
-        self.connections[event.shard].up = self.connections[event.shard].introduced = False
-        self.silence.heard(event.shard)
-        self._tell(f"shard {event.shard} is down", event.shard)
-        return []
-
-    def _hello(self, shard: int) -> Effects:
-        self.connections[shard].asked = self._now
-        self.silence.asked(shard)
-        return [Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))]
-
-    def _from(self, event: FromShard) -> Effects:
-        self.silence.heard(event.shard)
-        handler = self._MESSAGES.get(type(event.message))
-        if handler is None:
-            return [Count("unexpected", f"shard {event.shard} sent {type(event.message).__name__}")]
-        problem = event.fault or async_answer_problem(self.options, event.shard, event.message, event.payload)
-        if problem:
-            return [
-                Fail(
-                    self._tell(f"a wrong {type(event.message).__name__} of shard {event.shard}: {problem}", event.shard)
-                )
-            ]
-        connection = self.connections[event.shard]
-        if not connection.introduced and not isinstance(event.message, (Welcome, Refused)):
+    def from_shard(self, event: FromShard) -> Effects:
+        introduced = self.connections[event.shard].introduced
+        if not introduced and isinstance(event.message, (Ledger, BatchAck, Parameters)):
+            self.silence.heard(event.shard)
             return [Count("late", f"{type(event.message).__name__} of shard {event.shard} before its welcome")]
-        return handler(self, event.shard, event.message, event.payload)
+        return super().from_shard(event)
 
     def _welcome(self, shard: int, message: Welcome, payload: Any) -> Effects:
         connection = self.connections[shard]
@@ -238,7 +194,7 @@ class AsyncTrainer:
             return [Count("late", f"a welcome of {message.incarnation}, shard {shard} is {here}")]
         connection.introduced = True
         if message.generation != connection.generation:
-            self._tell(f"shard {shard} is in generation {message.generation}, at version {message.version}", shard)
+            self.tell(f"shard {shard} is in generation {message.generation}, at version {message.version}", shard)
             connection.generation = message.generation
             connection.skipped.clear()
             for cache in connection.caches.values():
@@ -251,7 +207,7 @@ class AsyncTrainer:
         return [*self._ask(shard), *self._push_again(shard)]
 
     def _ask(self, shard: int) -> Effects:
-        """The questions to a shard that are open."""
+        """Returns the open questions to a shard."""
         connection = self.connections[shard]
         connection.asked = self._now
         pulls = [
@@ -268,8 +224,8 @@ class AsyncTrainer:
         return [self._push(shard, b, *pushed) for b, pushed in self._ready(self.current, shard)]
 
     def _ready(self, current: _Current, shard: int) -> list[tuple[int, tuple[int, Any]]]:
-        """Returns what may be sent to a shard now: its last bucket says whether the batch is finite, and what it
-        reports, which is known at last."""
+        """Returns what may be sent to a shard now. Its last bucket says whether the batch is finite, and what it
+        reports, which is known when the batch is closed."""
         pushed = list(current.payloads[shard].items())
         whole = len(pushed) == len(self.connections[shard].caches)
         return pushed[:-1] if whole and current.closed is None else pushed
@@ -278,17 +234,17 @@ class AsyncTrainer:
         connection, reason = self.connections[shard], f"shard {shard}: {message.code}: {message.reason}"
         if message.code in ("denied", "malformed"):
             return [Fail(reason)]
-        count = Count(f"refused-{message.code}", self._tell(reason, shard))
+        count = Count(f"refused-{message.code}", self.tell(reason, shard))
         if message.code == "stale":
             self._stale(shard, message.version)
             return [count, *self._ask(shard)]
         if not connection.introduced:
             return [count]  # several pushes were refused: one hello is enough
         connection.introduced = False
-        return [count, *self._hello(shard)]
+        return [count, self.hello(shard)]
 
     def _stale(self, shard: int, version: int) -> None:
-        """The batch is computed again, from newer parameters."""
+        """Has the batch computed again, from newer parameters."""
         if self.current is not None:
             self.current.passed.add(shard)
         for cache in self.connections[shard].caches.values():
@@ -303,7 +259,7 @@ class AsyncTrainer:
         held.lacks[shard] -= applied
         held.unknown.discard(shard)
         self.connections[shard].skipped -= {(key, b) for b in applied}
-        self._tell(f"shard {shard} has {len(applied)} of {held.batches} batches of chunk {key}", shard)
+        self.tell(f"shard {shard} has {len(applied)} of {held.batches} batches of chunk {key}", shard)
         return []
 
     def _ack(self, shard: int, message: BatchAck, payload: Any) -> Effects:
@@ -313,7 +269,7 @@ class AsyncTrainer:
         connection.skipped.discard((key, message.batch))
         for cache in connection.caches.values():
             cache.wanted = max(cache.wanted, message.version)
-        self._tell(f"shard {shard} has batch {message.batch} of chunk {key}, at version {message.version}", shard)
+        self.tell(f"shard {shard} has batch {message.batch} of chunk {key}, at version {message.version}", shard)
         return [] if message.fresh else [Count("repeated", f"shard {shard} had batch {message.batch} of {key}")]
 
     def _bucket(self, shard: int, message: Parameters, payload: Any) -> Effects:
@@ -360,7 +316,6 @@ class AsyncTrainer:
         return [self._push(event.shard, event.bucket, event.samples, event.payload)]
 
     def _push(self, shard: int, bucket: int, samples: int, payload: Any) -> Send:
-        """The version is -1 for a gradient that was computed from another generation's parameters."""
         assert self.current is not None
         self.silence.asked(shard)
         connection, (pass_index, chunk), closed = self.connections[shard], self.current.key, self.current.closed
@@ -394,9 +349,9 @@ class AsyncTrainer:
         effects: Effects = []
         for shard, connection in enumerate(self.connections):
             if connection.up and self._now - connection.asked >= self.options.retry_interval:
-                asked = self._ask(shard) if connection.introduced else self._hello(shard)
+                asked = self._ask(shard) if connection.introduced else [self.hello(shard)]
                 silent = shard in self.silence.over(PROBE_SECONDS)  # and nothing else is to be asked: is it there?
-                effects += asked or (self._hello(shard) if silent else [])
+                effects += asked or ([self.hello(shard)] if silent else [])
         current = self.current
         if current is None or current.closed is None or self._now - current.closed_at < current.closed.push_timeout:
             return effects
@@ -411,7 +366,7 @@ class AsyncTrainer:
             if limit < 0 or len(connection.skipped | {item}) <= limit:
                 current.passed.add(shard)
                 connection.skipped.add(item)
-                reason = self._tell(
+                reason = self.tell(
                     f"shard {shard} did not answer batch {current.batch} of chunk {current.key} in time: skipped", shard
                 )
                 effects.append(Count("skipped", reason))
@@ -422,13 +377,9 @@ class AsyncTrainer:
                 )
         return effects
 
-    def _tell(self, text: str, shard: int) -> str:
-        return self.story.tell(text, f"shard {shard}")
-
-    def check_invariants(self) -> None:
-        """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
+    def invariants(self) -> dict[str, bool]:
         shards, caches = range(len(self.connections)), [b for c in self.connections for b in c.caches.values()]
-        facts = {
+        return {
             "introduced shards are up": all(c.up or not c.introduced for c in self.connections),
             "what the tensors hold has come": all(b.loaded <= b.have for b in caches),
             "a bucket that came stays": all(b.ever or (b.have, b.frame) == (-1, None) for b in caches),
@@ -443,14 +394,11 @@ class AsyncTrainer:
             ),
             "only shards are passed over": self.current is None or self.current.passed <= set(shards),
         }
-        for fact, holds in facts.items():
-            if not holds:
-                self.story.illegal(f"broken invariant of trainer {self.options.trainer}: {fact}")
 
-    _EVENTS: ClassVar[dict[type, Callable[[AsyncTrainer, Any], Effects]]] = {
+    EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]] = {
         ShardUp: _up,
-        ShardDown: _down,
-        FromShard: _from,
+        ShardDown: Trainer.shard_down,
+        FromShard: from_shard,
         Tick: _tick,
         Took: _took,
         Dropped: _dropped,
@@ -459,7 +407,7 @@ class AsyncTrainer:
         Pushed: _pushed,
         CloseBatch: _close,
     }
-    _MESSAGES: ClassVar[dict[type, Callable[[AsyncTrainer, int, Any, Any], Effects]]] = {
+    MESSAGES: ClassVar[dict[type, Callable[[Any, int, Any, Any], list[Any]]]] = {
         Welcome: _welcome,
         Refused: _refused,
         Ledger: _ledger,

@@ -1,32 +1,89 @@
-"""Events and effects that the shards' state machines share.
+"""Events, effects and options of the machines of shards and trainers.
 
-Payloads (frames) are opaque: whatever the driver puts into an event comes back in an effect, untouched.
-
-
-Events and effects of the machines of sync mode. See sync_shard and sync_trainer for what a driver does with them.
-
-Events and effects of an async trainer's machine. See async_trainer for what a driver does with them.
-
-It shares `ShardUp`, `ShardDown`, `FromShard`, `Pushed`, `Send` and `Fail` with sync trainers, `Tick` and `Count` with
-all machines.
+Payloads (frames) are opaque: what a driver puts into an event comes back in an effect, untouched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from graphft.runtime.protocol.messages import Message
 from graphft.runtime.protocol.round import Contribution
 
-# -- events ---------------------------------------------------------------------------------------------------------
+ChunkKey = tuple[int, int]
+"""(pass, chunk)"""
+Source = Literal["", "current", "previous"]
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardOptions:
+    """`buckets`: indices of this shard's buckets. `checkpoint_every`: 0: only at the end (sync), or when the driver
+    decides (async). `skips`: contributions that are not finite are discarded; else no trainer sends one. `values`: how
+    many a contribution reports. `max_peers`: names of peers that are known at once; the first one gives way to more."""
+
+    shard: int
+    buckets: tuple[int, ...]
+    run: str = ""
+    secret: str = field(default="", repr=False)
+    checkpoint_every: int = 0
+    skips: bool = False
+    values: int = 0
+    max_peers: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncOptions(ShardOptions):
+    """Times in seconds. `checkpoint_steps`: more steps with a checkpoint. `reduce`: partial sums are exchanged for the
+    global norm. `recovery`: this shard was restarted, and begins in recovery mode."""
+
+    shards: int
+    slots: int
+    total_steps: int
+    checkpoint_steps: frozenset[int] = frozenset()
+    reduce: bool = False
+    recovery: bool = False
+    recovery_timeout: float = 10.0
+    on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
+    retry_interval: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncOptions(ShardOptions):
+    """`batches`: of each chunk, in each of `passes`. `max_staleness`: versions that a gradient may be behind; -1: any
+    number. `compensate`: copies of versions are kept, for delay compensation."""
+
+    batches: Sequence[int]
+    passes: int
+    max_staleness: int = -1
+    compensate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """`buckets`: by shard, the indices of its buckets. `total_steps`: of a sync job. Intervals: seconds after which a
+    question without an answer is asked again."""
+
+    trainer: str
+    buckets: tuple[tuple[int, ...], ...]
+    total_steps: int = 0
+    run: str = ""
+    secret: str = field(default="", repr=False)
+    hello_interval: float = 0.5
+    retry_interval: float = 5.0
+
+
+# -- events of shards -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A shard got a message (and its frame) from `peer`, the id that the transport routes answers by.
+    """A message (and its frame) came from `peer`, the id that the transport routes answers by.
 
-    `fault`: what the driver found wrong with the frame (a length that does not fit the bucket, say), else "".
+    `fault`: what the driver found wrong with the frame, such as a length that does not fit the bucket.
     """
 
     peer: str
@@ -37,25 +94,72 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PeerLeft:
-    """This peer will not come back: forget that it was introduced, and what it waits for."""
+    """This peer does not come back."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. A few times a second is enough."""
+    """Time has passed: a few times a second, for shards and trainers."""
 
 
-# -- effects --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Sync, the first event: the shard serves from now on. The time-out of recovery mode begins."""
 
-Source = Literal["", "current", "previous"]
+
+@dataclass(frozen=True, slots=True)
+class StepsWanted:
+    """Sync: no step from `step` on is wanted so far, so none of them is late."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartialsReady:
+    """Sync: the driver has computed this shard's partial sums."""
+
+    generation: int
+    step: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RoundApplied:
+    """Sync: the driver has carried out ApplyRound."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Sync, also for trainers: the job is in `generation`, which began at `step`; a shard has loaded that version."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAt:
+    """Sync: a checkpoint is wanted at this version, beside the regular ones."""
+
+    step: int
+
+
+SyncShardEvent = (
+    Started | Received | PeerLeft | PartialsReady | RoundApplied | Rollback | CheckpointAt | StepsWanted | Tick
+)
+AsyncShardEvent = Received | PeerLeft | Tick
+
+# -- effects of shards ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Send `message` to `peer`. For a `Parameters`, `source` says which bytes are the frame: those of bucket
-    `message.bucket` of the shard's "current" or "previous" version, read when this effect is carried out."""
+    """Send `message` to `peer`. Of a `Parameters`, the frame is bucket `message.bucket` of the version that `source`
+    names, read when this effect is carried out."""
 
     peer: str
     message: Message
@@ -64,7 +168,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Something was ignored, refused or discarded: count it under `name`, log `reason`."""
+    """Count what was ignored, refused or discarded under `name`; log `reason`. Also for trainers."""
 
     name: str
     reason: str
@@ -79,87 +183,9 @@ class TakeCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncOptions:
-    """Times in seconds. `buckets`: indices of this shard's buckets. `reduce`: partial sums are exchanged (global norm).
-
-    `recovery`: this is a restarted shard, in recovery mode. `checkpoint_every` 0: only at the end. `max_peers`: names
-    of trainers and shards that are known at once; above it the one that was introduced first gives way.
-    """
-
-    shard: int
-    shards: int
-    slots: int
-    buckets: tuple[int, ...]
-    total_steps: int
-    run: str = ""
-    secret: str = field(default="", repr=False)
-    checkpoint_every: int = 0
-    checkpoint_steps: frozenset[int] = frozenset()
-    """Others at which one is taken."""
-    reduce: bool = False
-    recovery: bool = False
-    recovery_timeout: float = 10.0
-    on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
-    skips: bool = False
-    """A step with a contribution that is not finite is discarded; else no trainer sends one."""
-    retry_interval: float = 1.0
-    max_peers: int = 256
-    values: int = 0
-    """How many values each contribution reports."""
-
-
-# -- events of a shard (and Received, PeerLeft, Tick) -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The first event: the shard serves from now on, which is when recovery mode's time-out begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepsWanted:
-    """No step from `step` on is wanted so far: nothing is late that would be of one."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartialsReady:
-    """The driver has computed the own partial sums."""
-
-    generation: int
-    step: int
-    payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class RoundApplied:
-    """The driver has carried out ApplyRound."""
-
-    generation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rollback:
-    """The job is in `generation` now, which began at `step`; that version is loaded."""
-
-    generation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointAt:
-    """Take a checkpoint at this version, beside the regular ones."""
-
-    step: int
-
-
-# -- effects of a shard (and Reply, Count, TakeCheckpoint) ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
 class ComputePartials:
+    """Sync: sum the contributions, compute the partial sums, and step PartialsReady."""
+
     generation: int
     step: int
     contributions: tuple[Contribution, ...]
@@ -168,8 +194,8 @@ class ComputePartials:
 
 @dataclass(frozen=True, slots=True)
 class ApplyRound:
-    """`contributions`: those with data, in slot order. `partials`: one per shard, in order, None for a shard without;
-    () when nothing is exchanged."""
+    """Sync: apply the contributions with data, in slot order, and step RoundApplied. `partials`: in the order of the
+    shards, None for one without; () when none are exchanged."""
 
     generation: int
     step: int
@@ -180,9 +206,8 @@ class ApplyRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundSkipped:
-    """The version advanced, and the parameters stay: no slot had data at this step, and nothing is to be computed; or
-    the contributions of the slots `nonfinite` are not finite: the step counts, for the schedule too. `contributions`:
-    as in ApplyRound."""
+    """Sync: the version has advanced with the same parameters. Either no slot had data, or the contributions of the
+    slots `nonfinite` are not finite: then the step counts for the schedule."""
 
     step: int
     reason: str
@@ -192,7 +217,7 @@ class RoundSkipped:
 
 @dataclass(frozen=True, slots=True)
 class SendShard:
-    """Send to another shard's socket; what it answers (Welcome, Refused) need not be read."""
+    """Sync: send to another shard, whose answer (Welcome, Refused) need not be read."""
 
     shard: int
     message: Message
@@ -201,7 +226,7 @@ class SendShard:
 
 @dataclass(frozen=True, slots=True)
 class RequestRollback:
-    """Raise the job's generation above `generation`, to the newest committed checkpoint."""
+    """Sync: raise the job's generation above `generation`, to the newest committed checkpoint."""
 
     generation: int
     reason: str
@@ -209,12 +234,33 @@ class RequestRollback:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The job's last version is there."""
+    """Sync: the job's last version is there."""
 
     step: int
 
 
-ShardEffect = (
+@dataclass(frozen=True, slots=True)
+class ApplyBatch:
+    """Async: apply this gradient, or only count it if it is not `finite`. `staleness`: versions since its parameters.
+
+    `base`: the version of its parameters, whose copy is kept; -1: there is none. `kept`: the versions, besides the
+    newest, whose copies are needed when this is applied.
+    """
+
+    pass_index: int
+    chunk: int
+    batch: int
+    samples: int
+    payloads: Mapping[int, Any]
+    staleness: int
+    reason: str
+    base: int = -1
+    kept: frozenset[int] = frozenset()
+    finite: bool = True
+    values: tuple[float, ...] = ()
+
+
+SyncShardEffect = (
     Reply
     | Count
     | TakeCheckpoint
@@ -225,41 +271,14 @@ ShardEffect = (
     | RequestRollback
     | Finished
 )
+AsyncShardEffect = Reply | Count | TakeCheckpoint | ApplyBatch
 
-ShardEvent = Started | Received | PeerLeft | PartialsReady | RoundApplied | Rollback | CheckpointAt | StepsWanted | Tick
-
-
-# -- a trainer: options -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerOptions:
-    """`buckets`: per shard, the indices of its buckets. Intervals in seconds: how long an answer is waited for before
-    asking again."""
-
-    trainer: str
-    buckets: tuple[tuple[int, ...], ...]
-    total_steps: int
-    run: str = ""
-    secret: str = field(default="", repr=False)
-    hello_interval: float = 0.5
-    retry_interval: float = 5.0
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Work:
-    """One contribution to compute."""
-
-    step: int
-    slot: int
-
-
-# -- events of a trainer (and Rollback, Tick) -------------------------------------------------------------------------
+# -- events of trainers -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ShardUp:
-    """Connected to this incarnation (the registration's id) of a shard: for the first time, or again."""
+    """Connected, for the first time or again, to this incarnation (the registration's id) of a shard."""
 
     shard: int
     incarnation: str
@@ -274,7 +293,7 @@ class ShardDown:
 
 @dataclass(frozen=True, slots=True)
 class FromShard:
-    """A message (and its frame) from a shard. `fault`: what the driver found wrong with the frame, else ""."""
+    """A message (and its frame) came from a shard; `fault` as in Received."""
 
     shard: int
     message: Message
@@ -283,39 +302,8 @@ class FromShard:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotGained:
-    """The slot is this trainer's, by the claim of this revision. A newer claim of a held slot begins it anew."""
-
-    slot: int
-    claim: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLost:
-    """The slot is not this trainer's by the claim of this revision, or an older one, any more."""
-
-    slot: int
-    claim: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Begin the next work; what was begun before, and not closed, is abandoned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """The tensors hold this bucket at `version` now. `keep`: the step changes them in place."""
-
-    shard: int
-    bucket: int
-    version: int
-    keep: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Pushed:
-    """A bucket of the current contribution is computed."""
+    """A bucket of the current contribution, or batch, is computed."""
 
     shard: int
     bucket: int
@@ -324,16 +312,105 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotGained:
+    """Sync: the slot is held by the claim of this revision. A newer claim of a held slot begins it anew."""
+
+    slot: int
+    claim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLost:
+    """Sync: the slot is not held any more by the claim of this revision, or an older one."""
+
+    slot: int
+    claim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Sync: begin the next work, and abandon what was begun before and not closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Sync: the tensors hold this bucket at `version`. `keep`: the step changes them in place."""
+
+    shard: int
+    bucket: int
+    version: int
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
-    """The current contribution to `shards` shards is whole: all buckets are pushed, or none (then it is empty)."""
+    """Sync: the contribution to `shards` shards is whole: all buckets are pushed, or none (then it is empty).
+    `values`: what it reports."""
 
     shards: int
     finite: bool = True
     values: tuple[float, ...] = ()
-    """What it reports."""
 
 
-# -- effects of a trainer (and Count) ---------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Async: work on a chunk of `batches` begins, without those that are discarded."""
+
+    key: ChunkKey
+    batches: int
+    discarded: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Async: the chunk is completed, released, or another's."""
+
+    key: ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
+class BeginBatch:
+    """Async: begin a batch of a chunk that was taken, and leave the one before."""
+
+    key: ChunkKey
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Async: the tensors hold what `frame` gave of this bucket. `keep`: the step changes them in place."""
+
+    shard: int
+    bucket: int
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CloseBatch:
+    """Async: all buckets of the batch are pushed. A shard that does not answer within `push_timeout` seconds is
+    skipped, or waited for when `max_skipped` batches of the chunks at hand are skipped already (-1: no limit).
+    `values`: what the batch reports, for shard 0."""
+
+    push_timeout: float
+    max_skipped: int
+    finite: bool = True
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Work:
+    """Sync: one contribution to compute."""
+
+    step: int
+    slot: int
+
+
+TrainerControl = ShardUp | ShardDown | SlotGained | SlotLost | Rollback
+"""What a sync trainer's daemon thread finds in etcd, for its main thread."""
+SyncTrainerEvent = TrainerControl | FromShard | Tick | Begin | Copied | Pushed | Closed
+AsyncTrainerEvent = ShardUp | ShardDown | FromShard | Tick | Took | Dropped | BeginBatch | Loaded | Pushed | CloseBatch
+
+# -- effects of trainers ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,71 +430,3 @@ class Fail:
 
 
 TrainerEffect = Send | Fail | Count
-TrainerControl = ShardUp | ShardDown | SlotGained | SlotLost | Rollback
-"""What a trainer's daemon thread finds in etcd, for its main thread to take in."""
-TrainerEvent = TrainerControl | FromShard | Tick | Begin | Copied | Pushed | Closed
-
-
-ChunkKey = tuple[int, int]
-"""(pass, chunk)"""
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncTrainerOptions:
-    """`buckets`: per shard, the indices of its buckets. `retry_interval`: seconds before a question that is not
-    answered is asked again."""
-
-    trainer: str
-    buckets: tuple[tuple[int, ...], ...]
-    run: str = ""
-    secret: str = field(default="", repr=False)
-    retry_interval: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Took:
-    """This trainer works on a chunk of `batches` from now on, without those that are discarded."""
-
-    key: ChunkKey
-    batches: int
-    discarded: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """The chunk is completed, released, or somebody else's."""
-
-    key: ChunkKey
-
-
-@dataclass(frozen=True, slots=True)
-class BeginBatch:
-    """Begin a batch of a chunk that was taken. The one before is left, whatever has become of it."""
-
-    key: ChunkKey
-    batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The tensors hold what `frame` gave of this bucket. `keep`: the step changes them in place."""
-
-    shard: int
-    bucket: int
-    keep: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CloseBatch:
-    """All buckets of the batch are pushed. A shard that has not answered in `push_timeout` seconds is skipped; when
-    `max_skipped` batches of the chunks at hand are skipped already (-1: no limit), it is waited for."""
-
-    push_timeout: float
-    max_skipped: int
-    finite: bool = True
-    values: tuple[float, ...] = ()
-    """What the batch reports, for shard 0."""
-
-
-AsyncTrainerEffect = Send | Fail | Count
-AsyncTrainerEvent = ShardUp | ShardDown | FromShard | Tick | Took | Dropped | BeginBatch | Loaded | Pushed | CloseBatch

@@ -1,17 +1,17 @@
-"""The story of a state machine's entities: what happened to them of late, shown when something goes wrong.
-
-An entity is a short name such as "step 12", "slot 3" or "peer 5f2a"; one line may concern several of them.
-"""
+"""The base of the state machines, and the story that each keeps: what has happened of late, for when it goes wrong."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from graphft.errors import GraphftError
 
 LONGEST = 1000
-"""Characters of a line."""
+"""Characters of a line of a story."""
+Event = TypeVar("Event")
+Effect = TypeVar("Effect")
 
 
 class IllegalTransition(GraphftError):
@@ -19,9 +19,9 @@ class IllegalTransition(GraphftError):
 
 
 class Story:
-    """The last `size` lines, each with the time and the entities that it is about.
+    """The last `size` lines, each with the time and the entities that it is about, such as "step 12" or "slot 3".
 
-    A line may hold what a peer sent: it is cut after `LONGEST` characters, so that the story has a bound."""
+    A line may hold what a peer sent, so it is cut after `LONGEST` characters."""
 
     __slots__ = ("_lines", "now")
 
@@ -36,7 +36,7 @@ class Story:
         return text
 
     def of(self, *entities: str) -> list[str]:
-        """Lines about any of these entities, oldest first; of all of them when none is named."""
+        """Returns the lines about any of these entities, oldest first; all lines if none is named."""
         return [
             f"{now:.3f} {text}" for now, about, text in self._lines if not entities or any(e in about for e in entities)
         ]
@@ -49,3 +49,32 @@ class Story:
             rule="illegal-transition",
             help="this is a fault in graphft; report it with the story",
         )
+
+
+class Machine(Generic[Event, Effect]):
+    """A state machine without clock, network or threads. Only `step` changes it."""
+
+    KIND: ClassVar[str]
+    EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]]
+
+    def __init__(self) -> None:
+        self.story = Story()
+        self._now = 0.0
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Takes in one event, and returns what is to be done, in order. Raises IllegalTransition."""
+        self._now = self.story.now = now
+        handler = self.EVENTS.get(type(event))
+        if handler is None:
+            self.story.illegal(f"{self.KIND} knows no event {event!r}")
+        return handler(self, event)
+
+    def invariants(self) -> dict[str, bool]:
+        """Returns what always holds, and whether it does."""
+        raise NotImplementedError
+
+    def check_invariants(self) -> None:
+        """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
+        for fact, holds in self.invariants().items():
+            if not holds:
+                self.story.illegal(f"broken invariant of {self.KIND}: {fact}")

@@ -1,13 +1,9 @@
-"""What travels between trainers, shards and the coordinator: a small typed header, and at most one raw frame (a
-bucket's bytes).
+"""Messages between trainers, shards and the coordinator: a typed header, and at most one raw frame (a bucket's bytes).
 
-Headers are msgspec structs, told apart by their tag; unknown fields, wrong types and foreign tags are refused by
-decoding. The frame is opaque here: its length is checked against the program's bucket layout by the receiver.
-`generation` is the job's; a shard refuses older ones and answers with its own.
-
-
-What is wrong with a message whatever the receiver's state is: compared with the program alone, before anything looks
-at it. Each function returns a text for the refusal, "" if nothing is wrong."""
+Headers are msgspec structs, told apart by their tag; decoding refuses unknown fields, wrong types and foreign tags. The
+frame is opaque here: its receiver checks its length. `generation` is the job's; a shard refuses older ones, and answers
+with its own.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +16,7 @@ import msgspec
 from graphft.runtime.protocol.chunk_queue import Discards
 
 if TYPE_CHECKING:
-    from graphft.runtime.protocol.async_shard import AsyncOptions
-    from graphft.runtime.protocol.events import AsyncTrainerOptions, SyncOptions, TrainerOptions
-
-UNTOLD = -1
-"""Generation and version in an answer that tells neither."""
+    from graphft.runtime.protocol.events import AsyncOptions, ShardOptions, SyncOptions, TrainerOptions
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbid_unknown_fields=True):
@@ -32,19 +24,18 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbi
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """A peer introduces itself, and shows that it belongs to this run: `run` is the run's id, `secret` what only those
-    know that may read the run's records in etcd."""
+    """Introduces a peer, which belongs to this run if it knows `secret`, from the run's records in etcd."""
 
     run: str
     secret: str
     peer: str
 
     def __repr__(self) -> str:
-        """Without the secret: texts are logged."""
+        """Hides the secret: texts are logged."""
         return f"Hello(run={self.run!r}, peer={self.peer!r})"
 
     def admits(self, run: str, secret: str) -> bool:
-        """Whether this peer belongs to that run. Takes as long for a secret that is nearly right as for any other."""
+        """True if this peer belongs to that run. Takes constant time."""
         mine, shown = f"{run}\n{secret}".encode(), f"{self.run}\n{self.secret}".encode("utf-8", "replace")
         return hmac.compare_digest(mine, shown)
 
@@ -57,8 +48,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """The request changed nothing. `code`, with the shard's generation and version (a peer that was not admitted is
-    told neither, nor a reason):
+    """The request changed nothing. `code`, with the shard's generation and version, which a stranger is not told:
 
     denied: not of this run. malformed: no shard can accept it. unknown-peer: say Hello first (again).
     stale-generation: older than the shard's. not-ready: newer than the shard's. future-step: the shard is behind, and
@@ -73,8 +63,8 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 def refusal_of_stranger(code: str) -> Refused:
-    """What a peer is told that has not shown the run's secret: nothing of the run."""
-    return Refused(code, "", UNTOLD, UNTOLD)
+    """Returns an answer to a peer that has not shown the run's secret, which tells nothing of the run."""
+    return Refused(code, "", -1, -1)
 
 
 class Push(Message, frozen=True, tag="push"):
@@ -124,9 +114,8 @@ class Query(Message, frozen=True, tag="query"):
 
 
 class BatchPush(Message, frozen=True, tag="batch"):
-    """Async: one bucket (the frame) of batch `batch` of `chunk` in pass `pass_index`, computed from `version` of this
-    generation, the lowest among the shard's buckets; -1: from another's, which counts as the first version. `finite`,
-    `values`: as in Push."""
+    """Async: one bucket (the frame) of a batch, computed from `version` of this generation, the lowest among the
+    shard's buckets; -1: of another generation, which counts as the first version. `finite`, `values`: as in Push."""
 
     generation: int
     pass_index: int
@@ -141,7 +130,7 @@ class BatchPush(Message, frozen=True, tag="batch"):
 
 
 class BatchAck(Message, frozen=True, tag="ack"):
-    """Async: the batch is in the shard's ledger: applied now (`fresh`) or before. Buckets follow as `Parameters`."""
+    """Async: the batch is in the shard's ledger, applied now (`fresh`) or before. `Parameters` follow."""
 
     pass_index: int
     chunk: int
@@ -158,7 +147,7 @@ class LedgerQuery(Message, frozen=True, tag="ledger?"):
 
 
 class Ledger(Message, frozen=True, tag="ledger"):
-    """Async: the applied batches of a chunk as [start, end) ranges; [0, 2**31 - 1) when it is applied wholly."""
+    """Async: the applied batches of a chunk as [start, end) ranges; [0, 2**31 - 1): all of them."""
 
     pass_index: int
     chunk: int
@@ -182,10 +171,10 @@ class PartialsQuery(Message, frozen=True, tag="partials?"):
 
 
 class GetTasks(Message, frozen=True, tag="get-tasks"):
-    """Asks the coordinator for tasks of a pass. `call`: counts a process's calls; the same one again is answered alike.
+    """Asks the coordinator for tasks of a pass. `call` numbers a process's calls; a repeated one is answered alike.
 
-    Async: about `want` of them, of any. Sync: `chunks` of the pass, for `slot`, which the trainer holds: `holds` is the
-    revision of its claim. `generation`: the job's. `lowest`: every shard has reached this version.
+    Async: about `want` of any. Sync: `chunks` for `slot`, which the trainer holds by the claim with revision
+    `holds`; `generation`: the job's; `lowest`: the version that every shard has reached.
     """
 
     call: int
@@ -200,8 +189,8 @@ class GetTasks(Message, frozen=True, tag="get-tasks"):
 
 
 class Tasks(Message, frozen=True, tag="tasks"):
-    """Tasks that the trainer holds from now on: chunks, each with the number of this attempt; and what is discarded of
-    them. `pass_index`: the pass that is worked on; if it is not the one asked for, no task is given."""
+    """Tasks (chunk, attempt) that the trainer holds from now on, and what is discarded of them. `pass_index`: the pass
+    that is worked on; if it is not the one asked for, no task is given."""
 
     call: int
     pass_index: int
@@ -210,8 +199,8 @@ class Tasks(Message, frozen=True, tag="tasks"):
 
 
 class FinishTasks(Message, frozen=True, tag="finish-tasks"):
-    """These tasks (chunk, attempt) are applied wholly. `fences` (async): by shard, the revision of the record of the
-    generation in which it has acknowledged them: if a shard has begun another one, the tasks are to do again."""
+    """These tasks (chunk, attempt) are applied. `fences` (async): by shard, the revision of the record of the
+    generation that has acknowledged them; if a shard has begun another one, the tasks are done again."""
 
     call: int
     trainer: str
@@ -221,7 +210,7 @@ class FinishTasks(Message, frozen=True, tag="finish-tasks"):
 
 
 class ReleaseTasks(Message, frozen=True, tag="release-tasks"):
-    """The trainer gives these tasks (chunk, attempt, batches applied) back: no failure."""
+    """Gives tasks (chunk, attempt, batches applied) back, without a failure."""
 
     call: int
     trainer: str
@@ -230,8 +219,8 @@ class ReleaseTasks(Message, frozen=True, tag="release-tasks"):
 
 
 class RenewTasks(Message, frozen=True, tag="renew-tasks"):
-    """The trainer is at work, and holds these tasks (pass, chunk, attempt, batches applied) of its calls up to `call`,
-    and no others. Not answered."""
+    """The trainer holds these tasks (pass, chunk, attempt, batches applied), and no others, of its calls up to `call`.
+    Not answered."""
 
     call: int
     trainer: str
@@ -239,8 +228,8 @@ class RenewTasks(Message, frozen=True, tag="renew-tasks"):
 
 
 class FailTask(Message, frozen=True, tag="fail-task"):
-    """This batch of the task cannot be computed. `records`: positions in the chunk of those to blame, if known;
-    `certain`: no trainer can read them, one failure is too many. `rest`: nor can the batches behind it."""
+    """A batch of the task cannot be computed. `records`: positions in the chunk of those to blame, if known; `certain`:
+    one failure is too many; `rest`: nor can the batches behind it."""
 
     call: int
     trainer: str
@@ -255,7 +244,7 @@ class FailTask(Message, frozen=True, tag="fail-task"):
 
 
 class TaskFailed(Message, frozen=True, tag="task-failed"):
-    """The failure is counted, with this outcome (of a `chunk_queue.Change`); "": the task is another's by now."""
+    """The failure is counted, with the outcome of a `chunk_queue.Change`; "": the task is another's by now."""
 
     call: int
     outcome: str
@@ -264,7 +253,7 @@ class TaskFailed(Message, frozen=True, tag="task-failed"):
 
 
 class RequeueTasks(Message, frozen=True, tag="requeue-tasks"):
-    """Async: a shard that has gone back lacks some of these tasks (chunk, batches applied): to do again."""
+    """Async: a shard that went back lacks some of these tasks (chunk, batches applied)."""
 
     call: int
     trainer: str
@@ -273,8 +262,7 @@ class RequeueTasks(Message, frozen=True, tag="requeue-tasks"):
 
 
 class CloseTasks(Message, frozen=True, tag="close-tasks"):
-    """The last step is applied: nothing is left to do. `complete`: nor is there any process that says so of the job: it
-    is complete when no trainer is registered any more (a loop of a user's own)."""
+    """The last step is applied. `complete`: by a user's own loops; the job is complete when none is registered."""
 
     call: int
     trainer: str
@@ -282,15 +270,15 @@ class CloseTasks(Message, frozen=True, tag="close-tasks"):
 
 
 class TasksSettled(Message, frozen=True, tag="tasks-settled"):
-    """What was told is recorded, but for tasks that were another's by then, or to do already (`refused`)."""
+    """The call is recorded, but for tasks that were another's, or to do already (`refused`)."""
 
     call: int
     refused: list[int] = []
 
 
 class TasksRefused(Message, frozen=True, tag="tasks-refused"):
-    """The call changed nothing. malformed: no coordinator can accept it. unknown: the trainer is not registered, as far
-    as is known here; ask again. fenced: the slot is another's by now."""
+    """The call changed nothing. malformed: no coordinator can accept it. unknown: the trainer is not known to be
+    registered; ask again. fenced: the slot is another's by now."""
 
     call: int
     code: str
@@ -298,7 +286,7 @@ class TasksRefused(Message, frozen=True, tag="tasks-refused"):
 
 
 class RequestSaveModel(Message, frozen=True, tag="request-save-model"):
-    """Asks to be the one trainer that saves the model, for so many seconds."""
+    """Asks to be the one trainer that saves the model, for some seconds."""
 
     call: int
     trainer: str
@@ -306,7 +294,7 @@ class RequestSaveModel(Message, frozen=True, tag="request-save-model"):
 
 
 class SaveModelAnswer(Message, frozen=True, tag="save-model-answer"):
-    """Whether it is. `seconds`: until another one may be."""
+    """`seconds`: until another trainer may save the model."""
 
     call: int
     granted: bool
@@ -321,7 +309,6 @@ TASK_ANSWERS = Tasks | TasksSettled | TasksRefused | TaskFailed | SaveModelAnswe
 CODES = frozenset(
     {"denied", "malformed", "unknown-peer", "stale-generation", "not-ready", "future-step", "gone", "complete", "stale"}
 )
-"""Of refusals."""
 
 AnyMessage = (
     Hello
@@ -341,7 +328,6 @@ AnyMessage = (
     | TASK_CALLS
     | TASK_ANSWERS
 )
-"""What `decode` accepts."""
 
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
 _encoder = msgspec.msgpack.Encoder()
@@ -352,22 +338,24 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> AnyMessage:
-    """Raises msgspec.DecodeError (or its subclass ValidationError) for what is no message of ours."""
+    """Raises msgspec.DecodeError."""
     return _decoder.decode(data)
 
 
+# -- what is wrong with a message, whatever the state of its receiver is; "" if nothing -------------------------------
+
 WITH_A_FRAME = (Push, BatchPush, Parameters)
-"""Messages that mean nothing without a frame. `Partials` have one or none; all others have none."""
+"""Messages that need a frame. `Partials` may have one; others have none."""
 
 
 def sync_problem(options: SyncOptions, message: Message, payload: Any) -> str:
-    """For a sync shard."""
-    if problem := _frame_problem(message, payload):
+    """At a sync shard. A step behind the last one is no error: a trainer that does not know the end is told."""
+    if problem := _shard_problem(options, message, payload):
         return problem
-    if isinstance(message, Push | Pull) and message.bucket not in options.buckets:
-        return f"this shard has no bucket {message.bucket}"
-    if isinstance(message, Push | Empty):
-        return _contribution_problem(options, message)
+    if isinstance(message, Push | Empty) and not 0 <= message.slot < options.slots:
+        return f"there is no slot {message.slot}"
+    if isinstance(message, Push | Empty) and not 0 <= message.step <= options.total_steps:
+        return f"there is no step {message.step}: the job has {options.total_steps}"
     if isinstance(message, Pull) and not -1 <= message.version <= options.total_steps:
         return f"there is no version {message.version}: the job has {options.total_steps} steps"
     if isinstance(message, Partials | PartialsQuery):
@@ -376,67 +364,49 @@ def sync_problem(options: SyncOptions, message: Message, payload: Any) -> str:
     return ""
 
 
-def _contribution_problem(options: SyncOptions, message: Push | Empty) -> str:
-    """The step behind the last one is no error: a trainer may not know the end yet, and is told."""
-    if not 0 <= message.slot < options.slots:
-        return f"there is no slot {message.slot}"
-    if not 0 <= message.step <= options.total_steps:
-        return f"there is no step {message.step}: the job has {options.total_steps}"
-    if isinstance(message, Push) and message.samples < 1:
-        return f"a push has {message.samples} samples"
-    if isinstance(message, Push):
-        return _outcome_problem(options, message)
+def async_problem(options: AsyncOptions, message: Message, payload: Any) -> str:
+    """At an async shard."""
+    if problem := _shard_problem(options, message, payload):
+        return problem
+    if isinstance(message, BatchPush | LedgerQuery) and not (
+        0 <= message.pass_index < options.passes and 0 <= message.chunk < len(options.batches)
+    ):
+        return f"there is no chunk {message.chunk} of pass {message.pass_index}"
+    if isinstance(message, BatchPush) and message.batches != options.batches[message.chunk]:
+        return f"chunk {message.chunk} has {options.batches[message.chunk]} batches, not {message.batches}"
+    if isinstance(message, BatchPush) and not 0 <= message.batch < message.batches:
+        return f"there is no batch {message.batch} of {message.batches}"
     return ""
 
 
-def _outcome_problem(options: SyncOptions | AsyncOptions, message: Push | BatchPush) -> str:
-    """Checks what a contribution's last bucket says of it as a whole."""
+def _shard_problem(options: ShardOptions, message: Message, payload: Any) -> str:
+    if problem := _frame_problem(message, payload):
+        return problem
+    if isinstance(message, Push | BatchPush | Pull) and message.bucket not in options.buckets:
+        return f"this shard has no bucket {message.bucket}"
+    if not isinstance(message, Push | BatchPush):
+        return ""
+    if message.samples < 1:
+        return f"a push has {message.samples} samples"
     if len(message.values) not in (0, options.values):
         return f"a push reports {len(message.values)} values, expected {options.values}"
     return "" if message.finite or options.skips else "a contribution that is not finite: this job leaves none out"
 
 
-def async_problem(options: AsyncOptions, message: Message, payload: Any) -> str:
-    """For an async shard."""
+def answer_problem(options: TrainerOptions, shard: int, message: Message, payload: Any) -> str:
+    """At a trainer, of what a shard tells it."""
     if problem := _frame_problem(message, payload):
         return problem
-    if isinstance(message, BatchPush | Pull) and message.bucket not in options.buckets:
-        return f"this shard has no bucket {message.bucket}"
-    if isinstance(message, BatchPush | LedgerQuery) and not (
-        0 <= message.pass_index < options.passes and 0 <= message.chunk < len(options.batches)
-    ):
-        return f"there is no chunk {message.chunk} of pass {message.pass_index}"
-    if not isinstance(message, BatchPush):
-        return ""
-    if message.batches != options.batches[message.chunk]:
-        return f"chunk {message.chunk} has {options.batches[message.chunk]} batches, not {message.batches}"
-    if not 0 <= message.batch < message.batches or message.samples < 1:
-        return f"batch {message.batch} of {message.batches} with {message.samples} samples"
-    return _outcome_problem(options, message)
-
-
-def _frame_problem(message: Message, payload: Any) -> str:
-    if isinstance(message, WITH_A_FRAME):
-        return f"{type(message).__name__} without a frame" if payload is None else ""
-    return "" if payload is None or isinstance(message, Partials) else f"no frame belongs to {type(message).__name__}"
-
-
-# -- answers, at a trainer --------------------------------------------------------------------------------------------
-
-
-def sync_answer_problem(options: TrainerOptions, shard: int, message: Message, payload: Any) -> str:
-    """For what a shard tells a sync trainer."""
-    if problem := _answer_problem(options.buckets[shard], message, payload):
-        return problem
-    if isinstance(message, Welcome | Refused | Parameters) and message.version > options.total_steps:
+    if isinstance(message, Parameters) and message.bucket not in options.buckets[shard]:
+        return f"it has no bucket {message.bucket}"
+    if isinstance(message, Refused) and (message.code not in CODES or min(message.generation, message.version) < -1):
+        return f"a refusal with code {message.code[:40]!r} at version {message.version}"
+    if isinstance(message, Welcome | Parameters) and message.generation < 0:
+        return f"generation {message.generation}"
+    if isinstance(message, Welcome | Parameters | BatchAck) and message.version < 0:
+        return f"version {message.version}"
+    if isinstance(message, Welcome | Refused | Parameters) and 0 < options.total_steps < message.version:
         return f"version {message.version}, but the job has {options.total_steps} steps"
-    return ""
-
-
-def async_answer_problem(options: AsyncTrainerOptions, shard: int, message: Message, payload: Any) -> str:
-    """For what a shard tells an async trainer."""
-    if problem := _answer_problem(options.buckets[shard], message, payload):
-        return problem
     if isinstance(message, Ledger):
         edges = [edge for pair in message.ranges for edge in pair]
         if any(a >= b for a, b in pairwise([-1, *edges])):
@@ -444,16 +414,7 @@ def async_answer_problem(options: AsyncTrainerOptions, shard: int, message: Mess
     return ""
 
 
-def _answer_problem(buckets: tuple[int, ...], message: Message, payload: Any) -> str:
-    if problem := _frame_problem(message, payload):
-        return problem
-    if isinstance(message, Parameters) and message.bucket not in buckets:
-        return f"it has no bucket {message.bucket}"
-    if isinstance(message, Refused):
-        known = message.code in CODES and min(message.generation, message.version) >= -1
-        return "" if known else f"a refusal with code {message.code[:40]!r} at version {message.version}"
-    if isinstance(message, Welcome | Parameters) and message.generation < 0:
-        return f"generation {message.generation}"
-    if isinstance(message, Welcome | Parameters | BatchAck) and message.version < 0:
-        return f"version {message.version}"
-    return ""
+def _frame_problem(message: Message, payload: Any) -> str:
+    if isinstance(message, WITH_A_FRAME):
+        return f"{type(message).__name__} without a frame" if payload is None else ""
+    return "" if payload is None or isinstance(message, Partials) else f"no frame belongs to {type(message).__name__}"

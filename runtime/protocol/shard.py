@@ -1,36 +1,32 @@
-"""What shards of both modes share: who may talk to them, and how a message is admitted, refused or answered."""
+"""The base of the shards of both modes: how a message is admitted, refused or answered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from graphft.runtime.protocol.events import Count, Received, Reply
-from graphft.runtime.protocol.machine import LONGEST, Story
+from graphft.runtime.protocol.events import Count, Received, Reply, ShardOptions
+from graphft.runtime.protocol.machine import LONGEST, Effect, Event, Machine
 from graphft.runtime.protocol.messages import Hello, Message, Query, Refused, Welcome, refusal_of_stranger
 
 
-class Shard:
-    """One shard's connections. A subclass has the rest of the state, and handlers of its messages.
+class Shard(Machine[Event, Effect]):
+    """One shard's connections. `version`: of the parameters, in the `generation`."""
 
-    `options` has at least `shard`, `run`, `secret` and `max_peers`. `version`: of the parameters, in the `generation`.
-    """
-
-    KIND: ClassVar[str]
     MESSAGES: ClassVar[dict[type, Callable[[Any, str, Any, Any], list[Any]]]]
     """By the type of a message: handler(self, peer, message, payload) -> effects."""
 
-    def __init__(self, options: Any, *, incarnation: str, generation: int, version: int) -> None:
+    def __init__(self, options: ShardOptions, *, incarnation: str, generation: int, version: int) -> None:
+        super().__init__()
         self.options, self.incarnation, self.generation, self.version = options, incarnation, generation, version
         self.peers = Peers(options.max_peers)
-        self.story = Story()
 
     def problem(self, message: Message, payload: Any) -> str:
-        """What is wrong with a message whatever the state is; "" if nothing is."""
+        """Returns what is wrong with a message whatever the state is; "" if nothing."""
         raise NotImplementedError
 
     def introduced(self, peer: str, forgotten: list[str], gone: set[str]) -> None:
-        """A connection said hello. `forgotten`: connections that gave way to it; `gone`: names that have none now."""
+        """A connection said hello. `forgotten`: connections that gave way to it; `gone`: names without one now."""
         raise NotImplementedError
 
     def received(self, event: Received) -> list[Any]:
@@ -62,7 +58,7 @@ class Shard:
         return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
 
     def refuse(self, peer: str, code: str, reason: str) -> list[Any]:
-        """Refuses a message. A stranger is told the code only."""
+        """Refuses a message. A stranger is told only the code."""
         known = peer in self.peers
         refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
         return [Reply(peer, refused), self.count(f"refused-{code}", f"{peer}: {reason}", f"peer {peer}")]
@@ -72,16 +68,15 @@ class Shard:
 
 
 class Peers:
-    """One connection per name, the newest; and `limit` names at most, so that what a shard keeps for its peers has a
-    bound. The connection that was introduced first gives way: if it is alive, it says hello again."""
+    """Peers by connection: the newest connection of each name, and at most `limit` names, so that a shard's memory has
+    a bound. The connection that was introduced first gives way; if it is alive, it says hello again."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._names: dict[str, str] = {}
-        """By connection, in order of introduction."""
 
     def introduce(self, peer: str, name: str) -> list[str]:
-        """Remembers a connection. Returns the others that are forgotten for it."""
+        """Remembers a connection. Returns those that are forgotten for it."""
         self._names.pop(peer, None)
         forgotten = [p for p, known in self._names.items() if known == name]
         others = [p for p in self._names if p not in forgotten]
@@ -92,15 +87,13 @@ class Peers:
         return forgotten
 
     def leave(self, peer: str) -> None:
-        """This connection is over. Does nothing when it is not known."""
         self._names.pop(peer, None)
 
     def name(self, peer: str) -> str:
-        """The name that an introduced connection gave. Raises KeyError for one that is not."""
+        """Returns the name that an introduced connection gave."""
         return self._names[peer]
 
     def names(self) -> frozenset[str]:
-        """Those of all introduced connections."""
         return frozenset(self._names.values())
 
     def __contains__(self, peer: object) -> bool:

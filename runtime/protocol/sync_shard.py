@@ -7,17 +7,14 @@
         effects = shard.step(Received(peer, decode(header), frame), now)   # or Tick(), Rollback(...), ...
         for effect in effects: carry it out, in order, before the next step()
 
-What a driver does with the effects:
+What the driver does with effects that are not plain:
 
-- `Reply`: send it; a `Parameters`'s frame is read from the current or the previous version's buffer, as `source` says.
 - `ComputePartials`: reduce the contributions into the gradients, run the reduce block, then step(PartialsReady(...)).
 - `ApplyRound`: (reduce the contributions, if ComputePartials did not,) copy the parameters to the previous version's
   buffers, run the schedule and optimize blocks, then step(RoundApplied(generation, step)). Either may run on another
   thread while step() takes further messages; what would read the parameters meanwhile waits.
-- `RoundSkipped`: the version has advanced, with the same parameters. It names slots: run schedule and skip block.
-- `SendShard`: send to another shard. `TakeCheckpoint`, `Count`: as they say.
-- `RequestRollback`: raise the job's generation in etcd, if it still is `generation`.
-- `Finished`: the last version is there; serve on until the final checkpoint is committed.
+- `RoundSkipped` that names slots: run the schedule and skip blocks.
+- `Finished`: serve on until the final checkpoint is committed.
 
 When the watch shows a new generation: load the checkpoint's state first, then step(Rollback(generation, step)).
 """
@@ -42,12 +39,12 @@ from graphft.runtime.protocol.events import (
     RoundApplied,
     RoundSkipped,
     SendShard,
-    ShardEffect,
-    ShardEvent,
     Source,
     Started,
     StepsWanted,
     SyncOptions,
+    SyncShardEffect,
+    SyncShardEvent,
     TakeCheckpoint,
     Tick,
 )
@@ -69,8 +66,8 @@ from graphft.runtime.protocol.shard import Shard
 Phase = Literal["collecting", "summing", "exchanging", "applying"]
 
 
-class SyncShard(Shard):
-    """See the module's text. `step` is the only method that changes it."""
+class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
+    """See the module's text."""
 
     KIND = "a sync shard"
     options: SyncOptions
@@ -82,25 +79,16 @@ class SyncShard(Shard):
         self.round = Round(version, options.slots, options.buckets)
         self.partial_sums = PartialSums(options.shard, options.shards)
         self.waiting: dict[tuple[str, int], None] = {}
-        """(peer, bucket) that get the next version, in order of asking."""
+        """(peer, bucket) that get the next version, in the order of asking."""
         self.deferred: dict[tuple[str, Pull], None] = {}
-        """Pulls of the version that is being left, asked while a round is applied."""
+        """Pulls that came while a round is applied, of the version that is being left."""
         self.previous: Source = ""
-        """Where version - 1 is: nowhere, or (after a skipped round) the same as the current one."""
+        """Where version - 1 is: nowhere; after a skipped round, where the current one is."""
         self.checkpoints: set[int] = set()
         self.wanted = options.total_steps
-        """Steps that are wanted so far: the next one is waited for without a limit of time."""
+        """Steps that are wanted so far; the next one may take any time."""
         self._deadline: float | None = None
         self._asked_partials = self._asked_rollback = float("-inf")
-        self._now = 0.0
-
-    def step(self, event: ShardEvent, now: float) -> list[ShardEffect]:
-        """Takes in one event; returns what is to be done, in order. Raises IllegalTransition, changing nothing."""
-        self._now = self.story.now = now
-        handler = self._EVENTS.get(type(event))
-        if handler is None:
-            self.story.illegal(f"a sync shard knows no event {event!r}")
-        return handler(self, event)
 
     @property
     def finished(self) -> bool:
@@ -108,10 +96,10 @@ class SyncShard(Shard):
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def _started(self, event: Started) -> list[ShardEffect]:
+    def _started(self, event: Started) -> list[SyncShardEffect]:
         if self.recovering:
             self._deadline = self._now + self.options.recovery_timeout
-        self._tell(f"started at version {self.version}" + (" in recovery mode" if self.recovering else ""))
+        self.story.tell(f"started at version {self.version}" + (" in recovery mode" if self.recovering else ""))
         return [Finished(self.version)] if self.finished else []
 
     def problem(self, message: Message, payload: Any) -> str:
@@ -120,10 +108,10 @@ class SyncShard(Shard):
     def introduced(self, peer: str, forgotten: list[str], gone: set[str]) -> None:
         self._forget(forgotten)
 
-    def _peer_left(self, event: PeerLeft) -> list[ShardEffect]:
+    def _peer_left(self, event: PeerLeft) -> list[SyncShardEffect]:
         self.peers.leave(event.peer)
         self._forget([event.peer])
-        self._tell(f"{event.peer} has left", f"peer {event.peer}")
+        self.story.tell(f"{event.peer} has left", f"peer {event.peer}")
         return []
 
     def _forget(self, peers: list[str]) -> None:
@@ -131,35 +119,35 @@ class SyncShard(Shard):
         self.waiting = {k: None for k in self.waiting if k[0] not in peers}
         self.deferred = {k: None for k in self.deferred if k[0] not in peers}
 
-    def _partials_ready(self, event: PartialsReady) -> list[ShardEffect]:
+    def _partials_ready(self, event: PartialsReady) -> list[SyncShardEffect]:
         if event.generation < self.generation:
             return [self.count("stale-result", f"partial sums of step {event.step} are of an older generation")]
         self._expect("summing", event.step, f"partial sums of step {event.step}")
         self.phase, self._asked_partials = "exchanging", self._now
         self.partial_sums.offer(event.step, event.payload)
-        self._tell(f"own partial sums of step {event.step} are ready", f"step {event.step}")
+        self.story.tell(f"own partial sums of step {event.step} are ready", f"step {event.step}")
         sent = [
             e for s in range(self.options.shards) if s != self.options.shard for e in self._send_partials(s, event.step)
         ]
         return sent + self._apply_if_exchanged()
 
-    def _round_applied(self, event: RoundApplied) -> list[ShardEffect]:
+    def _round_applied(self, event: RoundApplied) -> list[SyncShardEffect]:
         if event.generation < self.generation:
             return [self.count("stale-result", f"step {event.step} was applied in an older generation")]
         self._expect("applying", event.step, f"step {event.step} applied")
         return self._advance("previous", f"applied step {event.step}")
 
     def _expect(self, phase: Phase, step: int, what: str) -> None:
-        """What the driver computed is of the phase and the step that this shard is in."""
+        """Checks that what the driver computed is of the present phase and step."""
         if self.phase != phase or step != self.version:
             where = f"in phase {self.phase} of step {self.version}"
             self.story.illegal(f"{what} {where}", f"step {step}", f"step {self.version}")
 
-    def _rollback(self, event: Rollback) -> list[ShardEffect]:
+    def _rollback(self, event: Rollback) -> list[SyncShardEffect]:
         if event.generation <= self.generation:
             return [self.count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
         left = list(dict.fromkeys([peer for peer, _ in self.waiting] + [peer for peer, _ in self.deferred]))
-        reason = self._tell(
+        reason = self.story.tell(
             f"back from version {self.version} to {event.step}, generation {event.generation}",
             f"step {self.version}",
             f"step {event.step}",
@@ -170,27 +158,27 @@ class SyncShard(Shard):
         self.waiting, self.deferred, self.checkpoints = {}, {}, set()
         self.recovering, self._deadline = False, None
         self._asked_rollback = float("-inf")
-        refused: list[ShardEffect] = [e for peer in left for e in self.refuse(peer, "stale-generation", reason)]
+        refused: list[SyncShardEffect] = [e for peer in left for e in self.refuse(peer, "stale-generation", reason)]
         welcomed = [self.welcome(peer) for peer in sorted(self.peers)]  # unasked: no trainer has to poll for it
         return [*refused, *welcomed, *([Finished(self.version)] if self.finished else [])]
 
-    def _checkpoint_at(self, event: CheckpointAt) -> list[ShardEffect]:
+    def _checkpoint_at(self, event: CheckpointAt) -> list[SyncShardEffect]:
         if event.step <= self.version:
             return [self.count("late-checkpoint", f"version {event.step} is over, at {self.version}")]
         self.checkpoints.add(event.step)
         return []
 
-    def _steps_wanted(self, event: StepsWanted) -> list[ShardEffect]:
+    def _steps_wanted(self, event: StepsWanted) -> list[SyncShardEffect]:
         self.wanted = event.step
         return []
 
     @property
     def paused(self) -> bool:
-        """Whether the next step is not wanted so far."""
+        """True while the next step is not wanted."""
         return not self.finished and self.version >= self.wanted
 
-    def _tick(self, event: Tick) -> list[ShardEffect]:
-        effects: list[ShardEffect] = []
+    def _tick(self, event: Tick) -> list[SyncShardEffect]:
+        effects: list[SyncShardEffect] = []
         if self.paused and self._deadline is not None:
             self._deadline = self._now + self.options.recovery_timeout
         interval = self.options.retry_interval
@@ -205,17 +193,17 @@ class SyncShard(Shard):
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _push(self, peer: str, message: Push, payload: Any) -> list[ShardEffect]:
+    def _push(self, peer: str, message: Push, payload: Any) -> list[SyncShardEffect]:
         if refused := self._wrong_time(peer, message.generation, message.step):
             return refused
-        effects: list[ShardEffect] = []
+        effects: list[SyncShardEffect] = []
         if self._open(message.step):
             outcome, reason = self.round.keep(
                 message.slot, message.bucket, message.samples, payload, peer, message.finite, message.values
             )
             if outcome == "conflict":
                 return self.refuse(peer, "malformed", reason)
-            self._tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
+            self.story.tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
             if outcome == "duplicate":
                 effects.append(Count("duplicate-push", reason))
         else:
@@ -224,13 +212,13 @@ class SyncShard(Shard):
             effects += self._want(peer, message.bucket, message.step)
         return effects + self._close_if_complete()
 
-    def _empty(self, peer: str, message: Empty, payload: Any) -> list[ShardEffect]:
+    def _empty(self, peer: str, message: Empty, payload: Any) -> list[SyncShardEffect]:
         if refused := self._wrong_time(peer, message.generation, message.step):
             return refused
-        effects: list[ShardEffect] = []
+        effects: list[SyncShardEffect] = []
         if self._open(message.step):
             outcome, reason = self.round.keep_empty(message.slot, peer)
-            self._tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
+            self.story.tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
             if outcome == "duplicate":
                 effects.append(Count("duplicate-push", reason))
         else:
@@ -239,7 +227,7 @@ class SyncShard(Shard):
             effects += [e for bucket in self.options.buckets for e in self._want(peer, bucket, message.step)]
         return effects + self._close_if_complete()
 
-    def _pull(self, peer: str, message: Pull, payload: Any) -> list[ShardEffect]:
+    def _pull(self, peer: str, message: Pull, payload: Any) -> list[SyncShardEffect]:
         if refused := self._wrong_generation(peer, message.generation):
             return refused
         wanted, applying = message.version, self.phase == "applying"
@@ -259,16 +247,16 @@ class SyncShard(Shard):
         effects = self.refuse(peer, "gone", reason)
         return effects + (self._request_rollback(f"{peer} needs it: {reason}") if wanted == self.version - 1 else [])
 
-    def _partials(self, peer: str, message: Partials, payload: Any) -> list[ShardEffect]:
+    def _partials(self, peer: str, message: Partials, payload: Any) -> list[SyncShardEffect]:
         where = f"partial sums of step {message.step} from shard {message.shard}, generation {message.generation}"
         if (message.generation, message.step) != (self.generation, self.version):
             return [self.count("other-partials", f"{where}: this is step {self.version} of {self.generation}")]
         if not self.partial_sums.keep(message.shard, payload):
             return [self.count("duplicate-partials", where)]
-        self._tell(where, f"step {message.step}")
+        self.story.tell(where, f"step {message.step}")
         return self._apply_if_exchanged()
 
-    def _partials_query(self, peer: str, message: PartialsQuery, payload: Any) -> list[ShardEffect]:
+    def _partials_query(self, peer: str, message: PartialsQuery, payload: Any) -> list[SyncShardEffect]:
         if message.generation != self.generation or message.step not in self.partial_sums.own:
             return [
                 self.count(
@@ -280,14 +268,14 @@ class SyncShard(Shard):
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def _close_if_complete(self) -> list[ShardEffect]:
+    def _close_if_complete(self) -> list[SyncShardEffect]:
         if self.phase != "collecting" or self.finished or not self.round.complete:
             return []
         return self._close(f"all {self.options.slots} slots of step {self.version} are in")
 
-    def _close(self, why: str) -> list[ShardEffect]:
+    def _close(self, why: str) -> list[SyncShardEffect]:
         contributions = self.round.contributions()
-        reason = self._tell(f"closing step {self.version}: {why}", f"step {self.version}")
+        reason = self.story.tell(f"closing step {self.version}: {why}", f"step {self.version}")
         nonfinite = self.round.nonfinite()
         if nonfinite or not contributions:
             why = f"not finite: slot {', '.join(map(str, nonfinite))}" if nonfinite else "all without data"
@@ -300,11 +288,11 @@ class SyncShard(Shard):
         self.phase = "applying"
         return [ApplyRound(self.generation, self.version, contributions, (), reason)]
 
-    def _apply_if_exchanged(self) -> list[ShardEffect]:
+    def _apply_if_exchanged(self) -> list[SyncShardEffect]:
         if self.phase != "exchanging" or self.partial_sums.missing():
             return []
         self.phase = "applying"
-        reason = self._tell(f"partial sums of step {self.version} are complete", f"step {self.version}")
+        reason = self.story.tell(f"partial sums of step {self.version} are complete", f"step {self.version}")
         return [
             ApplyRound(
                 self.generation,
@@ -315,40 +303,31 @@ class SyncShard(Shard):
             )
         ]
 
-    def _advance(self, previous: Source, reason: str) -> list[ShardEffect]:
+    def _advance(self, previous: Source, reason: str) -> list[SyncShardEffect]:
         self.partial_sums.advance(self.version)
         self.version += 1
         self.phase, self.previous = "collecting", previous
         self.round = Round(self.version, self.options.slots, self.options.buckets)
         self.recovering, self._deadline = False, None
-        self._tell(f"version {self.version}: {reason}", f"step {self.version - 1}", f"step {self.version}")
+        self.story.tell(f"version {self.version}: {reason}", f"step {self.version - 1}", f"step {self.version}")
         waiting, self.waiting = self.waiting, {}
         deferred, self.deferred = self.deferred, {}
-        effects: list[ShardEffect] = [self._bucket(peer, b, "current", self.version) for peer, b in waiting]
+        effects: list[SyncShardEffect] = [self._bucket(peer, b, "current", self.version) for peer, b in waiting]
         effects += [e for peer, pull in deferred for e in self._pull(peer, pull, None)]
         return effects + self._milestones()
 
-    def _milestones(self) -> list[ShardEffect]:
+    def _milestones(self) -> list[SyncShardEffect]:
         every, version = self.options.checkpoint_every, self.version
-        effects: list[ShardEffect] = []
+        effects: list[SyncShardEffect] = []
         at_step = version in self.options.checkpoint_steps
         if self.finished or at_step or version in self.checkpoints or (every and version % every == 0):
-            why = (
-                "the last version"
-                if self.finished
-                else "the end of a pass"
-                if at_step
-                else f"asked for at {version}"
-                if version in self.checkpoints
-                else f"every {every} steps"
-            )
-            effects.append(TakeCheckpoint(version, why))
+            effects.append(TakeCheckpoint(version, "the last version" if self.finished else "it is due"))
         self.checkpoints = {c for c in self.checkpoints if c > version}
         return effects + ([Finished(version)] if self.finished else [])
 
     # -- recovery -----------------------------------------------------------------------------------------------------
 
-    def _barrier_timeout(self) -> list[ShardEffect]:
+    def _barrier_timeout(self) -> list[SyncShardEffect]:
         missing = self.round.missing()
         self._deadline = self._now + self.options.recovery_timeout
         names = ", ".join(f"slot {s} (buckets {', '.join(map(str, b))})" for s, b in missing.items())
@@ -360,21 +339,21 @@ class SyncShard(Shard):
         discarded = [self.count("missing-contribution", f"slot {s} of step {self.version}: {reason}") for s in missing]
         return [*discarded, *self._close(f"{reason}; proceeding with what is there")]
 
-    def _behind(self, peer: str, what: str) -> list[ShardEffect]:
+    def _behind(self, peer: str, what: str) -> list[SyncShardEffect]:
         if self.finished:
             return self.refuse(peer, "complete", f"{what}, but the job ends with version {self.version}")
         reason = f"{what}, but this shard is at {self.version}: it has to catch up"
         return [*self.refuse(peer, "future-step", reason), *self._request_rollback(reason)]
 
-    def _request_rollback(self, reason: str) -> list[ShardEffect]:
+    def _request_rollback(self, reason: str) -> list[SyncShardEffect]:
         if self._now < self._asked_rollback + self.options.retry_interval:
             return []
         self._asked_rollback = self._now
-        return [RequestRollback(self.generation, self._tell(reason, f"step {self.version}"))]
+        return [RequestRollback(self.generation, self.story.tell(reason, f"step {self.version}"))]
 
     # -- answers and checks -------------------------------------------------------------------------------------------
 
-    def _wrong_time(self, peer: str, generation: int, step: int) -> list[ShardEffect]:
+    def _wrong_time(self, peer: str, generation: int, step: int) -> list[SyncShardEffect]:
         if refused := self._wrong_generation(peer, generation):
             return refused
         return (
@@ -383,7 +362,7 @@ class SyncShard(Shard):
             else []
         )
 
-    def _wrong_generation(self, peer: str, generation: int) -> list[ShardEffect]:
+    def _wrong_generation(self, peer: str, generation: int) -> list[SyncShardEffect]:
         if generation < self.generation:
             return self.refuse(peer, "stale-generation", f"generation {generation} is over, this is {self.generation}")
         if generation > self.generation:
@@ -402,7 +381,7 @@ class SyncShard(Shard):
             f"peer {peer}",
         )
 
-    def _want(self, peer: str, bucket: int, step: int) -> list[ShardEffect]:
+    def _want(self, peer: str, bucket: int, step: int) -> list[SyncShardEffect]:
         if step == self.version or self.phase == "applying":
             self.waiting[peer, bucket] = None
             return []
@@ -414,16 +393,12 @@ class SyncShard(Shard):
     def _own_hello(self) -> Hello:
         return Hello(self.options.run, self.options.secret, f"shard-{self.options.shard}")
 
-    def _send_partials(self, shard: int, step: int) -> list[ShardEffect]:
+    def _send_partials(self, shard: int, step: int) -> list[SyncShardEffect]:
         message = Partials(self.generation, step, self.options.shard)
         return [SendShard(shard, self._own_hello()), SendShard(shard, message, self.partial_sums.own[step])]
 
-    def _tell(self, text: str, *entities: str) -> str:
-        return self.story.tell(text, *entities)
-
-    def check_invariants(self) -> None:
-        """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
-        facts = {
+    def invariants(self) -> dict[str, bool]:
+        return {
             "the round is that of the version": self.round.step == self.version,
             "version within the job": 0 <= self.version <= self.options.total_steps,
             "a round closes only when it may": not (self.finished and self.phase != "collecting"),
@@ -442,11 +417,8 @@ class SyncShard(Shard):
             "recovery mode has a deadline only while it lasts": self.recovering or self._deadline is None,
             "checkpoints asked for lie ahead": all(c > self.version for c in self.checkpoints),
         }
-        for fact, holds in facts.items():
-            if not holds:
-                self.story.illegal(f"broken invariant of shard {self.options.shard}: {fact}", f"step {self.version}")
 
-    _EVENTS: ClassVar[dict[type, Callable[[SyncShard, Any], list[ShardEffect]]]] = {
+    EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]] = {
         Started: _started,
         Received: Shard.received,
         PeerLeft: _peer_left,

@@ -9,9 +9,6 @@ Events may come from any thread, under the driver's one lock; effects are carrie
     FromShard(shard, message, frame)                  # whatever arrives
     SlotGained(slot) / SlotLost(slot), Rollback(generation, step), Tick()
 
-- `Send(shard, message, payload)`: send it.
-- `Fail`: the job cannot go on (a foreign job, a fault in the protocol). `Count`: count it, log the reason.
-
 The thread that computes, for one (step, slot) after the other:
 
     effects = trainer.step(Begin(), now)              # asks for the buckets that are missing
@@ -24,9 +21,9 @@ The thread that computes, for one (step, slot) after the other:
     send_barrier:             trainer.step(Closed(shards), now)
     without data:             wait until trainer.reached() is `shards`, or trainer.work_changed; then Closed(shards)
 
-Between Begin and Closed a generation may end: what is pushed then goes nowhere, and the work is not counted as done.
-Abandoning work, and doing it twice, is always safe. What arrives on a connection before the last ShardUp should not be
-fed any more, or before that ShardUp is.
+Between Begin and Closed a generation may end: what is pushed then goes nowhere, and the work does not count as done.
+Abandoning work, and doing it twice, is always safe. What arrived on an earlier connection is fed before the ShardUp of
+the present one, or never.
 """
 
 from __future__ import annotations
@@ -34,12 +31,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from graphft.errors import GraphftError
 from graphft.runtime.protocol.events import (
     Begin,
     Closed,
     Copied,
-    Count,
     Fail,
     FromShard,
     Pushed,
@@ -49,91 +44,69 @@ from graphft.runtime.protocol.events import (
     ShardUp,
     SlotGained,
     SlotLost,
+    SyncTrainerEvent,
     Tick,
     TrainerEffect,
-    TrainerEvent,
     TrainerOptions,
     Work,
 )
-from graphft.runtime.protocol.machine import Story
-from graphft.runtime.protocol.messages import (
-    Empty,
-    Hello,
-    Parameters,
-    Pull,
-    Push,
-    Query,
-    Refused,
-    Welcome,
-    sync_answer_problem,
-)
-from graphft.runtime.protocol.trainer_state import BucketCache, Current, ShardConnection, Silence, SlotState
+from graphft.runtime.protocol.messages import Empty, Parameters, Pull, Push, Query, Refused, Welcome
+from graphft.runtime.protocol.trainer import BucketCache, Current, ShardConnection, SlotState, Trainer
 
 NEVER = float("-inf")
 
 
-class SyncTrainer:
-    """See the module's text. `step` is the only method that changes it."""
+class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
+    """See the module's text."""
+
+    KIND = "a sync trainer"
 
     def __init__(self, options: TrainerOptions, *, generation: int) -> None:
-        for shard, buckets in enumerate(options.buckets):
-            if not buckets:
-                raise GraphftError(f"shard {shard} holds no bucket", rule="empty-shard", help="use fewer pservers")
-        self.options, self.generation = options, generation
-        self.story = Story()
-        self.connections = [ShardConnection() for _ in options.buckets]
+        super().__init__(options)
+        self.generation = generation
+        self.connections: list[ShardConnection] = [ShardConnection() for _ in options.buckets]
         self.slots: dict[int, SlotState] = {}
         self.caches = {(s, b): BucketCache() for s, bs in enumerate(options.buckets) for b in bs}
         self.pending: dict[tuple[int, int, int], float] = {}
-        """(shard, bucket, version) asked for, and when."""
-        self.silence = Silence(len(options.buckets))
+        """By (shard, bucket, version) that is asked for: when."""
         self.behind = False
-        """A shard is in a newer generation than this trainer: nothing is done until Rollback."""
+        """A shard is in a newer generation: nothing is done until Rollback."""
         self._current: Current | None = None
         self._probed = NEVER
         self._pruned = -1
-        self._now = 0.0
-
-    def step(self, event: TrainerEvent, now: float) -> list[TrainerEffect]:
-        """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
-        self._now = self.story.now = now
-        handler = self._EVENTS.get(type(event))
-        if handler is None:
-            self.story.illegal(f"a sync trainer knows no event {event!r}")
-        return handler(self, event)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
     @property
     def current(self) -> Work | None:
-        """What was begun, and is neither closed nor made void by a new generation."""
+        """The work that was begun, unless it is closed or void by a new generation."""
         return self._current.work if self._current else None
 
     @property
     def work_changed(self) -> bool:
-        """The work that was begun is not what should be worked on now."""
+        """True if the work that was begun is not what should be worked on now."""
         return self._current is None or self.next_work() != self._current.work
 
     def reached(self) -> int:
-        """How many shards have reached the current step; 0 without one, or while a shard is away."""
+        """Returns the number of shards that have reached the current step; 0 without one, or while a shard is away."""
         if self._current is None or self.lowest() is None:
             return 0
         return sum(connection.version >= self._current.work.step for connection in self.connections)
 
     @property
     def finished(self) -> bool:
-        """Every shard has the job's last version."""
+        """True if every shard has the job's last version."""
         lowest = self.lowest()
         return lowest is not None and lowest >= self.options.total_steps
 
     def lowest(self) -> int | None:
-        """The lowest version among the shards, as far as known; None while a shard is away."""
+        """Returns the lowest version among the shards, as far as known; None while a shard is away."""
         if self.behind or not all(connection.introduced for connection in self.connections):
             return None
         return min(connection.version for connection in self.connections)
 
     def next_work(self) -> Work | None:
-        """The lowest (step, slot) to do, the begun one first; None: nothing can be done now."""
+        """Returns the lowest (step, slot) to do, the begun one first; None: nothing can be done now."""
         lowest = self.lowest()
         if lowest is None or max(connection.version for connection in self.connections) > lowest + 1:
             return None
@@ -145,7 +118,7 @@ class SyncTrainer:
         return Work(min(steps)[0], min(steps)[2]) if steps else None
 
     def has(self, shard: int, bucket: int) -> bool:
-        """The bucket is here (or in the tensors) at the version of the current step, which its shard has reached."""
+        """True if the bucket is here, or in the tensors, at the current step's version, which its shard has reached."""
         return (
             self._current is not None
             and self.connections[shard].version >= self._current.work.step
@@ -153,11 +126,11 @@ class SyncTrainer:
         )
 
     def frame(self, shard: int, bucket: int) -> Any:
-        """The bucket's frame for the current step; None when the tensors hold it already."""
+        """Returns the bucket's frame for the current step; None if the tensors hold it already."""
         return self.caches[shard, bucket].frames.get(self._current.work.step) if self._current else None
 
     def should_want(self, step: int, slot: int) -> bool:
-        """Whether the contribution (step, slot) is this trainer's last of the step: it asks for the new buckets."""
+        """True if (step, slot) is this trainer's last contribution of the step, which asks for the new buckets."""
         return not any(state.next <= step and not state.confirm for v, state in self.slots.items() if v != slot)
 
     # -- events: shards -----------------------------------------------------------------------------------------------
@@ -168,46 +141,19 @@ class SyncTrainer:
             return []
         connection.up, connection.introduced = True, False
         connection.expect(event.incarnation)
-        self._tell(f"shard {event.shard} is up: {event.incarnation}", event.shard)
-        return [self._hello(event.shard)]
-
-    def _shard_down(self, event: ShardDown) -> list[TrainerEffect]:
-        connection = self.connections[event.shard]
-        connection.up = connection.introduced = False
-        self.silence.heard(event.shard)
-        self._tell(f"shard {event.shard} is down", event.shard)
-        return []
-
-    def _from_shard(self, event: FromShard) -> list[TrainerEffect]:
-        self.silence.heard(event.shard)
-        handler = self._MESSAGES.get(type(event.message))
-        if handler is None:
-            return [
-                Fail(
-                    self._tell(
-                        f"shard {event.shard} sent {type(event.message).__name__} to a sync trainer", event.shard
-                    )
-                )
-            ]
-        problem = event.fault or sync_answer_problem(self.options, event.shard, event.message, event.payload)
-        if problem:
-            return [
-                Fail(
-                    self._tell(f"a wrong {type(event.message).__name__} of shard {event.shard}: {problem}", event.shard)
-                )
-            ]
-        return handler(self, event.shard, event.message, event.payload)
+        self.tell(f"shard {event.shard} is up: {event.incarnation}", event.shard)
+        return [self.hello(event.shard)]
 
     def _welcome(self, shard: int, message: Welcome, payload: Any) -> list[TrainerEffect]:
         connection = self.connections[shard]
         where = f"shard {shard} ({message.incarnation}) at version {message.version} of {message.generation}"
         if message.shard != shard or message.incarnation in connection.retired or not connection.up:
-            return [self._count("other-welcome", f"not the present connection to shard {shard}: {where}", shard)]
+            return [self.count("other-welcome", f"not the present connection to shard {shard}: {where}", shard)]
         if message.generation > self.generation:
             return self._fall_behind(where)
         if message.generation < self.generation:
             connection.introduced = False
-            return [self._count("early-shard", f"{where}, this trainer is in {self.generation}", shard)]
+            return [self.count("early-shard", f"{where}, this trainer is in {self.generation}", shard)]
         if connection.introduced and message.incarnation == connection.incarnation:
             connection.version = max(connection.version, message.version)
             effects: list[TrainerEffect] = []
@@ -215,12 +161,12 @@ class SyncTrainer:
             effects = self._meet(shard, message)
         for state in self.slots.values():
             state.confirm.discard(shard)
-        self._tell(where, shard)
+        self.tell(where, shard)
         return [*effects, *self._versions_changed(), *self._ask_missing()]
 
     def _meet(self, shard: int, message: Welcome) -> list[TrainerEffect]:
-        """A connection begins: what was sent on the one before may be lost. The shard has all steps below its version;
-        what this trainer contributed to others is done again, and what it asked for is asked for again."""
+        """Begins a connection: what was sent on the one before may be lost. The shard has all steps below its version;
+        other contributions to it are made again, and what was asked for is asked for again."""
         connection = self.connections[shard]
         connection.expect(message.incarnation)
         connection.introduced, connection.version, self._pruned = True, message.version, -1
@@ -243,13 +189,13 @@ class SyncTrainer:
         connection = self.connections[shard]
         reason = f"shard {shard} refused ({message.code}): {message.reason}"
         if message.code in ("denied", "malformed"):
-            return [Fail(self._tell(reason, shard))]
+            return [Fail(self.tell(reason, shard))]
         if message.generation > self.generation:
             return self._fall_behind(reason)
-        effects: list[TrainerEffect] = [self._count(f"refused-{message.code}", reason, shard)]
+        effects: list[TrainerEffect] = [self.count(f"refused-{message.code}", reason, shard)]
         if message.code in ("unknown-peer", "not-ready", "future-step") and connection.introduced:
             connection.introduced = False  # what was sent since is lost: meet again
-            effects += [self._hello(shard)] if message.code == "unknown-peer" else []
+            effects += [self.hello(shard)] if message.code == "unknown-peer" else []
         elif message.generation == self.generation and connection.introduced:
             connection.version = max(connection.version, message.version)
             for key in [k for k in self.pending if k[0] == shard and k[2] < message.version - 1]:
@@ -261,7 +207,7 @@ class SyncTrainer:
         connection, key = self.connections[shard], (shard, message.bucket)
         where = f"bucket {message.bucket} of shard {shard} at version {message.version} of {message.generation}"
         if not connection.introduced or message.generation != self.generation:
-            return [self._count("other-bucket", f"{where}, this trainer is in {self.generation}", shard)]
+            return [self.count("other-bucket", f"{where}, this trainer is in {self.generation}", shard)]
         connection.version = max(connection.version, message.version)
         self.pending.pop((*key, message.version), None)
         lowest = self.lowest()
@@ -276,7 +222,7 @@ class SyncTrainer:
         if held is not None and held.claim >= event.claim:
             return []
         self.slots[event.slot] = SlotState(claim=event.claim, confirm=set(range(len(self.connections))))
-        self._tell(f"gained slot {event.slot}, asking where the shards are")
+        self.tell(f"gained slot {event.slot}, asking where the shards are")
         return [self._query(s) for s, connection in enumerate(self.connections) if connection.introduced]
 
     def _slot_lost(self, event: SlotLost) -> list[TrainerEffect]:
@@ -284,13 +230,13 @@ class SyncTrainer:
         if held is None or held.claim > event.claim:
             return []  # it was claimed again since
         del self.slots[event.slot]
-        self._tell(f"lost slot {event.slot}")
+        self.tell(f"lost slot {event.slot}")
         return []
 
     def _rollback(self, event: Rollback) -> list[TrainerEffect]:
         if event.generation <= self.generation:
-            return [self._count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
-        self._tell(f"generation {event.generation} begins at step {event.step}")
+            return [self.count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
+        self.tell(f"generation {event.generation} begins at step {event.step}")
         self.generation, self.behind, self._current = event.generation, False, None
         self.pending.clear()
         for cache in self.caches.values():
@@ -299,7 +245,7 @@ class SyncTrainer:
             state.next = 0
         for connection in self.connections:
             connection.introduced = False
-        return [self._hello(s) for s, connection in enumerate(self.connections) if connection.up]
+        return [self.hello(s) for s, connection in enumerate(self.connections) if connection.up]
 
     def _tick(self, event: Tick) -> list[TrainerEffect]:
         self.silence.look(self._now)
@@ -313,7 +259,7 @@ class SyncTrainer:
                 and connection.asked <= due_hello
                 and (not connection.introduced or shard in unsure or idle)
             ):
-                effects.append(self._query(shard) if connection.introduced else self._hello(shard))
+                effects.append(self._query(shard) if connection.introduced else self.hello(shard))
         for (shard, bucket, version), asked in list(self.pending.items()):
             if asked <= due and self.connections[shard].introduced and version <= self.connections[shard].version + 1:
                 del self.pending[shard, bucket, version]
@@ -328,7 +274,7 @@ class SyncTrainer:
             self._current = None
             return []
         self._current = Current(work, self.slots[work.slot], self.should_want(work.step, work.slot))
-        self._tell(f"began step {work.step} for slot {work.slot}")
+        self.tell(f"began step {work.step} for slot {work.slot}")
         return self._ask_missing()
 
     def _copied(self, event: Copied) -> list[TrainerEffect]:
@@ -339,7 +285,7 @@ class SyncTrainer:
     def _pushed(self, event: Pushed) -> list[TrainerEffect]:
         current, key = self._current, (event.shard, event.bucket)
         if current is None:
-            return [self._count("void-push", f"bucket {event.bucket} for shard {event.shard}: its generation is over")]
+            return [self.count("void-push", f"bucket {event.bucket} for shard {event.shard}: its generation is over")]
         if key not in self.caches or key in current.pushed:
             self.story.illegal(f"bucket {key} is pushed twice, or is none of the program's, in {current.work}")
         current.pushed.add(key)
@@ -358,7 +304,7 @@ class SyncTrainer:
     def _closed(self, event: Closed) -> list[TrainerEffect]:
         current = self._current
         if current is None:
-            return [self._count("void-push", "a contribution was closed whose generation is over")]
+            return [self.count("void-push", "a contribution was closed whose generation is over")]
         left = sorted(key for key in self.caches.keys() - current.pushed if key[0] < event.shards)
         if current.pushed and left:
             self.story.illegal(f"{current.work} is closed, but (shard, bucket) {left} were not pushed")
@@ -372,18 +318,18 @@ class SyncTrainer:
         self._current = None
         if not current.redo:
             current.state.next = max(current.state.next, current.work.step + 1)
-        self._tell(f"closed step {current.work.step} for slot {current.work.slot}" + (", to be redone" * current.redo))
+        self.tell(f"closed step {current.work.step} for slot {current.work.slot}" + (", to be redone" * current.redo))
         return effects
 
     def _contribute(
         self, current: Current, shard: int, message: Push | Empty, payload: Any, buckets: tuple[int, ...]
     ) -> list[TrainerEffect]:
-        """Sends a part of a contribution, unless the shard is away or behind: then it is done again later."""
+        """Sends a part of a contribution; if the shard is away or behind, it is made again later."""
         connection = self.connections[shard]
         if self.behind or not connection.introduced or connection.version < message.step:
             current.redo = True
             return [
-                self._count("void-push", f"step {message.step}, slot {message.slot}: shard {shard} is not there", shard)
+                self.count("void-push", f"step {message.step}, slot {message.slot}: shard {shard} is not there", shard)
             ]
         if message.want:
             for bucket in buckets:
@@ -391,11 +337,6 @@ class SyncTrainer:
         return [Send(shard, message, payload)]
 
     # -- asking -------------------------------------------------------------------------------------------------------
-
-    def _hello(self, shard: int) -> Send:
-        self.connections[shard].asked = self._now
-        self.silence.asked(shard)
-        return Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))
 
     def _query(self, shard: int) -> Send:
         self.connections[shard].asked = self._now
@@ -409,10 +350,10 @@ class SyncTrainer:
         return [Send(shard, Pull(self.generation, version, bucket))]
 
     def _ask_missing(self) -> list[TrainerEffect]:
-        """Asks for the buckets that the current step lacks. Its version is at most one above any shard's.
+        """Asks for the buckets that the current step lacks, whose version is at most one above any shard's.
 
-        Of a shard that came back one version older, all buckets may be here: then the first one is asked for, as the
-        answer tells when the shard has reached the step."""
+        Of a shard that came back one version older, all buckets may be here: then the answer to the first one tells
+        when the shard has reached the step."""
         if self._current is None or self.lowest() is None:
             return []
         step = self._current.work.step
@@ -435,8 +376,8 @@ class SyncTrainer:
         return self._probe()
 
     def _probe(self) -> list[TrainerEffect]:
-        """A shard two versions behind another has lost steps: a pull of what it cannot have makes it ask for a
-        rollback (and does nothing when it is only this trainer's knowledge that is old)."""
+        """Asks a shard that is two versions behind another, and so has lost steps, for what it cannot have: it asks for
+        a rollback then. Does nothing if only this trainer's knowledge is old."""
         if self.lowest() is None or self._now < self._probed + self.options.retry_interval:
             return []
         versions = [connection.version for connection in self.connections]
@@ -444,23 +385,16 @@ class SyncTrainer:
         if high <= low + 1:
             return []
         self._probed, shard = self._now, versions.index(low)
-        self._tell(f"shard {shard} is at version {low}, another at {high}", shard)
+        self.tell(f"shard {shard} is at version {low}, another at {high}", shard)
         return [Send(shard, Pull(self.generation, high, self.options.buckets[shard][0]))]
 
     def _fall_behind(self, reason: str) -> list[TrainerEffect]:
         self.behind = True
-        return [self._count("behind", f"{reason}; this trainer is in {self.generation}")]
+        return [self.count("behind", f"{reason}; this trainer is in {self.generation}")]
 
-    def _count(self, name: str, reason: str, *shards: int) -> Count:
-        return Count(name, self._tell(reason, *shards))
-
-    def _tell(self, text: str, *shards: int) -> str:
-        return self.story.tell(text, *[f"shard {s}" for s in shards])
-
-    def check_invariants(self) -> None:
-        """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
+    def invariants(self) -> dict[str, bool]:
         lowest, current = self.lowest(), self._current
-        facts = {
+        return {
             "introduced shards are up": all(
                 connection.up or not connection.introduced for connection in self.connections
             ),
@@ -474,14 +408,11 @@ class SyncTrainer:
             ),
             "begun work is of this job": current is None or current.work.step < self.options.total_steps,
         }
-        for fact, holds in facts.items():
-            if not holds:
-                self.story.illegal(f"broken invariant of trainer {self.options.trainer}: {fact}")
 
-    _EVENTS: ClassVar[dict[type, Callable[[SyncTrainer, Any], list[TrainerEffect]]]] = {
+    EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]] = {
         ShardUp: _shard_up,
-        ShardDown: _shard_down,
-        FromShard: _from_shard,
+        ShardDown: Trainer.shard_down,
+        FromShard: Trainer.from_shard,
         SlotGained: _slot_gained,
         SlotLost: _slot_lost,
         Rollback: _rollback,
@@ -491,7 +422,7 @@ class SyncTrainer:
         Pushed: _pushed,
         Closed: _closed,
     }
-    _MESSAGES: ClassVar[dict[type, Callable[[SyncTrainer, int, Any, Any], list[TrainerEffect]]]] = {
+    MESSAGES: ClassVar[dict[type, Callable[[Any, int, Any, Any], list[Any]]]] = {
         Welcome: _welcome,
         Refused: _refused,
         Parameters: _bucket,

@@ -18,7 +18,6 @@ from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.protocol.messages import (
-    UNTOLD,
     BatchPush,
     Empty,
     Hello,
@@ -143,7 +142,7 @@ def test_a_stranger_gets_nothing_and_changes_nothing(
     assert not attack.answers, "without the words there is no answer at all"
     assert not attack.frames
     assert {(r.code, r.reason, r.generation, r.version) for r in refusals if isinstance(r, Refused)} == {
-        (code, "", UNTOLD, UNTOLD) for code in ("denied", "malformed", "unknown-peer")
+        (code, "", -1, -1) for code in ("denied", "malformed", "unknown-peer")
     }
     assert all(isinstance(r, Refused) for r in refusals)
     assert len(refusals) == 2 * (1 + 3 + 2)

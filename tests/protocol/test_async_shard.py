@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
-from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.async_shard import AsyncShard
+from graphft.runtime.protocol.events import ApplyBatch, AsyncOptions, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import ALL, Ledger, Ranges
 from graphft.runtime.protocol.machine import IllegalTransition
 from graphft.runtime.protocol.messages import (

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.async_shard import LIMIT, ApplyBatch, AsyncOptions, AsyncShard
+from graphft.runtime.protocol.async_shard import LIMIT, AsyncShard
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
 from graphft.runtime.protocol.events import (
-    AsyncTrainerOptions,
+    ApplyBatch,
+    AsyncOptions,
     BeginBatch,
     CloseBatch,
     Count,
@@ -29,6 +30,7 @@ from graphft.runtime.protocol.events import (
     TakeCheckpoint,
     Tick,
     Took,
+    TrainerOptions,
 )
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.runtime.protocol.machine import IllegalTransition
@@ -53,7 +55,9 @@ class Rig(rigs.Rig):
     """A trainer with two shards, of two buckets and one."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(AsyncTrainer(AsyncTrainerOptions("t", BUCKETS, "j", "p", **options)))
+        super().__init__(
+            AsyncTrainer(TrainerOptions("t", BUCKETS, run="j", secret="p", **{"retry_interval": 1.0} | options))
+        )
 
     def get(self, shard: int, message: Any, payload: Any = None) -> list[Any]:
         return self.feed(FromShard(shard, message, payload))
@@ -314,7 +318,7 @@ def test_late_and_unexpected_messages_change_nothing() -> None:
 
 def test_a_shard_without_buckets_is_refused() -> None:
     with pytest.raises(GraphftError, match="shard 1 holds no bucket"):
-        AsyncTrainer(AsyncTrainerOptions("t", ((0,), ())))
+        AsyncTrainer(TrainerOptions("t", ((0,), ())))
 
 
 class Place:
@@ -331,7 +335,9 @@ class Place:
         self.history: list[list[tuple[int, int]]] = [[] for _ in BUCKETS]
         for shard in range(len(BUCKETS)):
             self.shards.append(self._revived(shard))
-        self.trainers = [AsyncTrainer(AsyncTrainerOptions(f"t{i}", BUCKETS, "j", "p")) for i in range(3)]
+        self.trainers = [
+            AsyncTrainer(TrainerOptions(f"t{i}", BUCKETS, run="j", secret="p", retry_interval=1.0)) for i in range(3)
+        ]
         self.loaded: list[dict[tuple[int, int], Any]] = [{} for _ in self.trainers]
         self.wires: dict[tuple[int, int], list[tuple[bool, Any, Any]]] = {}
         self.skips = 0
@@ -343,12 +349,12 @@ class Place:
         self.copies[shard] = {version}
         return AsyncShard(
             AsyncOptions(
-                shard,
-                BUCKETS[shard],
-                (self.batches,) * len(self.keys),
-                1,
-                "j",
-                "p",
+                shard=shard,
+                buckets=BUCKETS[shard],
+                batches=(self.batches,) * len(self.keys),
+                passes=1,
+                run="j",
+                secret="p",
                 checkpoint_every=3,
                 compensate=True,
             ),

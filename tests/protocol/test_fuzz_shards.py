@@ -8,8 +8,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from graphft.runtime.protocol.async_shard import HALVES, ApplyBatch
+from graphft.runtime.protocol.async_shard import HALVES
 from graphft.runtime.protocol.events import (
+    ApplyBatch,
     ApplyRound,
     CheckpointAt,
     ComputePartials,

@@ -30,7 +30,7 @@ from graphft.runtime.protocol.events import (
 )
 from graphft.runtime.protocol.ledger import ALL
 from graphft.runtime.protocol.messages import CODES, BatchAck, Ledger, Parameters, Refused, Welcome
-from graphft.runtime.protocol.trainer_state import FRAMES, RETIRED
+from graphft.runtime.protocol.trainer import FRAMES, RETIRED
 from tests.protocol.fuzz import SEEDS, check_sent, messages
 from tests.protocol.rigs import TrainerRig, of
 from tests.protocol.test_async_trainer import Rig as AsyncTrainerRig

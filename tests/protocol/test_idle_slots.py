@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphft.runtime.protocol.failure_detection import IdleSlots
-from graphft.runtime.protocol.trainer_state import Silence
+from graphft.runtime.protocol.trainer import Silence
 
 A, B = ("a", 10), ("b", 11)
 

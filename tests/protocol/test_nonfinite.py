@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.protocol.async_shard import ApplyBatch
 from graphft.runtime.protocol.events import (
+    ApplyBatch,
     ApplyRound,
     Begin,
     BeginBatch,

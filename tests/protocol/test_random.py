@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from graphft.runtime.protocol.async_shard import ApplyBatch
 from graphft.runtime.protocol.events import (
+    ApplyBatch,
     ApplyRound,
     ComputePartials,
     PartialsReady,

@@ -420,7 +420,9 @@ def test_an_illegal_event_raises_with_the_story_of_its_step() -> None:
 
 
 def test_invariants_notice_a_state_that_contradicts_itself() -> None:
-    shard = SyncShard(SyncOptions(0, 1, 1, (0,), 5), incarnation="i", generation=0, version=0)
+    shard = SyncShard(
+        SyncOptions(shard=0, shards=1, slots=1, buckets=(0,), total_steps=5), incarnation="i", generation=0, version=0
+    )
     shard.step(Started(), 0.0)
     shard.version = 1
     with pytest.raises(IllegalTransition, match="the round is that of the version"):

@@ -70,7 +70,10 @@ def test_a_sync_shard_forgets_a_trainer_that_is_gone(scene: Stage) -> None:
     role, trainers = make(scene, RoleSpec("pserver", 0)), [scene.trainer(0), scene.trainer(1)]
     member, shard = role.member, role.server
     shard.machine = SyncShard(
-        SyncOptions(0, 3, 1, (0,), 8, member.keys.job, role.job.hash), incarnation=member.id, generation=0, version=0
+        SyncOptions(shard=0, shards=3, slots=1, buckets=(0,), total_steps=8, run=member.keys.job, secret=role.job.hash),
+        incarnation=member.id,
+        generation=0,
+        version=0,
     )
     gone, stays = (t.member.id for t in trainers)
     until(lambda: {gone, stays} <= member.view.trainers.keys())

@@ -14,7 +14,8 @@ from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.async_writer import AsyncCommits
 from graphft.runtime.checkpoint.metadata import PASSES, QUEUE, async_queue
 from graphft.runtime.coordination.records import Committed, Generation
-from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard, Staleness
+from graphft.runtime.protocol.async_shard import AsyncShard, Staleness
+from graphft.runtime.protocol.events import ApplyBatch, AsyncOptions
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.round import Contribution
 from graphft.runtime.queue.passes import Requeue
@@ -92,18 +93,18 @@ class BatchServer(ShardServer):
         self.record_metrics(self.recovery.generation.step)
         self.machine = AsyncShard(
             AsyncOptions(
-                o.shard,
-                tuple(self.buffers.buckets),
-                self.config.plan.batches.tolist(),
-                self.config.plan.passes,
-                self.member.job.run_id,
-                self.member.secret,
-                o.checkpoint_every,
-                o.max_staleness,
-                self._compensates,
-                self.max_peers,
-                bool(o.skip_block),
-                len(o.metrics),
+                shard=o.shard,
+                buckets=tuple(self.buffers.buckets),
+                batches=self.config.plan.batches.tolist(),
+                passes=self.config.plan.passes,
+                run=self.member.job.run_id,
+                secret=self.member.secret,
+                checkpoint_every=o.checkpoint_every,
+                max_staleness=o.max_staleness,
+                compensate=self._compensates,
+                max_peers=self.max_peers,
+                skips=bool(o.skip_block),
+                values=len(o.metrics),
             ),
             incarnation=self.member.id,
             generation=self.recovery.generation.number,

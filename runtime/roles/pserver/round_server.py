@@ -17,10 +17,10 @@ from graphft.runtime.coordination.job_view import wanted_steps
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Asked, Barred, Generation
 from graphft.runtime.etcd import EtcdError, LeaseLost, create_is, delete_op, put_op
-from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.events import (
     ApplyRound,
+    AsyncShardEvent,
     CheckpointAt,
     ComputePartials,
     Count,
@@ -32,10 +32,10 @@ from graphft.runtime.protocol.events import (
     RoundApplied,
     RoundSkipped,
     SendShard,
-    ShardEvent,
     Started,
     StepsWanted,
     SyncOptions,
+    SyncShardEvent,
 )
 from graphft.runtime.protocol.failure_detection import IdleSlots
 from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
@@ -111,22 +111,23 @@ class RoundServer(ShardServer):
         self.validated = validated_steps(self.config.plan, options.validate_every, options.validate_passes)
         self.commits.ensure_generation(resume=False)  # load_check_point did, if there was one to resume
         self.buffers.publish(self.recovery.generation.step)
+        passes = frozenset(self.config.plan.start_steps[1:] if options.checkpoint_passes else ())
         self.machine = SyncShard(
             SyncOptions(
-                options.shard,
-                options.shards,
-                options.slots,
-                tuple(self.buffers.buckets),
-                options.total_steps,
-                self.member.job.run_id,
-                self.member.secret,
-                options.checkpoint_every,
-                self.validated | frozenset(self.config.plan.start_steps[1:] if options.checkpoint_passes else ()),
-                exchanges,
-                options.recovery and self.recovery.restarted,
-                options.recovery_timeout,
-                options.on_barrier_timeout,
-                bool(options.skip_block),
+                shard=options.shard,
+                shards=options.shards,
+                slots=options.slots,
+                buckets=tuple(self.buffers.buckets),
+                total_steps=options.total_steps,
+                run=self.member.job.run_id,
+                secret=self.member.secret,
+                checkpoint_every=options.checkpoint_every,
+                checkpoint_steps=self.validated | passes,
+                reduce=exchanges,
+                recovery=options.recovery and self.recovery.restarted,
+                recovery_timeout=options.recovery_timeout,
+                on_barrier_timeout=options.on_barrier_timeout,
+                skips=bool(options.skip_block),
                 max_peers=self.max_peers,
                 values=len(options.metrics),
             ),
@@ -177,7 +178,7 @@ class RoundServer(ShardServer):
         super().serve_once()
         self.idle_slots.look(self.machine)
 
-    def step(self, event: ShardEvent | AsyncShardEvent) -> None:
+    def step(self, event: SyncShardEvent | AsyncShardEvent) -> None:
         if isinstance(event, Received) and isinstance(event.message, Push | Empty):
             self.idle_slots.heard(event.message.slot)
         super().step(event)

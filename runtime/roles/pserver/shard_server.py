@@ -21,8 +21,16 @@ from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation, ShardStatus
 from graphft.runtime.process.progress import rate
-from graphft.runtime.protocol.async_shard import AsyncShardEvent
-from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, ShardEvent, TakeCheckpoint, Tick
+from graphft.runtime.protocol.events import (
+    AsyncShardEvent,
+    Count,
+    PeerLeft,
+    Received,
+    Reply,
+    SyncShardEvent,
+    TakeCheckpoint,
+    Tick,
+)
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.programs import learning_rates_of
@@ -70,7 +78,7 @@ class ShardServer(ServerPort):
             Count: self.count,
             TakeCheckpoint: lambda _: self.take_checkpoint(),
         }
-        self._events: deque[ShardEvent | AsyncShardEvent] = deque()
+        self._events: deque[SyncShardEvent | AsyncShardEvent] = deque()
         """For the machine to take in; the first is at work."""
         self._trainers: frozenset[str] = frozenset()
         self._rounds: deque[float] = deque(maxlen=51)
@@ -110,7 +118,7 @@ class ShardServer(ServerPort):
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
-    def step(self, event: ShardEvent | AsyncShardEvent) -> None:
+    def step(self, event: SyncShardEvent | AsyncShardEvent) -> None:
         """Has the machine take in an event, and carries out what it decides.
 
         An event that comes of an effect waits until the effects before it are carried out, all of them.

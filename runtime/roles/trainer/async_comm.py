@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graphft.ops.context import ChunkWork, CommPort, NoData, OnNonfinite, Slices, WorkChanged
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
-from graphft.runtime.protocol.events import AsyncTrainerOptions, BeginBatch, ChunkKey, CloseBatch, Dropped, Loaded, Took
+from graphft.runtime.protocol.events import BeginBatch, ChunkKey, CloseBatch, Dropped, Loaded, Took, TrainerOptions
 from graphft.runtime.queue.async_queue import Ledgers
 from graphft.runtime.roles.programs import buckets_of, push_timeout_of
 from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
@@ -29,7 +29,8 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
         super().__post_init__()
         self._answer_seconds = push_timeout_of(self.program)
         me, buckets = self.member, buckets_of(self.program, self.member.config.pservers)
-        self.machine = AsyncTrainer(AsyncTrainerOptions(me.id, buckets, me.job.run_id, me.secret))
+        options = TrainerOptions(me.id, buckets, run=me.job.run_id, secret=me.secret, retry_interval=1.0)
+        self.machine = AsyncTrainer(options)
         self.shards.machine = self.machine
 
     @property

@@ -25,9 +25,9 @@ from graphft.runtime.protocol.events import (
     Send,
     ShardDown,
     ShardUp,
+    SyncTrainerEvent,
     Tick,
     TrainerControl,
-    TrainerEvent,
 )
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.roles.logs import tell_event
@@ -126,7 +126,7 @@ class ShardLink:
 
     # -- effects out --------------------------------------------------------------------------------------------
 
-    def do(self, event: TrainerEvent | AsyncTrainerEvent) -> None:
+    def do(self, event: SyncTrainerEvent | AsyncTrainerEvent) -> None:
         """Has the machine take in an event, and carries out what it decides."""
         effects = self.shards.machine.step(event, time.monotonic())
         tell_event(event, effects)
