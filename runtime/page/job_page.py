@@ -261,7 +261,7 @@ def _costs(events: Sequence[Event], recoveries: Sequence[Sequence[Any]]) -> dict
     """Returns by the number of an event the seconds until a step was made again, and for which steps were computed
     again. Of several events of a recovery, the first one has it."""
     costs: dict[int, dict[str, float]] = {}
-    for at, _, seconds, redone, _ in recoveries:
+    for at, seconds, redone in recoveries:
         near = [n for n, e in enumerate(events) if at - BEFORE_SECONDS <= e.at <= at + seconds + AFTER_SECONDS]
         faults = [n for n in near if events[n].kind in FAULTS] or [n for n in near if events[n].kind in AFTER_FAULTS]
         if free := [n for n in faults if n not in costs]:

@@ -1,8 +1,7 @@
-"""The coordinator's task queues: a pure machine, `step(event, now) -> effects`.
+"""The coordinator's task queues: todo, pending and done in memory, with the transitions of the queue in etcd
+(`chunk_queue.Todo`).
 
-The EDL design's master ("Training Job Fault Tolerant"): todo, pending, done, kept in memory, for the transitions of the
-queue in etcd (`chunk_queue.Todo` has them). What an event changes is saved, under the coordinator's lock, before the
-answers that it gives are sent: the driver asks `take_changes()` for what is to be written. So an answer never tells
+The driver saves `take_changes()`, under the coordinator's lock, before it sends the answers. So an answer never tells
 what a successor does not know, and a call that is repeated (its answer was lost, or the coordinator) is answered alike:
 
 | call | the same one again |
@@ -12,9 +11,8 @@ what a successor does not know, and a call that is repeated (its answer was lost
 | release, fail | the attempt is over: nothing changes |
 | requeue | what is todo or pending already stays |
 
-Each attempt has a number that no other one of the job has: what a trainer says of a task that it has lost is refused.
-A task whose trainer is gone, or was not heard of for `timeout` seconds, is todo again; if it is claimed then, that was
-a failure, unless it progressed.
+Each attempt has a number of its own: what a trainer says of a task that it has lost is refused. A task whose trainer is
+gone, or was not heard of for `timeout` seconds, is todo again; if it did not progress, that counts as a failure.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from graphft.runtime.protocol.chunk_queue import Todo
-from graphft.runtime.protocol.machine import Story
+from graphft.runtime.protocol.machine import Machine
 from graphft.runtime.protocol.messages import (
     TASK_CALLS,
     CloseTasks,
@@ -59,10 +57,13 @@ MAX_GIVEN = 1024
 """Tasks that one call gets at most."""
 
 
-class TaskQueue:
-    """`passes`: those that are begun and not wholly done, by number. A pass below `begun` that is not among them is."""
+class TaskQueue(Machine[Asked | Fenced | Living | Tick, Effect]):
+    """`passes`: those that are begun and not wholly done. A pass below `begun` that is not among them is done."""
+
+    KIND = "a task queue"
 
     def __init__(self, options: QueueOptions) -> None:
+        super().__init__()
         self.options, self.plan = options, options.plan
         self.exists = (self.plan.batches > 0).astype("uint8").tobytes()
         self.size = self.exists.count(1)
@@ -73,16 +74,14 @@ class TaskQueue:
         self.attempts = 1
         self.living: frozenset[str] = frozenset()
         self.met = False
-        """True when it was told who lives, since it was loaded."""
+        """True when it was told who lives since it was loaded."""
         self.saver: ModelSaver | None = None
-        self.story = Story()
-        """Tasks, so far."""
         self.calls: dict[str, int] = {}
         """The newest call of each trainer, ..."""
         self._got_nothing: dict[str, int] = {}
         """... and the newest that was answered without tasks."""
         self._held: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-        """By trainer, (pass, chunk) of what it holds."""
+        """By trainer, the (pass, chunk) that it holds."""
         self.closed = self.complete = False
         self._leaving: set[str] = set()
         """Trainers that have said that the job is complete."""
@@ -93,7 +92,7 @@ class TaskQueue:
     # -- what was saved -----------------------------------------------------------------------------------------
 
     def begin(self, state: QueueState) -> None:
-        """Nothing was saved so far, but perhaps a first part: the first pass begins (sync: when it is asked for)."""
+        """Begins with what a first, partial save has left (sync: when a pass is asked for)."""
         self.attempts, self.generation = state.attempts, state.generation
         if not self.options.sync:
             self._begin(0)
@@ -107,8 +106,7 @@ class TaskQueue:
         saver: ModelSaver | None,
         now: float,
     ) -> None:
-        """Takes in what a coordinator before has saved. `marker`: the pass that is worked on; `groups`: records by pass
-        and group."""
+        """Takes in what was saved. `marker`: the pass that is worked on. `groups`: records, by pass and group."""
         self.attempts, self.closed, self.generation = state.attempts, state.closed, state.generation
         self.complete, self.saver = state.complete, saver
         self.current, self.begun = marker, max([min(marker, self.plan.passes - 1), *map(int, counts)])
@@ -122,8 +120,7 @@ class TaskQueue:
         self._over = sorted(groups.keys() - self.passes.keys())
 
     def go_on_from(self, before: TaskQueue, now: float) -> None:
-        """Takes over what this process has in memory alone, and did not lose. `before`: what it had until it loaded
-        again."""
+        """Takes over what is in memory alone from `before`: what this process had until it loaded again."""
         self.calls, self.story = before.calls, before.story
         self._got_nothing, self._leaving = before._got_nothing, before._leaving
         self.generation = max(self.generation, before.generation)
@@ -153,57 +150,46 @@ class TaskQueue:
 
     @property
     def unsaved(self) -> bool:
-        """True when the trainer that was to save the model has died after all passes were done: another one has to."""
+        """True if the trainer that was to save the model has died after all passes were done."""
         return self.saver is not None and not self.saver.trainer
 
-    # -- the only mutator ---------------------------------------------------------------------------------------
-
-    def step(self, event: Asked | Fenced | Living | Tick, now: float) -> list[Effect]:
-        self.story.now = now
-        if isinstance(event, Asked):
-            return self._asked(event, now)
-        if isinstance(event, Fenced):
-            return [self._fenced(event)]
-        if isinstance(event, Living):
-            return self._living(event.trainers)
-        return self._look(now)
+    # -- calls --------------------------------------------------------------------------------------------------
 
     def problem(self, call: TASK_CALLS) -> str:
-        """Returns what is wrong with a call whatever the state is; "": nothing."""
         return task_problem(self.options, self.exists, call)
 
-    def _asked(self, event: Asked, now: float) -> list[Effect]:
+    def _asked(self, event: Asked) -> list[Effect]:
         call = event.call
         if problem := self.problem(call):
             return [Answer(event.peer, TasksRefused(call.call, "malformed", problem))]
         newest = self.calls.get(call.trainer, 0)
         if isinstance(call, GetTasks) and call.call < newest:
-            return []  # an echo: its trainer has its answer, and has made other calls since
+            return []  # an echo: its trainer has made other calls since
         if not isinstance(call, RenewTasks) and call.trainer in self.living:
             self.calls[call.trainer] = max(newest, call.call)
-        return self.CALLS[type(call)](self, event, call, now)
+        return self.CALLS[type(call)](self, event, call)
 
     # -- get ----------------------------------------------------------------------------------------------------
 
-    def _get(self, event: Asked, call: GetTasks, now: float) -> list[Effect]:
+    def _get(self, event: Asked, call: GetTasks) -> list[Effect]:
         if call.trainer not in self.living:
             return [Answer(event.peer, TasksRefused(call.call, "unknown", f"{call.trainer} is not registered"))]
         if self.closed:
             return [Answer(event.peer, Tasks(call.call, self.current, []))]
         if self.options.sync:
-            return self._get_of_slot(event.peer, call, now)
+            return self._get_of_slot(event.peer, call)
         effects: list[Effect] = []
         given = self._given_before(call) if call.pass_index == self.current else []
         fresh = not given and self._got_nothing.get(call.trainer) != call.call
         if call.pass_index == self.current and self.current in self.passes and fresh:
-            given = self._give(call, now, effects)
+            given = self._give(call, effects)
             self._roll()
         if not given:
             self._got_nothing[call.trainer] = call.call
         return [*effects, Answer(event.peer, Tasks(call.call, self.current, given))]
 
     def _given_before(self, call: GetTasks) -> list[tuple[int, int]]:
-        """Returns what this very call was given, if it was answered before."""
+        """Returns what this call was given, if it was answered before."""
         found = []
         for index, chunk in self._held.get(call.trainer, ()):
             task = self.passes[index].open[chunk]
@@ -211,7 +197,7 @@ class TaskQueue:
                 found.append((chunk, task.attempt))
         return sorted(found)
 
-    def _give(self, call: GetTasks, now: float, effects: list[Effect]) -> list[tuple[int, int]]:
+    def _give(self, call: GetTasks, effects: list[Effect]) -> list[tuple[int, int]]:
         tasks = self.passes[self.current]
         share = max(1, tasks.todo // max(1, len(self.living)))
         limit = min(call.want, share, MAX_GIVEN)
@@ -221,21 +207,21 @@ class TaskQueue:
             if before is not None and before.todo.claimed(before.todo.progress, True).failures >= self.options.max_lost:
                 effects.append(Hopeless(tasks.index, chunk))
                 continue
-            given.append((chunk, self._give_one(tasks, chunk, call, now, vanished=True)))
+            given.append((chunk, self._give_one(tasks, chunk, call, vanished=True)))
         return given
 
-    def _give_one(self, tasks: PassTasks, chunk: int, call: GetTasks, now: float, *, vanished: bool) -> int:
+    def _give_one(self, tasks: PassTasks, chunk: int, call: GetTasks, *, vanished: bool) -> int:
         before = tasks.open.get(chunk)
         if before is not None and before.holder:
             self._held[before.holder].discard((tasks.index, chunk))
         attempt, self.attempts = self.attempts, self.attempts + 1
-        tasks.give(chunk, call.trainer, call.slot, attempt, call.call, now, vanished=vanished)
+        tasks.give(chunk, call.trainer, call.slot, attempt, call.call, self._now, vanished=vanished)
         self._held[call.trainer].add((tasks.index, chunk))
         return attempt
 
-    def _get_of_slot(self, peer: bytes, call: GetTasks, now: float) -> list[Effect]:
-        """Sync: the plan says whose task it is. Who holds the slot holds the task: that of a holder before is
-        displaced, which is not held against it; what was done in a generation that was rolled back is to do again."""
+    def _get_of_slot(self, peer: bytes, call: GetTasks) -> list[Effect]:
+        """Sync: who holds the slot holds the task. A holder before is displaced, without a failure; what was done in a
+        generation that was rolled back is done again."""
         if call.holds <= 0:  # as a fence, it would hold while nobody has the slot
             return [self._not_its_slot(peer, call)]
         self._close_applied(call.lowest, call.pass_index)
@@ -250,20 +236,20 @@ class TaskQueue:
             if mine and task is not None and task.call == call.call:
                 given.append((chunk, task.attempt))
             else:
-                given.append((chunk, self._give_one(tasks, chunk, call, now, vanished=False)))
+                given.append((chunk, self._give_one(tasks, chunk, call, vanished=False)))
         return [Answer(peer, Tasks(call.call, call.pass_index, given), fences_of(call))]
 
     def _not_its_slot(self, peer: bytes, call: GetTasks) -> Answer:
         return Answer(peer, TasksRefused(call.call, "fenced", f"slot {call.slot} is not {call.trainer}'s"))
 
     def _close_applied(self, lowest: int, before: int) -> None:
-        """Sync: what every shard has applied wholly is done, also if its holder did not live to say so."""
+        """Sync: completes passes before this one that every shard has applied, also if a holder did not say so."""
         for index in [p for p in self.passes if p < before and self.plan.start_steps[p + 1] <= lowest]:
             self._drop(index)
 
     # -- what becomes of them -----------------------------------------------------------------------------------
 
-    def _finish(self, event: Asked, call: FinishTasks, now: float) -> list[Effect]:
+    def _finish(self, event: Asked, call: FinishTasks) -> list[Effect]:
         refused, finished = [], False
         tasks = self.passes.get(call.pass_index)
         for chunk, attempt in call.tasks:
@@ -276,17 +262,17 @@ class TaskQueue:
         self._roll()
         return [Answer(event.peer, TasksSettled(call.call, refused), fences_of(call) if finished else ())]
 
-    def _fenced(self, event: Fenced) -> Answer:
-        """Async: a shard has gone back since it acknowledged these tasks. They are to do again."""
+    def _fenced(self, event: Fenced) -> list[Effect]:
+        """Async: a shard has gone back since it acknowledged these tasks, which are to do again."""
         call = event.call
         if isinstance(call, GetTasks):
-            return self._not_its_slot(event.peer, call)
+            return [self._not_its_slot(event.peer, call)]
         for chunk, attempt in call.tasks:
             if task := self._holds(call, call.pass_index, chunk, attempt):
                 self._put_back(self.passes[call.pass_index], chunk, task.todo.released(task.todo.progress))
-        return Answer(event.peer, TasksSettled(call.call, [chunk for chunk, _ in call.tasks]))
+        return [Answer(event.peer, TasksSettled(call.call, [chunk for chunk, _ in call.tasks]))]
 
-    def _release(self, event: Asked, call: ReleaseTasks, now: float) -> list[Effect]:
+    def _release(self, event: Asked, call: ReleaseTasks) -> list[Effect]:
         refused = []
         for chunk, attempt, progress in call.tasks:
             if task := self._holds(call, call.pass_index, chunk, attempt):
@@ -295,12 +281,12 @@ class TaskQueue:
                 refused.append(chunk)
         return [Answer(event.peer, TasksSettled(call.call, refused))]
 
-    def _renew(self, event: Asked, call: RenewTasks, now: float) -> list[Effect]:
-        """Tasks of the trainer that it does not name, though it has had the answer that gave them, are free again."""
+    def _renew(self, event: Asked, call: RenewTasks) -> list[Effect]:
+        """Frees tasks that the trainer does not name, though it has had the answer that gave them."""
         named = set()
         for index, chunk, attempt, progress in call.tasks:
             if task := self._holds(call, index, chunk, attempt):
-                self.passes[index].note(chunk, task.todo.renewed(progress), now)
+                self.passes[index].note(chunk, task.todo.renewed(progress), self._now)
                 named.add((index, chunk))
         for index, chunk in self._held.get(call.trainer, set()) - named:
             task = self.passes[index].open[chunk]
@@ -309,7 +295,7 @@ class TaskQueue:
                 self._put_back(self.passes[index], chunk, task.todo.released(task.todo.progress))
         return []
 
-    def _requeue(self, event: Asked, call: RequeueTasks, now: float) -> list[Effect]:
+    def _requeue(self, event: Asked, call: RequeueTasks) -> list[Effect]:
         if not call.tasks or call.pass_index > self.begun or self.closed:
             return [Answer(event.peer, TasksSettled(call.call, [chunk for chunk, _ in call.tasks]))]
         refused: list[int] = []
@@ -323,7 +309,7 @@ class TaskQueue:
             self._mark(call.pass_index)
         return [Answer(event.peer, TasksSettled(call.call, refused))]
 
-    def _close(self, event: Asked, call: CloseTasks, now: float) -> list[Effect]:
+    def _close(self, event: Asked, call: CloseTasks) -> list[Effect]:
         for index in list(self.passes):
             self._drop(index)
         if not self.options.sync:
@@ -335,7 +321,7 @@ class TaskQueue:
             self._leaving.add(call.trainer)
         return [Answer(event.peer, TasksSettled(call.call))]
 
-    def _save_model(self, event: Asked, call: RequestSaveModel, now: float) -> list[Effect]:
+    def _save_model(self, event: Asked, call: RequestSaveModel) -> list[Effect]:
         saver, until = self.saver, event.wall + call.seconds
         granted = saver is None or saver.until <= event.wall or saver.trainer == call.trainer
         if granted:  # who asks again has at least the time that it asks for
@@ -346,7 +332,7 @@ class TaskQueue:
         assert saver is not None
         return [Answer(event.peer, SaveModelAnswer(call.call, granted, max(0.0, saver.until - event.wall)))]
 
-    CALLS: ClassVar[dict[type, Callable[[Any, Asked, Any, float], list[Effect]]]] = {
+    CALLS: ClassVar[dict[type, Callable[[Any, Asked, Any], list[Effect]]]] = {
         GetTasks: _get,
         FinishTasks: _finish,
         ReleaseTasks: _release,
@@ -359,17 +345,18 @@ class TaskQueue:
     # -- for the driver, of a batch that failed -----------------------------------------------------------------
 
     def task(self, pass_index: int, chunk: int) -> Task | None:
-        """The task, if it is begun."""
+        """Returns the task if it is begun."""
         tasks = self.passes.get(pass_index)
         return tasks.open.get(chunk) if tasks is not None else None
 
     def put(self, pass_index: int, chunk: int, todo: Todo) -> None:
-        """It is todo again, with this record."""
+        """Makes it todo again, with this record."""
         self._put_back(self.passes[pass_index], chunk, todo)
 
     # -- time and trainers --------------------------------------------------------------------------------------
 
-    def _living(self, trainers: frozenset[str]) -> list[Effect]:
+    def _living(self, event: Living) -> list[Effect]:
+        trainers = event.trainers
         dead = self.living - trainers - self._leaving if self.met else frozenset()
         if self.current >= self.plan.passes and self.saver is not None and self.saver.trainer in dead:
             self.saver, self._saver_changed = ModelSaver("", 0.0), True
@@ -384,8 +371,9 @@ class TaskQueue:
             self._got_nothing.pop(gone, None)
         return []
 
-    def _look(self, now: float) -> list[Effect]:
+    def _tick(self, event: Tick) -> list[Effect]:
         """Takes away what was not renewed in time."""
+        now = self._now
         effects: list[Effect] = []
         for index, tasks in self.passes.items():
             late = [c for c, t in tasks.open.items() if t.holder and now - t.renewed > self.options.timeout]
@@ -414,7 +402,7 @@ class TaskQueue:
         return PassTasks(index, self.exists, self.plan.seed, done=done)
 
     def _pass(self, index: int) -> PassTasks:
-        """The pass; if it is not there, it was not begun so far, or is wholly done: then its records are made anew."""
+        """Returns the pass. If it was not begun, or is wholly done, its records are made anew."""
         if index not in self.passes:
             self.passes[index] = tasks = self._pass_tasks(index, done=index <= self.begun)
             if index <= self.begun:
@@ -425,7 +413,7 @@ class TaskQueue:
         return self.passes[index]
 
     def _drop(self, index: int) -> None:
-        """The pass is wholly done."""
+        """Ends a pass that is wholly done."""
         for chunk, task in self.passes[index].open.items():
             if task.holder:
                 self._held[task.holder].discard((index, chunk))
@@ -433,7 +421,6 @@ class TaskQueue:
         self._over.append(index)
 
     def _begin(self, index: int) -> None:
-        """Async: this pass is worked on now."""
         if index < self.plan.passes:
             self._pass(index)
         self._mark(index)
@@ -442,15 +429,22 @@ class TaskQueue:
         self.current = self._marker = index
 
     def _roll(self) -> None:
-        """Async: when todo and pending are empty, the pass is over, and the next one begins."""
+        """Async: begins the next pass when this one is over."""
         while not self.options.sync and self.current in self.passes and self.passes[self.current].over:
             self._drop(self.current)
             later = [p for p in self.passes if p > self.current]
             self._begin(min(later) if later else self.begun + 1)
             self.story.tell(f"pass {self.current} begins")
 
+    EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]] = {
+        Asked: _asked,
+        Fenced: _fenced,
+        Living: _living,
+        Tick: _tick,
+    }
+
     def check(self) -> list[str]:
-        """Returns what is wrong with it; nothing, ever. For tests."""
+        """Returns broken invariants. For tests."""
         found = [f"pass {p}: {what}" for p, tasks in self.passes.items() for what in tasks.check()]
         held = {t: set(keys) for t, keys in self._held.items() if keys}
         really: dict[str, set[tuple[int, int]]] = {}

@@ -1,16 +1,13 @@
-"""How many steps a job makes in a second, of late, and how long those that are left will take.
-
-Where a job's time went: each second since its run began is given to exactly one category.
+"""Where a job's time went: each second since its run began belongs to exactly one category.
 
     ledger = TimeLedger(began)
     ledger.step(seen, now)      # at each look at the job, some times a second
     ledger.seconds              # by category; they add up to `ledger.wall`
 
-A look says at which step the job is, who is there, and what trainers count of their own time. Of the time between two
-looks that trained, what training waited for is taken off as the trainers count it; what is left are steps, new ones or
-those that a rollback has made to be computed again. While a job recovers, all of it is recovery, but for the time in
-which a trainer computes, or that its steps take at their usual pace: so a recovery is known more exactly than looks are
-apart. While a job waits for validations, all of it is that, but for the time in which a trainer computes.
+A look has the job's step, its members, and what trainers count of their own time. Between two looks that trained, what
+training waited for is taken off as the trainers count it; the rest are steps, new ones or, after a rollback, repeated
+ones. While a job recovers, or waits for validations, all time is that, except for the time in which a trainer computes
+or which the steps take at their usual pace: so a recovery is known more exactly than looks are apart.
 """
 
 from __future__ import annotations
@@ -18,29 +15,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 WINDOW_SECONDS = 60.0
 """The pace is that of the last minute of training; where steps take longer, that of the last two steps."""
 
 
 class StepPace:
-    """Steps per second of training, from what each interval of training came to. Time in which a job does not train
-    (it recovers, waits for its next pass) is not told here, and changes nothing. Steps that are computed again count:
-    they take as long as new ones.
+    """Steps per second of training, from its intervals; time in which a job does not train changes nothing.
 
-    A job that trains and makes no step has ever more time left, and after a minute (where steps take longer: three of
-    them) an unknown one.
+    A job that trains and makes no step has ever more time left, and after a minute (where steps take longer: after
+    three of them) an unknown time.
     """
 
     def __init__(self, window: float = WINDOW_SECONDS) -> None:
         self._window = window
         self._now, self._made = 0.0, 0
         self._rises: deque[tuple[float, int]] = deque([(0.0, 0)])
-        """After how many seconds of training how many steps were made: of the last `window` seconds, or two."""
+        """Seconds of training after which so many steps were made: of the last `window` seconds, or two."""
 
     def train(self, seconds: float, steps: int) -> None:
-        """An interval of training, in which so many steps ended."""
+        """Adds an interval of training, in which so many steps ended."""
         self._now += seconds
         self._made += steps
         if steps:
@@ -50,7 +45,7 @@ class StepPace:
 
     @property
     def per_second(self) -> float:
-        """0 where it is unknown."""
+        """The pace; 0 where it is unknown."""
         (began, first), (newest, last) = self._rises[0], self._rises[-1]
         taken, since, per_rise = newest - began, self._now - newest, self._per_rise
         if taken <= 0 or since > max(self._window, 3 * per_rise):
@@ -59,7 +54,7 @@ class StepPace:
         return (last - first) / (taken + late)
 
     def left(self, steps: int) -> float | None:
-        """Seconds that so many steps will take; None where the pace is unknown."""
+        """Returns the seconds that so many steps will take; None where the pace is unknown."""
         pace = self.per_second
         if not pace:
             return None
@@ -73,7 +68,7 @@ class StepPace:
 
 
 def in_words(seconds: float) -> str:
-    """As people say it: "45 s", "12 min", "3 h 05 min", "2 d 04 h"."""
+    """Returns a text such as "45 s", "12 min", "3 h 05 min", "2 d 04 h"."""
     minutes = round(seconds / 60)
     if seconds < 99.5:
         return f"{seconds:.0f} s"
@@ -88,36 +83,27 @@ def in_words(seconds: float) -> str:
 Category = Literal[
     "productive", "redone", "checkpointing", "validating", "data", "straggler", "recovering", "starting", "idle"
 ]
-CATEGORIES: tuple[Category, ...] = (
-    "productive",
-    "redone",
-    "checkpointing",
-    "validating",
-    "data",
-    "straggler",
-    "recovering",
-    "starting",
-    "idle",
-)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 Mode = Literal["starting", "training", "recovering", "checkpointing", "validating", "idle", "over"]
 STRAGGLER_SECONDS = 5.0
-"""Waits of trainers are compared over such a time: they report each for itself, at different moments."""
+"""Waits of trainers are compared over such a time, since they report at different moments."""
 GAP_SECONDS = 60.0
-"""After so long without a look nothing is known of what the job did: its launcher was stopped, or the machine slept."""
-UNDECIDED = 0.1
-"""Part of the run's time: if it is not known for how much more of it steps were made, no goodput is told."""
+"""After so long without a look it is unknown what the job did: its launcher was stopped, or the machine slept."""
+SHORT_SECONDS = 10.0
+"""A shorter run has no goodput: most of its steps are made before their pace is known."""
 RECOVERIES = 50
-"""So many are kept, the newest."""
+"""The newest that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look. `step`: that all shards have reached; `reached`: the highest that is known to have been reached, by
-    trainers, who know earlier; `generation_step`: where the generation began, None if that is not known. `members`: ids
-    of the trainers and pservers that are registered; `whole`: whether every shard is.
+    """One look. `step`: reached by all shards; `reached`: the highest that trainers, who know earlier, have reached;
+    `generation_step`: where the generation began, if known. `members`: ids of the registered trainers and pservers;
+    `whole`: every shard is. `waits`: for its next pass, or for an engine without room. `cut_off`: a trainer does not
+    reach a shard. `over`: complete or failed. `validates`: its next step waits for a validation.
 
-    `trainers`: by id, seconds since it began by activity (`process.work_record`); `checkpoints`: by shard, seconds
-    for which steps waited for checkpoints since it began.
+    `trainers`: by id, seconds since it began by activity; `checkpoints`: by shard, seconds for which steps waited for
+    checkpoints.
     """
 
     step: int
@@ -126,41 +112,34 @@ class Seen:
     members: frozenset[str] = frozenset()
     whole: bool = True
     waits: bool = False
-    """Whether it is to do nothing now: the next pass was not asked for, or the engine has no room for a trainer."""
     cut_off: bool = False
-    """Whether a trainer does not reach a shard."""
     over: bool = False
-    """Complete, or failed."""
     trainers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     checkpoints: Mapping[str, float] = field(default_factory=dict)
     reached: int = 0
     generation_step: int | None = None
     validates: bool = False
-    """Whether its next step waits for a validation."""
 
     @property
     def at_end(self) -> bool:
-        """Whether all steps are made."""
+        """True if all steps are made."""
         return self.total_steps is not None and self.step >= self.total_steps
 
 
 @dataclass(slots=True)
 class Recovery:
-    """`at`: when it was seen that something was lost (Unix seconds); `step`: where the job was then. `seconds`: until a
-    step was made again; `redone`: for which the steps were then computed again that had been there before."""
+    """`at`: when a loss was seen (Unix seconds). `seconds`: until a step was made again. `redone`: seconds for which
+    steps were repeated."""
 
     at: float
-    step: int
     seconds: float = 0.0
     redone: float = 0.0
-    ended: bool = False
 
 
 class TimeLedger:
     """`began`, `now`: Unix seconds. A clock that goes back takes no time away: `began` moves with it."""
 
     def __init__(self, began: float, step: int = 0) -> None:
-        """`step`: the one that the job begins, or goes on, at."""
         self.began = self.until = began
         self.seconds: dict[Category, float] = dict.fromkeys(CATEGORIES, 0.0)
         self.mode: Mode = "starting"
@@ -169,21 +148,15 @@ class TimeLedger:
         self.recoveries: list[Recovery] = []
         self._last: Seen | None = None
         self._begun = False
-        """Whether this launch has computed something."""
+        """This launch has computed something."""
         self._trouble: int | None = None
         """While it recovers: the lowest step that was seen meanwhile."""
         self._pace = StepPace()
-        self.undecided = 0.0
-        """At most for so many seconds more steps were made than `seconds` tells: steps that were made between two
-        looks, beside something else, before a pace was known. A run of a few seconds may have no others."""
-        self._undecided: tuple[float, int] = (0.0, 0)
-        """Of these, seconds and steps for which no pace is known so far."""
         self._owed: dict[Category, float] = {}
-        """Waits that trainers have counted, and that no interval was given to so far."""
+        """Waits that trainers have counted, and that no interval has so far."""
         self._waits: dict[str, float] = {}
-        """By trainer, seconds that it waited for the shards, in the window at hand, ..."""
+        """By trainer, seconds that it waited for the shards, in the window at hand, of length ..."""
         self._window = 0.0
-        """... which is so long."""
 
     @property
     def wall(self) -> float:
@@ -196,15 +169,14 @@ class TimeLedger:
         return self._pace.per_second
 
     def left(self) -> float | None:
-        """Seconds until the last step, at this pace; None while that is not known. Whatever tells a job's time left
-        (panel, lines of a launch, page, `/metrics`, `graphft status`) tells this one."""
+        """Returns the seconds until the last step at this pace; None while that is unknown."""
         seen = self._last
         if self.mode != "training" or seen is None or seen.total_steps is None:
             return None
         return self._pace.left(max(0, seen.total_steps - seen.step))
 
     def step(self, seen: Seen | None, now: float) -> Mode:
-        """Takes in a look; None: nothing is known of the job so far. Returns what the job is at."""
+        """Takes in a look (None: nothing is known of the job so far), and returns the job's mode."""
         if self.mode == "over" and (seen is None or seen.over):
             return self.mode  # its time stands still
         passed = self._pass(now)
@@ -221,7 +193,7 @@ class TimeLedger:
         return self.mode
 
     def carry(self, now: float) -> None:
-        """A launch goes on with what an earlier one has left: nothing ran in between."""
+        """Goes on with the ledger of an earlier launch: nothing ran in between."""
         self.seconds["idle"] += self._pass(now)
         self._forget()
         self._last, self._begun, self.mode = None, False, "starting"
@@ -237,12 +209,10 @@ class TimeLedger:
         return max(0.0, passed)
 
     def _give(self, seen: Seen | None, passed: float) -> None:
-        """Gives the time before this look to categories."""
         before, steps = self.mode, self._steps(seen)
         self.mode = self._mode_of(seen) if seen is not None else before
         if before == self.mode == "training":
             self._pace.train(passed, steps)
-            self._decide()
             self._count_waits(seen, passed)
             self._work(passed, seen, steps)
             return
@@ -252,32 +222,22 @@ class TimeLedger:
         work = min(passed, max(computed, steps / pace if pace else 0.0))
         self._work(work, seen, steps)
         self.seconds[other] += passed - work
-        if steps and not pace and not computed:
-            self._undecided = (self._undecided[0] + passed - work, self._undecided[1] + steps)
-            self.undecided += passed - work
         if other == "recovering" and self.recoveries:
             self.recoveries[-1].seconds += passed - work
 
-    def _decide(self) -> None:
-        """Once a pace is known: for how long steps were made before."""
-        (seconds, steps), pace = self._undecided, self.pace
-        if seconds and pace:
-            self.undecided -= seconds - min(seconds, steps / pace)
-            self._undecided = (0.0, 0)
-
     def _steps(self, seen: Seen | None) -> int:
-        """Made since the last look; where the job went back since, those that were made after that."""
+        """Returns the steps since the last look, or since the rollback after it."""
         at = self._at(seen)
         return max(0, seen.step - at) if seen is not None and at is not None else 0
 
     def _at(self, seen: Seen | None) -> int | None:
-        """At which step those begin; None if that is not known."""
+        """Returns the step at which those begin, if known."""
         if seen is None or self._last is None:
             return None
         return self._last.step if seen.generation == self._last.generation else seen.generation_step
 
     def _computed(self, seen: Seen | None) -> float:
-        """Seconds for which a trainer computed since the last look: the one that did so for longest."""
+        """Returns the most seconds that a trainer has computed since the last look."""
         return max((spent["computing"] for spent in self._spent(seen).values()), default=0.0)
 
     def _mode_of(self, seen: Seen) -> Mode:
@@ -297,14 +257,14 @@ class TimeLedger:
         return "validating" if seen.validates else "training"
 
     def _look_for_trouble(self, seen: Seen) -> None:
-        """It begins when something is lost, and ends with the first step after that."""
+        """Trouble begins with a loss, and ends with the first step after it."""
         last = self._last
         if last is None or not self._begun or seen.at_end or seen.over:
             return
         lost = bool(last.members - seen.members) or seen.generation > last.generation or not seen.whole
         if lost or seen.cut_off:
             if self._trouble is None:
-                self.recoveries = [*self.recoveries, Recovery(self.until, max(last.step, seen.step))][-RECOVERIES:]
+                self.recoveries = [*self.recoveries, Recovery(self.until)][-RECOVERIES:]
             self._trouble = seen.step if self._trouble is None else min(self._trouble, seen.step)
         elif self._trouble is not None and seen.step > self._trouble:
             self._trouble = None
@@ -312,7 +272,7 @@ class TimeLedger:
             self._trouble = min(self._trouble, seen.step)
 
     def _work(self, seconds: float, seen: Seen | None, steps: int) -> None:
-        """Time in which steps were made: without what they waited for."""
+        """Gives time in which steps were made to them and to what they waited for."""
         for category in ("checkpointing", "data", "straggler"):
             part = min(seconds, self._owed.get(category, 0.0))
             self._owed[category] = self._owed.get(category, 0.0) - part
@@ -323,11 +283,9 @@ class TimeLedger:
         self.seconds["productive"] += seconds - redone
         if redone and self.recoveries:
             self.recoveries[-1].redone += redone
-        if self.recoveries and seen is not None and seen.step > self.high:
-            self.recoveries[-1].ended = True
 
     def _share_redone(self, seen: Seen | None, steps: int) -> float:
-        """Of the steps that were made, or of the one that is being made: how many had been there before."""
+        """Returns the share of repeated steps among those that were, or are, made."""
         at = self._at(seen)
         if not steps or seen is None or at is None:
             return float(self._last is not None and self._last.step < self.high)
@@ -352,23 +310,28 @@ class TimeLedger:
             self._waits, self._window = {}, 0.0
 
     def _spent(self, seen: Seen | None) -> dict[str, dict[str, float]]:
-        """By trainer that was there at the last look, too: seconds since then."""
+        """Returns, by trainer that was there at the last look, too, the seconds since then."""
         before = self._last.trainers if self._last is not None else {}
         now = seen.trainers if seen is not None else {}
-        return {name: _spent(before[name], split) for name, split in now.items() if name in before}
+        return {
+            name: {
+                at: max(0.0, split.get(at, 0.0) - before[name].get(at, 0.0)) for at in ("computing", "data", "shards")
+            }
+            for name, split in now.items()
+            if name in before
+        }
 
     def _owe(self, category: Category, seconds: float) -> None:
         self._owed[category] = self._owed.get(category, 0.0) + seconds
 
     def _forget(self) -> None:
-        """What is known of the moment."""
         self._owed, self._waits, self._window, self._trouble = {}, {}, 0.0, None
         self._pace = StepPace()
 
     # -- how it is kept -----------------------------------------------------------------------------------------
 
     def export(self) -> dict[str, Any]:
-        """As JSON has it: for `load`."""
+        """Returns a value for JSON, for `load`."""
         return {
             "began": self.began,
             "until": self.until,
@@ -376,42 +339,31 @@ class TimeLedger:
             "mode": self.mode,
             "pace": self.pace,
             "left": self.left(),
-            "undecided": round(self.undecided, 3),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-            "recoveries": [[r.at, r.step, round(r.seconds, 3), round(r.redone, 3), r.ended] for r in self.recoveries],
+            "recoveries": [[r.at, round(r.seconds, 3), round(r.redone, 3)] for r in self.recoveries],
         }
 
     @staticmethod
     def load(kept: Mapping[str, Any]) -> TimeLedger:
-        """Raises KeyError, TypeError, ValueError for what is none of its own."""
+        """Raises KeyError, TypeError or ValueError."""
         ledger = TimeLedger(float(kept["until"]), int(kept["high"]))
-        known = {"validating": 0.0, **kept["seconds"]}  # which a run of an earlier version does not have
         for name in CATEGORIES:
-            ledger.seconds[name] = max(0.0, float(known[name]))
+            ledger.seconds[name] = max(0.0, float(kept["seconds"][name]))
         ledger.began = ledger.until - sum(ledger.seconds.values())
         ledger.mode = "over" if kept["mode"] == "over" else "starting"
-        ledger.undecided = max(0.0, float(kept.get("undecided", 0.0)))
         ledger.recoveries = [Recovery(*row) for row in kept["recoveries"]]
         return ledger
 
 
 def goodput_of(kept: Mapping[str, Any]) -> float | None:
-    """Part of the run's time in which new steps were made, of `TimeLedger.export`; None while it is not known."""
+    """Returns the part of the run's time in which new steps were made, of `TimeLedger.export`; None for a short run."""
     wall = sum(kept["seconds"].values())
-    if not wall or kept.get("undecided", 0.0) > UNDECIDED * wall:
-        return None
-    return round(float(kept["seconds"]["productive"]) / wall, 4)
+    return round(float(kept["seconds"]["productive"]) / wall, 4) if wall >= SHORT_SECONDS else None
 
 
 def _category(mode: Mode) -> Category:
-    """Of time in a mode in which no steps are made. A job that is over has made its last checkpoint."""
-    if mode == "starting" or mode == "recovering" or mode == "validating" or mode == "idle":
-        return mode
-    return "checkpointing"
-
-
-def _spent(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    return {name: max(0.0, now.get(name, 0.0) - before.get(name, 0.0)) for name in ("computing", "data", "shards")}
+    """Returns the category of time in which no steps are made. A job that is over has made its last checkpoint."""
+    return mode if mode in ("starting", "recovering", "validating", "idle") else "checkpointing"
 
 
 def _mean(values: list[float]) -> float:

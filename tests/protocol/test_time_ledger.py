@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.runtime.protocol.time_ledger import CATEGORIES, GAP_SECONDS, Seen, TimeLedger, goodput_of
+from graphft.runtime.protocol.time_ledger import (
+    CATEGORIES,
+    GAP_SECONDS,
+    Seen,
+    StepPace,
+    TimeLedger,
+    goodput_of,
+    in_words,
+)
 
 LOOK = 0.5
 
@@ -52,42 +60,15 @@ def begun() -> Play:
 
 
 def test_a_job_that_trains() -> None:
+    """Its goodput is told when it has trained for a while."""
     play = begun()
     assert play.spent == {"starting": 1.5, "productive": 9.5}
     assert play.ledger.pace == pytest.approx(10)
     assert play.ledger.left() == pytest.approx((1000 - 100) / 10)
-
-
-def test_the_goodput_of_a_run_that_is_over_after_a_few_looks_is_not_known() -> None:
-    """It was told as 0, for all of its steps were made between two looks."""
-    play = Play(total=128)
-    for _ in range(5):
-        play.look()
-    play.look(step=50)
-    play.look(step=128, over=True, members=frozenset())
-    assert play.spent["starting"] == 3.0
-    assert goodput_of(play.ledger.export()) is None
-    after = TimeLedger.load(json.loads(json.dumps(play.ledger.export())))
-    assert goodput_of(after.export()) is None, "kept"
-
-
-def test_the_goodput_of_a_run_whose_pace_is_known() -> None:
-    """5 of its steps were made while it started: 0.5 s of them, of 4."""
-    play = Play()
-    play.look()
-    play.look(step=5)
-    assert goodput_of(play.ledger.export()) is None
-    play.train(6)
-    assert goodput_of(play.ledger.export()) is None
-    play.train(4)
-    assert goodput_of(play.ledger.export()) == round(5 / 6, 4)
+    assert goodput_of(play.ledger.export()) == round(9.5 / 11, 4)
     assert goodput_of(TimeLedger(0.0).export()) is None
-
-
-def test_a_trainer_that_computes_ends_the_start() -> None:
-    play = Play()
-    play.look()
-    assert play.look(trainers={"t": split(computing=0.1)}) == "training"
+    play.look(seconds=GAP_SECONDS + 1, step=500)
+    assert play.spent["idle"] == GAP_SECONDS + 1, "its launcher was stopped"
 
 
 def test_steps_of_many_seconds_are_productive_from_their_first_look_on() -> None:
@@ -132,7 +113,7 @@ def test_steps_that_a_rollback_has_undone_are_computed_again() -> None:
     assert play.spent == {"starting": 1.5, "productive": 9.5, "recovering": 1.0, "redone": 2.0}
     play.look(step=104)
     (recovery,) = play.ledger.recoveries
-    assert (recovery.seconds, recovery.redone, recovery.ended) == (1.0, 2.0, True)
+    assert (recovery.seconds, recovery.redone) == (1.0, 2.0)
     assert play.spent["productive"] == 10.0
 
 
@@ -235,21 +216,6 @@ def test_what_a_job_waits_for_validations() -> None:
     assert play.spent == {"starting": 1.5, "productive": 9.5 + 3 * 0.2 + 0.5, "validating": 0.9}
 
 
-def test_the_goodput_of_a_job_that_waits_for_validations_at_each_look_is_known() -> None:
-    play = Play()
-    play.look(trainers={"a": split(0.0)})
-    for n in range(1, 11):
-        play.look(validates=True, step=2 * n, trainers={"a": split(0.1 * n)})
-    assert goodput_of(play.ledger.export()) == pytest.approx(0.9 / 5.5, abs=0.05)
-
-
-def test_a_launcher_that_was_stopped_knows_nothing_of_that_time() -> None:
-    play = begun()
-    play.look(seconds=GAP_SECONDS + 1, step=500)
-    assert play.spent["idle"] == GAP_SECONDS + 1
-    assert play.look(step=505) == "training"
-
-
 def test_the_next_launch_carries_it_on() -> None:
     play = begun()
     kept = json.loads(json.dumps(play.ledger.export()))
@@ -309,9 +275,61 @@ def test_what_is_none_of_its_own_is_told() -> None:
         kept = TimeLedger(0.0).export()
         yield {}
         yield kept | {"seconds": {}}
-        yield kept | {"recoveries": [["x"]]}
+        yield kept | {"recoveries": [[1, 2, 3, 4]]}
         yield kept | {"until": "never"}
 
     for kept in broken():
         with pytest.raises((KeyError, TypeError, ValueError)):
             TimeLedger.load(kept)  # type: ignore[arg-type]
+
+
+# -- the pace, and the time left -------------------------------------------------------------------------------------
+
+
+def watch(pace: StepPace, intervals: list[tuple[float, int]], total: int = 1000) -> list[float | None]:
+    """`intervals`: seconds, and the steps made in them. What is left of `total` steps after each."""
+    found, made = [], 0
+    for seconds, steps in intervals:
+        pace.train(seconds, steps)
+        made += steps
+        found.append(pace.left(total - made))
+    return found
+
+
+def test_it_is_what_is_left_at_the_rate_of_the_steps_so_far() -> None:
+    # 10 steps a second; nothing is known before the first ones
+    assert StepPace().left(1000) is None
+    assert watch(StepPace(), [(1, 10), (9, 90)]) == [99, 90]
+
+
+def test_only_the_last_minute_counts() -> None:
+    pace = StepPace()
+    watch(pace, [(1, 1)] * 99)
+    watch(pace, [(1, 5)] * 70)
+    assert pace.per_second == 5
+    assert pace.left(551) == pytest.approx(551 / 5)
+
+
+def test_steps_that_take_longer_than_a_minute_count_too() -> None:
+    # 5 minutes a step: at a step's end, and in the middle of the next one
+    assert watch(StepPace(), [(300, 1), (300, 1), (150, 0)], total=4) == pytest.approx([900, 600, 450])
+
+
+def test_a_job_that_stands_still_has_ever_more_left_and_then_an_unknown_time() -> None:
+    pace = StepPace()
+    assert watch(pace, [(1, 10), (1, 10), (10, 0)])[-1] == pytest.approx((980 * 11 / 20) - 1)
+    assert watch(pace, [(50.5, 0)]) == [None]
+    assert pace.per_second == 0
+    watch(pace, [(0.5, 10), (1, 10)])
+    assert pace.left(960) == pytest.approx(960 * 62 / 20, rel=0.02), "the rate has the stall, for a minute"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *((0, "0 s"), (99, "99 s"), (100, "2 min"), (5900, "98 min"), (6000, "1 h 40 min"), (11100, "3 h 05 min")),
+        *((172_800, "2 d 00 h"), (360_000, "4 d 04 h")),
+    ],
+)
+def test_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words

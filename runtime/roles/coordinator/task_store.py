@@ -62,7 +62,7 @@ class TaskStore:
         index, groups = recorded.pass_index if recorded is not None else -1, self._groups()
         try:
             queue.load(index, known, groups, found, self._decoded(saver, ModelSaver), time.monotonic())
-        except (msgspec.DecodeError, ValueError, LookupError) as error:
+        except (ValueError, LookupError) as error:
             raise self._damaged(self.keys.all_tasks, str(error)) from None
         return queue, read.revision
 
