@@ -73,8 +73,8 @@ MUTANTS = [
     ("sync_trainer", "self.connections[shard].version >= self._current.work.step\n", "True\n"),
     (
         "sync_trainer",
-        'message.generation != self.generation:\n            return [self._count("other-bucket"',
-        'False:\n            return [self._count("other-bucket"',
+        'message.generation != self.generation:\n            return [self.count("other-bucket"',
+        'False:\n            return [self.count("other-bucket"',
     ),
     ("sync_trainer", "for cache in self.caches.values():\n            cache.clear()", "pass"),
     ("sync_trainer", "if not state.confirm\n", "\n"),
