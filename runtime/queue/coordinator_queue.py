@@ -1,8 +1,8 @@
-"""A coordinator has the queue: trainers ask it for tasks (chunks), and tell it what became of them.
+"""The chunk queue of a coordinator, which trainers ask for tasks (chunks).
 
 A claim's `revision` is the number of its attempt. An async trainer holds tasks ahead, worth about `AHEAD_SECONDS`, and
-gets more while it works on them; what is finished is told by the same thread. So a step waits for no answer, and a
-coordinator's death is not felt while its successor takes over.
+gets more, and finishes others, on another thread. So a step waits for no answer, and goes on while another coordinator
+takes over.
 """
 
 from __future__ import annotations
@@ -46,36 +46,42 @@ MAX_AHEAD = 256
 
 
 class CoordinatorQueue(ChunkQueue):
-    """The base of the queues of sync and async trainers."""
+    """Common base of the queues of sync and async trainers, and of TaskLoop."""
 
-    def __init__(self, member: Member, client: TaskClient, pace: Pace) -> None:
-        self.member, self.client, self.pace, self.plan = member, client, pace, member.config.plan
-        self._held: dict[ChunkKey, int] = {}
-        """Attempts of all that is held. What is not among it is free again after the next renewal, ..."""
+    pace: Pace
+
+    def __init__(self, member: Member, client: TaskClient) -> None:
+        self.member, self.client, self.plan = member, client, member.config.plan
+        self.held: dict[ChunkKey, int] = {}
+        """Attempts of all that is held. The next renewal frees what is not among them, ..."""
         self._known = 0
-        """... if this call or one before has given it."""
+        """... of what this call or one before has given."""
         self._renewed = time.monotonic()
 
-    def _given(self, pass_index: int, found: Tasks) -> list[Claim]:
+    def given(self, pass_index: int, found: Tasks) -> list[Claim]:
         """Returns the claims that a call was answered with."""
         discarded = {chunk: ChunkDiscards(self.plan, chunk, what) for chunk, what in found.discarded}
         claims = [
             Claim((pass_index, c), int(self.plan.batches[c]), attempt, attempt=1, discards=discarded.get(c))
             for c, attempt in found.tasks
         ]
-        self._held |= {claim.key: claim.revision for claim in claims}
+        self.held |= {claim.key: claim.revision for claim in claims}
         self._known = found.call
         return claims
 
     def complete(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        self._finish(claims, [])
+        self.finish(claims, [])
         return claims
 
-    def _finish(self, claims: Sequence[Claim], fences: list[int]) -> None:
+    def finish(self, claims: Sequence[Claim], fences: list[int]) -> set[ChunkKey]:
+        """Returns those that were others' by then."""
+        lost = set[ChunkKey]()
         for index, some in by_pass(claims):
             tasks = [(claim.key[1], claim.revision) for claim in some]
-            for chunk in self._tell(FinishTasks(0, self.member.id, index, tasks, fences), some):
-                log.info("chunk %d of pass %d is not ours to complete any more", chunk, index)
+            lost |= {(index, chunk) for chunk in self._tell(FinishTasks(0, self.member.id, index, tasks, fences), some)}
+        if lost:
+            log.info("(pass, chunk) %s are not ours to complete any more", sorted(lost))
+        return lost
 
     def release(self, claims: Sequence[Claim]) -> None:
         for index, some in by_pass(claims):
@@ -83,11 +89,11 @@ class CoordinatorQueue(ChunkQueue):
             self._tell(ReleaseTasks(0, self.member.id, index, tasks), some)
 
     def _tell(self, message: FinishTasks | ReleaseTasks, claims: Sequence[Claim]) -> list[int]:
-        """Returns the chunks that are others' by now. These claims are held no more."""
+        """Returns the chunks that are others' by now. The claims are held no more."""
         try:
             answer = self.client.call(lambda number: msgspec.structs.replace(message, call=number), TasksSettled)
         except WorkChanged:
-            return []  # the job is over: nothing is to be told of it
+            return []  # the job is over
         finally:
             self.forget(claims)
         return answer.refused
@@ -101,30 +107,32 @@ class CoordinatorQueue(ChunkQueue):
 
     def forget(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
-            if self._held.get(claim.key) == claim.revision:
-                del self._held[claim.key]
+            if self.held.get(claim.key) == claim.revision:
+                del self.held[claim.key]
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> None:
-        now = time.monotonic()
-        urgent = any(claim.renewed == float("-inf") for claim in claims)
-        if not (urgent or (now - self._renewed > timeout / 4 and self.pace.alive_since(self._renewed))):
-            return
-        known, held = self._known, list(self._held.items())  # in this order: what a call gave is held before
+        late = time.monotonic() - self._renewed > timeout / 4 and self.pace.alive_since(self._renewed)
+        if late or any(claim.renewed == float("-inf") for claim in claims):
+            self.renew_now(claims)
+
+    def renew_now(self, claims: Sequence[Claim] = ()) -> None:
+        """Renews all that is held; `claims`: those whose progress is known."""
+        known, held = self._known, list(self.held.items())  # in this order: what a call gave is held before
         progress = {claim.key: claim.progress for claim in claims}
         tasks = [(*key, attempt, progress.get(key, 0)) for key, attempt in held]
         if known:  # also if it holds nothing: what a lost answer gave is not to wait for its time-out
             self.client.cast(lambda _: RenewTasks(known, self.member.id, tasks))
-        self._renewed = now
+        self._renewed = time.monotonic()
         for claim in claims:
-            claim.renewed = now
+            claim.renewed = self._renewed
 
 
 class CoordinatorSlotQueue(CoordinatorQueue, SlotQueue):
-    """The queue of a sync trainer: claims are made for the plan's chunks, under the slot's key."""
+    """The queue of a sync trainer, which claims the plan's chunks under the slot's key."""
 
     def __init__(self, member: Member, client: TaskClient, shards: Shards, pace: Pace) -> None:
-        super().__init__(member, client, pace)
-        self.shards = shards
+        super().__init__(member, client)
+        self.pace, self.shards = pace, shards
 
     def claim(self, slot: int, group: Sequence[Located], terms: ClaimTerms) -> list[Claim]:
         def call(number: int) -> GetTasks:
@@ -147,30 +155,28 @@ class CoordinatorSlotQueue(CoordinatorQueue, SlotQueue):
             raise WorkChanged from None
         if len(found.tasks) < len(group):  # the job's last step is applied
             raise WorkChanged
-        claims, first_steps = (
-            self._given(group[0].pass_index, found),
-            {one.chunk: one.chunk_start_step for one in group},
-        )
+        claims = self.given(group[0].pass_index, found)
+        first_steps = {one.chunk: one.chunk_start_step for one in group}
         for claim in claims:
             claim.slot, claim.first_step = slot, first_steps[claim.key[1]]
         return claims
 
 
 class CoordinatorOpenQueue(CoordinatorQueue, OpenQueue):
-    """The queue of an async trainer. `generations`: each shard's, in which its acknowledgements were given."""
+    """The queue of an async trainer. `generations`: of each shard, that of its acknowledgements."""
 
     def __init__(self, member: Member, client: TaskClient, pace: Pace, generations: Callable[[], list[int]]) -> None:
-        super().__init__(member, client, pace)
-        self.generations = generations
+        super().__init__(member, client)
+        self.pace, self.generations = pace, generations
         self._mean = max(1.0, float(self.plan.batches.mean()))
         """Batches of a task."""
         self._ahead: deque[Claim] = deque()
-        """Got, and not taken so far."""
+        """Claims that were given, and not taken so far."""
         self._getting: Future[None] | None = None
         self._told_pass = -1
         """The pass that is worked on, as the coordinator says."""
         self._finished: deque[tuple[list[Claim], list[int]]] = deque()
-        """Applied wholly, and not told so far; with the fences of the time."""
+        """Claims to finish, with the fences of the time."""
         self._background = BackgroundTasks("tasks")
 
     # -- taking -------------------------------------------------------------------------------------------------
@@ -217,11 +223,11 @@ class CoordinatorOpenQueue(CoordinatorQueue, OpenQueue):
 
     def _get(self, want: int, pass_index: int) -> None:
         found = self.client.call(lambda n: GetTasks(n, self.member.id, pass_index, want), Tasks)
-        claims, self._told_pass = self._given(pass_index, found), found.pass_index
+        claims, self._told_pass = self.given(pass_index, found), found.pass_index
         self._ahead.extend(claims)
 
     def _forget_others(self) -> None:
-        """Tasks ahead that are of another pass than the trainer's: a shard has gone back meanwhile."""
+        """Releases tasks of another pass than the trainer's: a shard has gone back meanwhile."""
         strange = [claim for claim in self._ahead if claim.key[0] != self.pace.pass_index]
         super().release(strange)
         for claim in strange:
@@ -230,9 +236,9 @@ class CoordinatorOpenQueue(CoordinatorQueue, OpenQueue):
     # -- what becomes of them -----------------------------------------------------------------------------------
 
     def complete(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Told later. If a shard has gone back by then, the coordinator gives the tasks out again."""
+        """Finishes them later. If a shard has gone back by then, the coordinator gives the tasks out again."""
         found = shard_generations(self.member, self.generations())
-        if found is None:  # a shard is back, which has not said yet what it lacks
+        if found is None:  # a shard went back, and has not said yet what it lacks
             self._background.run(functools.partial(super().release, claims))
         else:
             self._finished.append((list(claims), [kv.mod_revision for kv in found]))
@@ -240,12 +246,12 @@ class CoordinatorOpenQueue(CoordinatorQueue, OpenQueue):
         return claims
 
     def _finish_gathered(self) -> None:
-        """In one call, what has gathered while another one was under way."""
+        """Finishes in one call what has gathered while another one was under way."""
         while self._finished:
             claims, fences = self._finished.popleft()
             while self._finished and self._finished[0][1] == fences:
                 claims = claims + self._finished.popleft()[0]
-            self._finish(claims, fences)
+            self.finish(claims, fences)
 
     def release(self, claims: Sequence[Claim]) -> None:
         try:

@@ -22,25 +22,21 @@ from graphft.runtime.coordination.runs import find_folder
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import Etcd, LeaseLost, Session, put_op
 from graphft.runtime.process.progress import Progress
-from graphft.runtime.protocol.chunk_queue import ChunkDiscards
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
     TASK_CALLS,
     CloseTasks,
-    FinishTasks,
     GetTasks,
-    ReleaseTasks,
-    RenewTasks,
     RequestSaveModel,
     SaveModelAnswer,
     Tasks,
     TasksSettled,
 )
 from graphft.runtime.protocol.task_events import MAX_SECONDS
+from graphft.runtime.queue.chunk_queue import Claim
+from graphft.runtime.queue.coordinator_queue import CoordinatorQueue
 from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient, fail_task
 
-MAX_HELD = 16384
-"""Tasks that a loop may hold at a time."""
 A = TypeVar("A", bound=TASK_ANSWERS)
 
 
@@ -103,8 +99,8 @@ class TaskLoop:
         self.member.session = Session(self.member.etcd, self.job.config.lease_ttl).run_thread()
         self._client = TaskClient(self.member)
         self.member.wake = self._client.wake
-        self._pass, self._known, self._renewed = 0, 0, time.monotonic()
-        self._held: set[LoopTask] = set()
+        self._queue = CoordinatorQueue(self.member, self._client)
+        self._pass, self._renewed = 0, time.monotonic()
         self._reader: Reader | None = None
         self._open, self._done = True, False
         record = msgspec.json.encode(self.member.registration())
@@ -123,12 +119,12 @@ class TaskLoop:
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     def get(self, count: int = 1) -> list[LoopTask] | None:
-        """About `count` tasks, or fewer; [] while others hold what is left; None: all passes are done. Raises
-        UsageError when it would hold more than 16,384, or pservers run; GraphftError when the job has failed."""
+        """Returns about `count` tasks, or fewer; [] while others hold what is left; None: all passes are done. Raises
+        UsageError when it would hold more than 4,096, or pservers run; GraphftError when the job has failed."""
         self._check_open()
-        held = len(self._held)
-        if not isinstance(count, int) or count < 1 or held + count > MAX_HELD:
-            what = f"get({count!r}): 1 or more can be asked for, and {MAX_HELD:,} be held at most"
+        held = len(self._queue.held)
+        if not isinstance(count, int) or count < 1 or held + count > MAX_TASKS:
+            what = f"get({count!r}): 1 or more can be asked for, and {MAX_TASKS:,} be held at most"
             raise _wrong(f"{what}; {held:,} are held now", "finish what is held before")
         if self.member.view.pservers:
             raise UsageError(
@@ -141,29 +137,28 @@ class TaskLoop:
             found = self._call(lambda n: GetTasks(n, self.member.id, self._pass, count), Tasks)
             if found is None:  # the job is complete
                 break
-            self._known = found.call
+            tasks = self._take(found)
             if found.pass_index != self._pass:
                 self._pass = found.pass_index
-            elif (tasks := self._take(found)) or not found.tasks:
+            elif tasks or not found.tasks:
                 return tasks
         self._done = True
         return None
 
     def _take(self, found: Tasks) -> list[LoopTask]:
-        """The tasks; those of which nothing is left are done, as there is nothing to do."""
-        plan = self.job.config.plan
-        discarded = {chunk: ChunkDiscards(plan, chunk, what).records(self._pass) for chunk, what in found.discarded}
-        tasks = [LoopTask(self._pass, c, attempt, discarded.get(c, frozenset())) for c, attempt in found.tasks]
-        empty = [task for task in tasks if len(task.without) >= plan.records[task.chunk]]
-        self._held.update(tasks)
-        if empty:
+        """Returns the tasks, and finishes those of which nothing is left."""
+        tasks, records = [], self.job.config.plan.records
+        for claim in self._queue.given(self._pass, found):
+            without = claim.discards.records(self._pass) if claim.discards is not None else frozenset[int]()
+            tasks.append(LoopTask(*claim.key, claim.revision, without))
+        if empty := [task for task in tasks if len(task.without) >= records[task.chunk]]:
             self.finish(empty)
         return [task for task in tasks if task not in empty]
 
     def batches(self, task: LoopTask) -> Iterator[dict[str, torch.Tensor]]:
-        """The task's data, batch by batch, by column: `batch_size` records each, in the order of its pass, without what
-        is discarded. The same bits for whoever reads them. Raises GraphftError when they cannot be read, and UsageError
-        for a loop that was given no folder."""
+        """Yields the task's data by column, in batches of `batch_size` records, in the order of its pass, without what
+        is discarded: the same bits in every process. Raises GraphftError when they cannot be read, and UsageError for a
+        loop that was given no folder."""
         _check_task(task)
         config = self.job.config
         if self._reader is None:
@@ -177,48 +172,40 @@ class TaskLoop:
                 yield self._reader.batch(task.pass_index, task.chunk, number, config.batch_size, task.without)
 
     def finish(self, tasks: Sequence[LoopTask]) -> list[LoopTask]:
-        """These are done. Returns those that were others' by then: what was done of them is done again. Raises
-        GraphftError when the job has failed."""
-        for task in tasks:
-            _check_task(task)
-        lost: list[LoopTask] = []
-        for index in sorted({task.pass_index for task in tasks}):
-            some = [task for task in tasks if task.pass_index == index]
-            refused = set(self._tell(FinishTasks(0, self.member.id, index, [(t.chunk, t.attempt) for t in some])))
-            lost += [task for task in some if task.chunk in refused]
-        self._held.difference_update(tasks)
+        """Finishes tasks. Returns those that were others' by then, which are done again. Raises GraphftError when the
+        job has failed."""
+        self._check_open()
+        lost = self._queue.finish([_claim(task) for task in tasks], [])
+        self.member.over()
         self._renew_in_time()
-        return lost
+        return [task for task in tasks if (task.pass_index, task.chunk) in lost]
 
     def fail(self, task: LoopTask, reason: str | BaseException, batch: int | None = None) -> None:
-        """This task cannot be done, or this batch of it: it is given out again. When that has happened `max_failures`
+        """Gives back a task that cannot be done, or of which this batch cannot. When that has happened `max_failures`
         times in a row, the whole task, or the batch, is discarded: see `max_discarded`."""
-        _check_task(task)
+        claim = _claim(task)
         if batch is not None and not isinstance(batch, int):
             raise _wrong(f"batch is {batch!r}", "expected a number, or None for the whole task")
-        where = task.pass_index, task.chunk, task.attempt, batch or 0
         self._check_open()
         with self._job_may_be_complete():
-            fail_task(self._client, *where, str(reason), rest=batch is None)
-        self._held.discard(task)
+            fail_task(self._client, *claim.key, task.attempt, batch or 0, str(reason), rest=batch is None)
+        self._queue.forget([claim])
 
     def renew(self) -> None:
-        """Says that the tasks that are held are worked on. `get`, `batches` and `finish` do that, too: call it some
-        times in `chunk_timeout` if there is as much time between two of them."""
+        """Renews the tasks that are held, as `get`, `batches` and `finish` do: call it some times in `chunk_timeout` if
+        there is as much time between two of them."""
         self._check_open()
-        tasks = [(task.pass_index, task.chunk, task.attempt, 0) for task in self._held]
-        self._client.cast(lambda _: RenewTasks(self._known, self.member.id, tasks))
+        self._queue.renew_now()
         self._renewed = time.monotonic()
 
     def _renew_in_time(self) -> None:
-        """Renews; what a lost answer gave is not named, and so free again."""
         if time.monotonic() - self._renewed > self.job.config.chunk_timeout / 4:
             self.renew()
 
     def request_save_model(self, seconds: float) -> bool:
-        """True if this trainer is the one that is to save the model now: no other one is for so many seconds, the time
-        that saving may take, a day at most. Who has it gets it again; when that one dies after all passes are done,
-        others may at once. False when the job is complete."""
+        """True if this trainer is the one that is to save the model now: no other one is for so many seconds, a day at
+        most. The same one gets it again; if it dies after all passes are done, others get it at once. False when the
+        job is complete."""
         real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
         if not real or not 0 < seconds <= MAX_SECONDS:
             what = f"request_save_model({seconds!r}): expected the seconds that saving may take"
@@ -229,27 +216,18 @@ class TaskLoop:
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def _call(self, make: Callable[[int], TASK_CALLS], answer: type[A]) -> A | None:
-        """The answer; None when the job is complete. Raises GraphftError when it has failed."""
+        """Returns the answer; None when the job is complete. Raises GraphftError when it has failed."""
         self._check_open()
         with self._job_may_be_complete():
             return self._client.call(make, answer)
         return None
 
     @contextlib.contextmanager
-    def _job_may_be_complete(self) -> Any:
+    def _job_may_be_complete(self) -> Iterator[None]:
         try:
             yield
         except WorkChanged:
             self.member.over()  # raises when it has failed, or is another run by now
-
-    def _tell(self, call: FinishTasks | ReleaseTasks) -> list[int]:
-        """Chunks that are others' by now; none of a job that is complete."""
-        refused: list[int] = []
-        for i in range(0, len(call.tasks), MAX_TASKS):
-            part = msgspec.structs.replace(call, tasks=call.tasks[i : i + MAX_TASKS])
-            found = self._call(lambda n, part=part: msgspec.structs.replace(part, call=n), TasksSettled)  # type: ignore[misc]
-            refused += found.refused if found is not None else []
-        return refused
 
     def _check_open(self) -> None:
         if not self._open:
@@ -267,12 +245,9 @@ class TaskLoop:
             return
         self._client.leaving = True
         with contextlib.suppress(LeaseLost, WorkChanged):
-            for index in sorted({task.pass_index for task in self._held}):
-                held = [(task.chunk, task.attempt, 0) for task in self._held if task.pass_index == index]
-                self._client.call(lambda n, i=index, h=held: ReleaseTasks(n, self.member.id, i, h), TasksSettled)  # type: ignore[misc]
+            self._queue.release([Claim(key, 0, attempt) for key, attempt in self._queue.held.items()])
             if complete:
                 self._client.call(lambda n: CloseTasks(n, self.member.id, complete=True), TasksSettled)
-        self._held.clear()
         self._open = False
         self._client.close()
         self.member.close()
@@ -287,6 +262,11 @@ class TaskLoop:
 def _check_task(task: object) -> None:
     if not isinstance(task, LoopTask):
         raise _wrong(f"{task!r} is no task", "give what get() returned")
+
+
+def _claim(task: LoopTask) -> Claim:
+    _check_task(task)
+    return Claim((task.pass_index, task.chunk), 0, task.attempt)
 
 
 def _wrong(what: str, remedy: str) -> UsageError:

@@ -236,14 +236,6 @@ def test_copies_are_bounded_whoever_asks_for_how_many() -> None:
     assert of(ApplyBatch, rig.batch("b", 20, batches=30))[0].base == 0
 
 
-def test_nothing_is_kept_where_nothing_is_compensated() -> None:
-    rig = AsyncRig()
-    pull(rig, "a")
-    effects = rig.batch("a", 0)
-    assert [(a.base, a.kept) for a in of(ApplyBatch, effects)] == [(-1, frozenset())]
-    assert counted(effects) == []
-
-
 def test_the_ledger_is_told() -> None:
     rig = AsyncRig()
 

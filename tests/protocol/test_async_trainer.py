@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from graphft.errors import GraphftError
 from graphft.runtime.protocol.async_shard import LIMIT, AsyncShard
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
 from graphft.runtime.protocol.events import (
@@ -103,15 +102,6 @@ def sent(effects: list[Any], kind: type) -> list[tuple[int, Any]]:
 
 def counts(effects: list[Any]) -> list[str]:
     return [e.name for e in effects if isinstance(e, Count)]
-
-
-def test_a_welcome_of_a_connection_that_is_gone_is_late() -> None:
-    rig = Rig().ready()
-    rig.feed(ShardDown(0))
-    (late,) = rig.get(0, Welcome(0, "i", 0, 0))
-    assert late.name == "late"
-    assert not rig.machine.connections[0].introduced
-    assert rig.meet(0) == []
 
 
 def test_it_meets_a_shard_and_asks_for_its_buckets() -> None:
@@ -313,11 +303,6 @@ def test_late_messages_change_nothing() -> None:
     assert rig.get(1, LedgerAnswer(*KEY, [(0, 3)])) == []
     with pytest.raises(IllegalTransition, match="was not taken"):
         rig.feed(BeginBatch(KEY, 0))
-
-
-def test_a_shard_without_buckets_is_refused() -> None:
-    with pytest.raises(GraphftError, match="shard 1 holds no bucket"):
-        AsyncTrainer(TrainerOptions("t", ((0,), ())))
 
 
 class Place:

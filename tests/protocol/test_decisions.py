@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
-import pytest
 import torch
 from hypothesis import given
 
 import graphft
-from graphft.errors import GraphftError
-from graphft.runtime.protocol.decisions import Decided, RangeResult, decide, in_words, sums_as_text, totals
+from graphft.runtime.protocol.decisions import Decided, RangeResult, decide, sums_as_text, totals
 from graphft.transpiler.validation import ValidationConfig
 
 DATA = graphft.arrays(x=torch.zeros(4, 1), chunk_size=4)
@@ -79,63 +76,12 @@ def test_which_way_is_better_follows_from_the_name() -> None:
     assert terms(stop=graphft.EarlyStopping("auc", "min")).stop == graphft.EarlyStopping("auc", "min")
 
 
-def test_what_it_says() -> None:
-    config = terms(best="loss", stop=graphft.EarlyStopping(patience=1), plateau=graphft.ReduceLROnPlateau(patience=0))
-    first = decide(config, Decided(), 10, {"loss": 1.0})
-    second = decide(config, first, 20, {"loss": 2.0})
-    assert in_words(Decided(), first) == "the best so far"
-    assert in_words(first, second) == (
-        "from here on learning rates are 0.1 of their schedule; "
-        "the job STOPS here: loss was not lower than 1 in 1 validations"
-    )
-
-
 def test_terms_come_back_from_a_record() -> None:
     config = terms(best="loss", stop=graphft.EarlyStopping(patience=1), plateau="loss", every=7)
     again = ValidationConfig.from_json(msgspec.json.decode(msgspec.json.encode(config.to_json())))
     assert again is not None
     assert (again.criteria, again.every) == (config.criteria, 7)
     assert terms(every=7).to_json().keys() == {"data", "batch_size", "every"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"best": 3}, "best is 3, expected Criterion or a metric's name"),
-        ({"stop": graphft.Criterion("loss")}, "expected EarlyStopping"),
-        ({"plateau": ""}, "metric is ''"),
-    ],
-)
-def test_terms_that_make_no_sense(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(GraphftError, match=message):
-        terms(**options)
-    for kind, wrong in (
-        (graphft.EarlyStopping, {"patience": 0}),
-        (graphft.EarlyStopping, {"min_delta": -1}),
-        (graphft.EarlyStopping, {"patience": 1.5}),
-        (graphft.ReduceLROnPlateau, {"factor": 1.5}),
-        (graphft.ReduceLROnPlateau, {"threshold_mode": "both"}),
-        (graphft.Criterion, {"mode": "up"}),
-    ):
-        with pytest.raises(GraphftError, match=f"{min(wrong)} is"):
-            kind(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "help"),
-    [
-        (graphft.EarlyStopping, "monitor", r"its first argument: EarlyStopping\('loss'\)"),
-        (graphft.EarlyStopping, "patiense", "did you mean patience"),
-        (graphft.EarlyStopping, "restore_best_weights", r"result\.best\.model"),
-        (graphft.ReduceLROnPlateau, "min_lr", "min_scale"),
-        (graphft.Criterion, "way", "it has metric, mode"),
-        (graphft.Validation, "evry", "did you mean every"),
-    ],
-)
-def test_an_option_of_another_name_is_told(kind: type, name: str, help: str) -> None:
-    with pytest.raises(GraphftError, match=f"{kind.__name__} has no option {name}") as caught:
-        kind(**{name: 1})
-    assert re.search(help, caught.value.help)
 
 
 def test_totals_are_means_over_all_samples_in_the_order_of_the_ranges() -> None:

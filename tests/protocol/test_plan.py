@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,17 +107,6 @@ def test_seeds_have_63_bits_and_their_own_domains(seed: int, step: int, slot: in
     assert batch_seed(seed, step, slot) != batch_seed(seed, slot, step) or step == slot
     assert batch_seed(seed, step, slot) != batch_seed(seed + 1, step, slot)
     assert batch_seed(seed, step, slot) != chunk_batch_seed(seed, step, slot, 0)
-
-
-def test_a_hundred_thousand_chunks() -> None:
-    plan = Plan([4096 + i % 300 for i in range(100_000)], slots=16, batch_size=256, seed=3, passes=2)
-    start = plan.start_steps[1]
-    chunks = plan.chunks_of(1)
-    assert len(chunks) == 100_000
-    rng = np.random.default_rng(0)
-    for c in (chunks[i] for i in rng.integers(0, 100_000, 200)):
-        assert plan.locate(c.last_step, c.slot).chunk == c.chunk  # type: ignore[union-attr]
-    assert start == max(c.last_step for c in plan.chunks_of(0)) + 1
 
 
 def test_nonsense_is_refused() -> None:

@@ -67,20 +67,6 @@ def test_a_death_moves_only_the_dead_ones_slots_unless_shares_differ(slots: int,
         assert all(holders[v] == t for v, t in kept.items())
 
 
-def test_a_joining_trainer_is_given_just_its_share() -> None:
-    holders = dict.fromkeys(range(4), "a")
-    assert assign(slots=4, live=["a", "b"], holders=holders, me="a", policy="takeover").release == (2, 3)
-    assert settle(4, ["a", "b"], holders, "takeover") == 2
-    assert settle(4, ["a", "b", "c"], holders, "takeover") == 1
-
-
-def test_spare_trainers_hold_none() -> None:
-    holders = {0: "b", 1: "c"}
-    for trainer in "abc":
-        assert assign(slots=2, live="abc", holders=holders, me=trainer, policy="takeover").reason == "settled"
-    assert assign(slots=2, live="ac", holders={1: "c"}, me="a", policy="takeover").claim == (0,)
-
-
 def test_a_slot_whose_holder_is_gone_is_free_only_when_its_key_is() -> None:
     assert assign(slots=2, live="a", holders={0: "a", 1: "gone"}, me="a", policy="takeover").claim == ()
 
@@ -106,13 +92,3 @@ def test_barred_trainers_end_with_no_slot_unless_all_are_barred(
     shares = [list(holders.values()).count(t) for t in working]
     assert sum(shares) == slots, "and all slots are held"
     assert max(shares) - min(shares) <= 1
-
-
-def test_a_barred_trainer_gives_its_slots_away_and_claims_none() -> None:
-    holders = {0: "a", 1: "b"}
-    assert assign(slots=2, live="ab", holders=holders, me="a", policy="takeover", barred="a").release == (0,)
-    assert assign(slots=2, live="ab", holders={1: "b"}, me="a", policy="takeover", barred="a") == Assignment(
-        reason="barred"
-    )
-    assert assign(slots=2, live="ab", holders={1: "b"}, me="b", policy="takeover", barred="a").claim == (0,)
-    assert assign(slots=2, live="ab", holders=holders, me="a", policy="takeover", barred="ab").reason == "settled"

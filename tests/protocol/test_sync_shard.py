@@ -38,16 +38,6 @@ def buckets(effects: list[Any]) -> list[tuple[str, int, int, str]]:
 # -- closing a round ----------------------------------------------------------------------------------------------
 
 
-def test_a_round_closes_when_all_slots_are_in_whoever_sends_them() -> None:
-    """Named (slot, step) pairs; one trainer may give both, and none has to say goodbye."""
-    rig = ShardRig()
-    assert not of(ApplyRound, rig.contribute("a", 0, 1))
-    assert not of(ApplyRound, rig.push("a", 0, 0, 0))
-    (apply,) = of(ApplyRound, rig.push("b", 0, 0, 1))
-    assert (apply.generation, apply.step, apply.partials) == (0, 0, ())
-    assert "all 2 slots of step 0 are in" in apply.reason
-
-
 def test_contributions_come_in_slot_order_not_in_order_of_arrival() -> None:
     rig = ShardRig(slots=3)
     for slot in (2, 0, 1):
@@ -194,13 +184,6 @@ def test_a_pull_of_the_version_before_that_a_restart_lost_asks_for_a_rollback() 
     assert of(RequestRollback, effects)
 
 
-def test_a_pull_two_versions_ahead_shows_that_this_shard_is_behind() -> None:
-    rig = ShardRig(version=4)
-    effects = rig.pull("a", 6)
-    assert codes(effects) == ["future-step"]
-    assert of(RequestRollback, effects)
-
-
 # -- who may say what ---------------------------------------------------------------------------------------------
 
 
@@ -276,14 +259,6 @@ def test_a_rollback_drops_contributions_and_waits_and_tells_everyone() -> None:
     assert rig.machine.version == 5
 
 
-def test_a_rollback_takes_the_parameters_of_the_version_before_away() -> None:
-    rig = ShardRig()
-    rig.run_round()
-    rig.run_round()
-    rig.feed(Rollback(1, 1))
-    assert codes(rig.pull("a", 0)) == ["gone"]
-
-
 def test_a_rollback_is_carried_out_once() -> None:
     rig = ShardRig(generation=2, version=6)
     assert counted(rig.feed(Rollback(2, 3), Rollback(1, 0))) == ["old-rollback"] * 2
@@ -327,12 +302,6 @@ def test_recovery_mode_can_proceed_with_what_is_there_and_names_what_is_missing(
     assert rig.pass_time(100.0, Tick()) == []
 
 
-def test_recovery_mode_ends_with_the_first_round() -> None:
-    rig = ShardRig(recovery=True, recovery_timeout=5.0)
-    rig.run_round()
-    assert rig.pass_time(100.0, Tick()) == []
-
-
 def test_nothing_is_late_of_a_step_that_is_not_wanted() -> None:
     rig = ShardRig(version=3, recovery=True, recovery_timeout=5.0)
     rig.feed(StepsWanted(3))
@@ -342,12 +311,6 @@ def test_nothing_is_late_of_a_step_that_is_not_wanted() -> None:
     assert not rig.machine.paused
     assert rig.pass_time(4.9, Tick()) == [], "its time counts from now"
     assert of(RequestRollback, rig.pass_time(0.2, Tick()))
-
-
-def test_without_recovery_mode_a_barrier_waits() -> None:
-    rig = ShardRig()
-    rig.contribute("a", 0, 0)
-    assert rig.pass_time(10_000.0, Tick()) == []
 
 
 # -- checkpoints and the end --------------------------------------------------------------------------------------
@@ -369,13 +332,6 @@ def test_checkpoints_are_taken_at_common_steps() -> None:
     assert [e.step for e in of(TakeCheckpoint, rig.run_round())] == [5]
 
 
-def test_answers_go_out_before_the_checkpoint_is_taken() -> None:
-    rig = ShardRig(checkpoint_every=1)
-    rig.contribute("a", 0, 0, want=True)
-    rig.contribute("a", 0, 1)
-    assert [type(e).__name__ for e in rig.applied()] == ["Reply", "Reply", "TakeCheckpoint"]
-
-
 def test_the_last_version_is_saved_and_finishes_the_job() -> None:
     """Nobody waits for anyone after the end."""
     rig = ShardRig(total_steps=1)
@@ -386,10 +342,6 @@ def test_the_last_version_is_saved_and_finishes_the_job() -> None:
     assert codes(rig.pull("a", 2)) == ["malformed"], "a version that the job does not have"
     assert buckets(rig.push("a", 0, 0, 0, want=True)) == [("a", 0, 1, "current")]
     assert buckets(rig.pull("b", 1)) == [("b", 0, 1, "current")]
-
-
-def test_a_shard_restarted_behind_the_last_step_is_finished_at_once() -> None:
-    assert ShardRig(version=10).started == [Finished(10)]
 
 
 def test_a_rollback_takes_a_finished_shard_back() -> None:

@@ -126,18 +126,6 @@ def test_a_slot_that_is_claimed_again_begins_anew() -> None:
     assert not rig.machine.slots
 
 
-def test_a_shard_that_does_not_answer_is_told_of() -> None:
-    """As long as it is registered; what is gone is not expected to answer."""
-    rig = TrainerRig((0,))
-    rig.feed(ShardDown(0), ShardUp(0, "A"))
-    for _ in range(8):
-        rig.now += 1.0
-        rig.feed(Tick())
-    assert rig.machine.silence.over(5.0) == (0,)
-    rig.feed(ShardDown(0))
-    assert rig.machine.silence.over(0.0) == ()
-
-
 def test_the_job_ends_when_every_shard_has_the_last_version() -> None:
     rig = TrainerRig((0,), version=9)
     rig.feed(Begin())
@@ -281,14 +269,6 @@ def test_half_a_contribution_cannot_be_closed() -> None:
 # -- shards that go and come --------------------------------------------------------------------------------------
 
 
-def test_without_a_shard_nothing_is_worked_on() -> None:
-    rig = TrainerRig((0,))
-    rig.feed(Begin())
-    rig.feed(ShardDown(1))
-    assert rig.machine.work_changed
-    assert rig.machine.next_work() is None
-
-
 def test_what_a_shard_may_have_lost_is_contributed_again() -> None:
     """It restarted at the step it was in, from its checkpoint; the others ignore the second copy."""
     rig = TrainerRig((0,), version=4)
@@ -300,16 +280,6 @@ def test_what_a_shard_may_have_lost_is_contributed_again() -> None:
     assert rig.machine.next_work() == Work(4, 0)
     rig.feed(Begin())
     assert [s for s, _ in sent(contribute(rig))] == [1, 0]
-    assert rig.machine.next_work() == Work(5, 0)
-
-
-def test_a_shard_that_has_the_step_needs_nothing_again() -> None:
-    rig = TrainerRig((0,), version=4)
-    rig.feed(Begin())
-    arrive(rig, 4)
-    contribute(rig)
-    rig.feed(ShardDown(1), ShardUp(1, "B"))
-    rig.welcome(1, "B", 5)
     assert rig.machine.next_work() == Work(5, 0)
 
 

@@ -19,7 +19,7 @@ from graphft.runtime.protocol.messages import (
     TasksSettled,
 )
 from graphft.runtime.protocol.task_events import Answer, Asked, Fenced, TookAway
-from tests.protocol.task_rigs import WIDE, TaskRig, durable
+from tests.protocol.task_rigs import WIDE, TaskRig
 
 ALL = {0, 1, 2, 3}
 
@@ -144,15 +144,6 @@ def test_what_a_shard_forgot_meanwhile_is_to_do_again() -> None:
     assert fenced.message == TasksSettled(2, [chunk])
     assert rig.counts() == (4, 0, 0)
     assert rig.machine.passes[0].open[chunk].todo.failures == 0
-
-
-def test_what_was_not_finished_needs_no_fence() -> None:
-    rig = TaskRig()
-    held = rig.get("a")
-    rig.finish("a", held, fences=(11, 12))
-    assert rig.fences
-    rig.finish("a", held, fences=(11, 12))
-    assert not rig.fences
 
 
 # -- coming back ------------------------------------------------------------------------------------------------------
@@ -315,16 +306,6 @@ def test_a_pass_that_was_over_and_forgotten_comes_back_with_all_that_is_done() -
     assert rig.machine.current == 2
 
 
-def test_the_last_pass_ends_again_after_another_coordinator_took_over() -> None:
-    rig = TaskRig()
-    for index in range(3):
-        rig.finish("a", take_all(rig), index)
-    rig.crash()
-    assert rig.requeue({1: 0}) == []
-    rig.finish("a", take_all(rig))
-    assert rig.machine.current == 3
-
-
 def test_a_pass_that_was_not_begun_has_nothing_to_requeue_or_to_finish() -> None:
     rig = TaskRig()
     assert rig.requeue({1: 0}, 1) == [1]
@@ -394,13 +375,3 @@ def test_malformed_calls_change_nothing(call: Any) -> None:
     rig.get("b")
     assert rig.refused(call) == "malformed"
     assert rig.machine.problem(call)
-
-
-def test_a_strange_name_holds_and_costs_nothing() -> None:
-    rig = TaskRig()
-    before = durable(rig.machine)
-    rig.ask(RenewTasks(9, "nobody", [(0, 0, 1, 0)]))
-    assert rig.ask(FinishTasks(9, "nobody", 0, [(0, 1)])) == TasksSettled(9, [0])
-    assert durable(rig.machine) == before
-    assert "nobody" not in rig.machine.calls
-    assert rig.machine.check() == []

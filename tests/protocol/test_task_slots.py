@@ -8,7 +8,7 @@ import pytest
 
 from graphft.plan import Plan
 from graphft.runtime.protocol.messages import GetTasks, RequeueTasks, Tasks, TasksRefused
-from graphft.runtime.protocol.task_events import Fenced, TookAway
+from graphft.runtime.protocol.task_events import Fenced
 from tests.protocol.task_rigs import SMALL, TaskRig
 
 STEPS = SMALL.start_steps
@@ -54,15 +54,6 @@ def test_who_holds_the_slot_displaces_who_held_it(rig: TaskRig) -> None:
     assert rig.counts() == (2, 2, 0)
     assert {t.todo.failures for t in rig.machine.passes[0].open.values()} == {0}
     assert rig.finish("c", held) == []
-
-
-def test_a_trainer_goes_on_in_what_one_left_that_vanished(rig: TaskRig) -> None:
-    rig.get_slot("a", 0, [0])
-    rig.live("bc")
-    assert rig.counts() == (4, 0, 0)
-    held = rig.get_slot("b", 0, [0])
-    assert rig.machine.passes[0].open[0].todo.failures == 0
-    assert rig.finish("b", held) == []
 
 
 def test_a_call_whose_slot_is_anothers_by_now_is_refused(rig: TaskRig) -> None:
@@ -136,15 +127,6 @@ def test_a_pass_that_is_wholly_finished_leaves_no_records_behind() -> None:
     rig.crash()
     rig.get_slot("a", 0, [0], 1)
     assert {p for p, _ in rig.saved.groups} == {1}
-
-
-def test_a_slot_that_is_not_worked_on_is_taken_away(rig: TaskRig) -> None:
-    held = rig.get_slot("a", 1, [3])
-    rig.pass_time(59.0)
-    rig.renew("a", held)
-    (taken,) = rig.pass_time(61.0)
-    assert taken == TookAway(0, 3, "a", 1, 61.0)
-    assert rig.finish("a", held) == [3]
 
 
 def test_nothing_is_given_after_the_last_step(rig: TaskRig) -> None:

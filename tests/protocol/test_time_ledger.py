@@ -92,18 +92,6 @@ def test_a_recovery_is_known_more_exactly_than_looks_are_apart() -> None:
     assert recovery.redone == 0
 
 
-def test_while_another_trainer_computes_a_long_step_nothing_is_lost() -> None:
-    play = Play()
-    play.look(trainers={"a": split(0.1), "b": split(0.1)}, members=frozenset("pab"))
-    for n in range(40):
-        play.look(trainers={"a": split(n / 2), "b": split(n / 2)}, step=n // 20)
-    play.look(trainers={"a": split(20)}, members=frozenset("pa"))
-    assert play.look(trainers={"a": split(20.5)}) == "recovering"
-    assert "recovering" not in play.spent
-    assert play.look(trainers={"a": split(20.5, shards=0.5)}) == "recovering"
-    assert play.spent["recovering"] == 0.5
-
-
 def test_steps_that_a_rollback_has_undone_are_computed_again() -> None:
     play = begun()
     assert play.look(members=frozenset("t")) == "recovering"
@@ -115,23 +103,6 @@ def test_steps_that_a_rollback_has_undone_are_computed_again() -> None:
     (recovery,) = play.ledger.recoveries
     assert (recovery.seconds, recovery.redone) == (1.0, 2.0)
     assert play.spent["productive"] == 10.0
-
-
-def test_a_look_in_which_old_steps_end_and_new_ones_begin() -> None:
-    play = begun()
-    play.look(step=98, generation=1)
-    play.look(step=98)
-    play.look(step=103)
-    assert play.spent["redone"] == 0.2
-    assert play.spent["productive"] == 9.5 + 0.3
-
-
-def test_what_trainers_report_ahead_of_the_shards_is_no_rollback() -> None:
-    """A status is of reports of different moments."""
-    play = begun()
-    for step in range(105, 150, 5):
-        play.look(step=step, reached=step + 8)
-    assert "redone" not in play.spent
 
 
 def test_while_a_shard_is_not_there_no_step_is_made() -> None:

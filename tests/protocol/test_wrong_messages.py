@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.protocol.async_shard import HALVES
-from graphft.runtime.protocol.events import Fail, FromShard, PeerLeft, Received, SendShard, Took
+from graphft.runtime.protocol.events import Fail, FromShard, Received, SendShard, Took
 from graphft.runtime.protocol.machine import LONGEST, Story
 from graphft.runtime.protocol.messages import (
     BatchPush,
@@ -24,8 +23,7 @@ from graphft.runtime.protocol.messages import (
     Refused,
     Welcome,
 )
-from graphft.runtime.protocol.shard import Peers
-from tests.protocol.rigs import ShardRig, TrainerRig, codes, counted, of
+from tests.protocol.rigs import ShardRig, TrainerRig, codes, of
 from tests.protocol.test_async_shard import AsyncRig
 from tests.protocol.test_async_trainer import Rig as AsyncTrainerRig
 
@@ -63,12 +61,6 @@ def test_steps_that_the_job_does_not_have_ask_for_no_rollback(message: Message) 
     assert codes(effects) == ["malformed"]
 
 
-@pytest.mark.parametrize("message", [Query(), Pull(0, 0, 0)])
-def test_a_frame_where_none_belongs(message: Message) -> None:
-    for rig in (ShardRig(), AsyncRig()):
-        assert codes(rig.feed(Received("a", message, bytes(100)))) == ["malformed"]
-
-
 @pytest.mark.parametrize(
     "message",
     [
@@ -89,27 +81,6 @@ def test_batches_that_the_plan_does_not_have(message: Message) -> None:
     assert (rig.machine.ledger.export(), rig.machine.copies, rig.machine.version) == ({}, {}, 0)
 
 
-def test_what_a_trainer_left_half_sent_has_a_bound() -> None:
-    """Each half batch kept its frames for as long as its trainer lived."""
-    rig = AsyncRig(batches=(100,))
-    effects = [e for batch in range(10) for e in rig.push("a", batch, 0, batches=100)]
-    assert [key[2] for key, _ in rig.machine.copies] == list(range(10))[-HALVES:]
-    assert counted(effects) == ["dropped-batch"] * (10 - HALVES)
-    assert rig.push("a", 9, 1, batches=100), "the newest is whole then"
-
-
-def test_pulls_that_wait_have_a_bound() -> None:
-    """A pull that was asked again while a step was applied was answered as often as it was asked."""
-    rig = ShardRig()
-    rig.contribute("a", 0, 0)
-    rig.contribute("a", 0, 1)
-    for _ in range(50):
-        assert rig.pull("b", 0) == []
-    assert len(rig.machine.deferred) == 1
-    assert len([e for e in of(Parameters, rig.applied()) if e.peer == "b"]) == 1
-    rig.feed(PeerLeft("b"))
-
-
 @pytest.mark.parametrize("rig", [ShardRig(max_peers=3), AsyncRig(max_peers=3, compensate=True)], ids=["sync", "async"])
 def test_peers_have_a_bound_and_one_connection_each(rig: Any) -> None:
     """Every connection was remembered until its trainer's lease ended."""
@@ -119,13 +90,6 @@ def test_peers_have_a_bound_and_one_connection_each(rig: Any) -> None:
         rig.feed(Received(f"c{n}", Hello("j", "p", f"c{n}")), Received(f"c{n}", Pull(0, 0, 0)))
     assert list(rig.machine.peers) == ["c17", "c18", "c19"]
     assert codes(rig.feed(Received("b", Query()))) == ["unknown-peer"], "it says hello again"
-
-
-def test_one_connection_replaces_another_and_makes_no_third_go() -> None:
-    peers = Peers(2)
-    assert [peers.introduce(*who) for who in (("1", "a"), ("2", "b"), ("3", "b"), ("3", "b"))] == [[], [], ["2"], []]
-    assert (list(peers), peers.name("3"), peers.names()) == (["1", "3"], "b", {"a", "b"})
-    assert peers.introduce("4", "c") == ["1"]
 
 
 def test_a_story_cuts_what_a_peer_sent() -> None:
