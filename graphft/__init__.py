@@ -26,7 +26,7 @@ _PUBLIC = {
     "graphft.runtime.driver.trainer": ("Trainer",),
     "graphft.runtime.driver.running_job": ("WorkerFailed",),
     "graphft.runtime.executor": ("Executor",),
-    "graphft.runtime.fs": ("FS", "FsspecFS", "HDFSClient", "LocalFS"),
+    "graphft.runtime.fs": ("FS", "FsspecFS", "LocalFS"),
     "graphft.runtime.interchange.training_state": ("load_optimizer",),
     "graphft.runtime.interchange.weights": ("read_weights",),
     "graphft.runtime.launcher.launch": ("run_job",),

@@ -14,12 +14,18 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 _NO_FSYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 PIECE = 8 << 20
 """Bytes that are read, written or hashed at a time. Each piece is one call that gives the interpreter's lock up."""
 _REMOVED = ".removed"
+
+
+class Writer(Protocol):
+    """Takes a file's bytes, one piece after the other."""
+
+    def write(self, data: bytes | memoryview, /) -> object: ...
 
 
 class PieceWriter:

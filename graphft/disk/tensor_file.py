@@ -18,13 +18,13 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 import xxhash
 from torch import Tensor
 
-from graphft.disk.fileio import PIECE, open_regular, replacing
+from graphft.disk.fileio import PIECE, Writer, open_regular, replacing
 from graphft.errors import GraphftError
 
 _DTYPES = {
@@ -56,10 +56,6 @@ CHECKSUMS = "checksums"
 """In the metadata: JSON, {tensor: checksum}; that of the rest of the metadata under "", which comes first."""
 _BEGINNING = '{"":"'
 """Tells checksums whose name in the metadata is damaged."""
-
-
-class Writer(Protocol):
-    def write(self, data: bytes | memoryview, /) -> object: ...
 
 
 @dataclass(frozen=True)

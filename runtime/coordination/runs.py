@@ -50,7 +50,7 @@ def run_numbers(place: str | os.PathLike[str]) -> list[int]:
     if is_url(place):
         fs, root = file_system(place)
         with reading(place):
-            names = fs.list_dirs(posixpath.join(root, RUNS))
+            names = fs.ls_dir(posixpath.join(root, RUNS))
     else:
         with contextlib.suppress(OSError):
             names = os.listdir(Path(place, RUNS))

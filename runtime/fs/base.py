@@ -1,26 +1,16 @@
-"""What a checkpoint needs of a file system.
-
-The names are those of the design "Fault tolerance for sync training" (PaddlePaddle's fs_wrapper). `size`, `open`,
-`writing` and `create` are what integrity and commits need beyond it.
-"""
+"""What a checkpoint needs of a file system."""
 
 from __future__ import annotations
 
 import os
 import posixpath
+import shutil
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
-PIECE = 8 << 20
-"""Bytes that are copied at a time."""
-
-
-class Writer(Protocol):
-    """Takes a file's bytes, one piece after the other."""
-
-    def write(self, data: bytes | memoryview, /) -> object: ...
+from graphft.disk.fileio import PIECE, Writer, replacing
 
 
 class FS(ABC):
@@ -29,12 +19,6 @@ class FS(ABC):
     What fails raises OSError, FileNotFoundError where something is not there. A subclass gives the abstract methods;
     the tests of `tests/fs/` say what they must do.
     """
-
-    # -- looking ----------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def list_dirs(self, path: str) -> list[str]:
-        """Names of the folders in a folder, in order. Empty if the folder is not there."""
 
     @abstractmethod
     def ls_dir(self, path: str) -> list[str]:
@@ -45,29 +29,12 @@ class FS(ABC):
         """Bytes of a file; None if there is no such file."""
 
     def stat(self, path: str) -> bool:
-        """Whether a file or folder is there."""
+        """True if a file or folder is there."""
         return self.size(path) is not None or bool(self.ls_dir(path))
-
-    def sizes(self, path: str) -> dict[str, int]:
-        """Bytes of all files below a folder, by their paths in it. Files that are deleted meanwhile are left out."""
-        found: dict[str, int] = {}
-        for name in self.ls_dir(path):
-            inner = posixpath.join(path, name)
-            size = self.size(inner)
-            below = {"": size} if size is not None else self.sizes(inner)
-            found |= {posixpath.join(name, rest).rstrip("/"): count for rest, count in below.items()}
-        return found
-
-    def missing_bucket(self, path: str) -> str:
-        """Of an object store, the bucket of this path, if it is not there or may not be listed: it has nothing then, as
-        an empty one. Else ""."""
-        return ""
 
     @abstractmethod
     def open(self, path: str) -> BinaryIO:
         """A file, to be read, and closed then."""
-
-    # -- changing ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def mkdir(self, path: str) -> None:
@@ -85,29 +52,8 @@ class FS(ABC):
         """
 
     @abstractmethod
-    def mv(self, src: str, dst: str) -> None:
-        """Gives a file or folder another name. FileExistsError if that is taken."""
-
-    @abstractmethod
-    def rm(self, path: str) -> None:
-        """Deletes a file."""
-
-    @abstractmethod
-    def rmr(self, path: str) -> None:
-        """Deletes a folder and all that is in it."""
-
     def delete(self, path: str) -> None:
-        """Deletes a file or a folder. Nothing happens if there is none."""
-        if self.size(path) is not None:
-            self.rm(path)
-        elif self.stat(path):
-            self.rmr(path)
-
-    # -- copying ----------------------------------------------------------------------------------------------------
-
-    def need_upload_download(self) -> bool:
-        """Whether other programs reach these files only by `upload` and `download`."""
-        return True
+        """Deletes a file, or a folder and all that is in it. Nothing happens if there is none."""
 
     def upload(self, local_path: str | os.PathLike[str], path: str) -> None:
         """Copies a local file, or a folder with all that is in it."""
@@ -118,7 +64,7 @@ class FS(ABC):
                 self.upload(inner, posixpath.join(path, inner.name))
             return
         with source.open("rb") as file, self.writing(path) as target:
-            _copy(file, target)
+            shutil.copyfileobj(file, target, PIECE)
 
     def download(self, path: str, local_path: str | os.PathLike[str]) -> None:
         """Copies a file, or a folder with all that is in it, to the local disk."""
@@ -130,12 +76,5 @@ class FS(ABC):
             for name in self.ls_dir(path):
                 self.download(posixpath.join(path, name), target / name)
             return
-        from graphft.disk.fileio import replacing
-
         with self.open(path) as file, replacing(target) as written:
-            _copy(file, written)
-
-
-def _copy(file: BinaryIO, target: Writer) -> None:
-    while piece := file.read(PIECE):
-        target.write(piece)
+            shutil.copyfileobj(file, written, PIECE)

@@ -10,8 +10,9 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+from graphft.disk.fileio import Writer
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.fs.base import FS, Writer
+from graphft.runtime.fs.base import FS
 from graphft.runtime.fs.local import LocalFS
 
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"})
@@ -70,22 +71,14 @@ class FsspecFS(FS):
         self.fs = fs
 
     def ls_dir(self, path: str) -> list[str]:
-        return sorted(name for name, _ in self._entries(path))
-
-    def list_dirs(self, path: str) -> list[str]:
-        return sorted(name for name, kind in self._entries(path) if kind == "directory")
-
-    def _entries(self, path: str) -> Iterator[tuple[str, str]]:
         self._forget()
         try:
             with _as_os_error():
-                found = self.fs.ls(path, detail=True)
+                found = self.fs.ls(path, detail=False)
         except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in found:
-            name = posixpath.basename(entry["name"].rstrip("/"))
-            if name and entry["name"].strip("/") != path.strip("/"):  # some name the folder itself
-                yield name, entry["type"]
+            return []
+        own = path.strip("/")  # some name the folder itself
+        return sorted(posixpath.basename(name.rstrip("/")) for name in found if name.strip("/") != own)
 
     def size(self, path: str) -> int | None:
         self._forget()
@@ -95,20 +88,6 @@ class FsspecFS(FS):
         except FileNotFoundError:
             return None
         return int(found["size"]) if found["type"] == "file" else None
-
-    def sizes(self, path: str) -> dict[str, int]:
-        self._forget()
-        try:
-            with _as_os_error():  # one question for many files, where the store answers that
-                found = self.fs.find(path, detail=True)
-        except FileNotFoundError:
-            return {}
-        top = path.strip("/")
-        return {
-            name.strip("/").removeprefix(top).strip("/"): int(entry["size"] or 0)
-            for name, entry in found.items()
-            if name.strip("/") != top
-        }
 
     def stat(self, path: str) -> bool:
         self._forget()
@@ -124,10 +103,6 @@ class FsspecFS(FS):
         if not OBJECT_STORES.intersection(self._protocols()):
             with _as_os_error():
                 self.fs.makedirs(path, exist_ok=True)
-
-    def missing_bucket(self, path: str) -> str:
-        bucket = path.strip("/").partition("/")[0]
-        return bucket if OBJECT_STORES.intersection(self._protocols()) and not self.stat(bucket) else ""
 
     def _protocols(self) -> tuple[str, ...]:
         return (self.fs.protocol,) if isinstance(self.fs.protocol, str) else tuple(self.fs.protocol)
@@ -154,19 +129,11 @@ class FsspecFS(FS):
             return False
         return True
 
-    def mv(self, src: str, dst: str) -> None:
-        if self.stat(dst):
-            raise FileExistsError(errno.EEXIST, "cannot move there: it exists", dst)
-        with _as_os_error():
-            self.fs.mv(src, dst, recursive=self.size(src) is None)
-
-    def rm(self, path: str) -> None:
-        with _as_os_error():
-            self.fs.rm_file(path)
-
-    def rmr(self, path: str) -> None:
-        with _as_os_error():
-            self.fs.rm(path, recursive=True)
+    def delete(self, path: str) -> None:
+        is_file = self.size(path) is not None
+        if is_file or self.stat(path):
+            with _as_os_error():
+                self.fs.rm_file(path) if is_file else self.fs.rm(path, recursive=True)
 
     def _give_up(self, file: Any, path: str) -> None:
         """A file that was written in part is not to come to be."""
@@ -179,7 +146,7 @@ class FsspecFS(FS):
                 file.closed = True  # else it would be written when it is collected
             else:
                 file.close()
-                self.rm(path)
+                self.delete(path)
 
     def _forget(self) -> None:
         self.fs.invalidate_cache()
@@ -196,40 +163,12 @@ class RenamingFS(FsspecFS):
         scratch = f"{path}.{uuid.uuid4().hex}.new"
         with self.writing(scratch) as file:
             file.write(data)
-        try:
-            self.mv(scratch, path)
-        except FileExistsError:
-            self.rm(scratch)
+        if self.size(path) is not None:
+            self.delete(scratch)
             return False
+        with _as_os_error():
+            self.fs.mv(scratch, path)
         return True
-
-
-class HDFSClient(RenamingFS):
-    """Hadoop's file system, by the NameNode's address. (`hdfs://` URLs are the same.)
-
-    Args:
-        host: Of the NameNode; "default" takes `fs.defaultFS` of Hadoop's own configuration.
-        port: Of the NameNode.
-        user: Whom to be there; by default the user of this process.
-        options: Further ones of `pyarrow.fs.HadoopFileSystem` (`replication`, `kerb_ticket`, `extra_conf`, ...).
-
-    Needs Hadoop's client and Java on this machine (`HADOOP_HOME`, `CLASSPATH`, as pyarrow's documentation says). Raises
-    GraphftError[storage-url] without them.
-    """
-
-    def __init__(self, host: str = "default", port: int = 0, user: str | None = None, **options: Any) -> None:
-        try:
-            from fsspec.implementations.arrow import ArrowFSWrapper
-            from pyarrow.fs import HadoopFileSystem
-
-            wrapped = ArrowFSWrapper(HadoopFileSystem(host, port, user=user, **options))
-        except (ImportError, OSError) as error:
-            raise GraphftError(
-                f"HDFS at {host}:{port} cannot be used: {error}",
-                rule="storage-url",
-                help="install Java and Hadoop's client, and set HADOOP_HOME and CLASSPATH",
-            ) from error
-        super().__init__(wrapped)
 
 
 def file_system(path: str, options: Mapping[str, Any] | None = None) -> tuple[FS, str]:
@@ -245,9 +184,12 @@ def file_system(path: str, options: Mapping[str, Any] | None = None) -> tuple[FS
         return LocalFS(), fsspec.core.strip_protocol(path)
     try:
         fs, inner = fsspec.core.url_to_fs(path, **dict(options or {}))
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise GraphftError(
-            f"{path} cannot be used: {error}", rule="storage-url", help="install that package"
+            f"{path} cannot be used: {error}",
+            rule="storage-url",
+            help="install what it needs: a package; for hdfs:// Java and Hadoop's client, and set HADOOP_HOME and "
+            "CLASSPATH",
         ) from error
     except ValueError as error:
         raise UsageError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -20,9 +19,6 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 class LocalFS(FS):
     """Everything that is written is fsynced, and so is its entry in the folder."""
-
-    def list_dirs(self, path: str) -> list[str]:
-        return [name for name in self.ls_dir(path) if Path(path, name).is_dir()]
 
     def ls_dir(self, path: str) -> list[str]:
         try:
@@ -68,19 +64,8 @@ class LocalFS(FS):
             fsync(target.parent)
         return True
 
-    def mv(self, src: str, dst: str) -> None:
-        if Path(dst).exists():
-            raise FileExistsError(errno.EEXIST, "cannot move there: it exists", dst)
-        os.rename(src, dst)
-        fsync(Path(dst).parent)
-        with contextlib.suppress(FileNotFoundError):
-            fsync(Path(src).parent)
-
-    def rm(self, path: str) -> None:
-        Path(path).unlink()
-
-    def rmr(self, path: str) -> None:
-        shutil.rmtree(Path(path))
-
-    def need_upload_download(self) -> bool:
-        return False
+    def delete(self, path: str) -> None:
+        if Path(path).is_dir():
+            shutil.rmtree(path)
+        else:
+            Path(path).unlink(missing_ok=True)

@@ -179,7 +179,7 @@ def read_training(
     if state is not None:
         return state.model, optimizer_of(state)
     fs, path = file_system(os.fspath(source))
-    if fs.size(path) is None and any(map(is_directory, fs.list_dirs(path))):
+    if fs.size(path) is None and any(map(is_directory, fs.ls_dir(path))):
         return _of_loop(source, model, optimizer, version)
     raise UsageError(
         f"{source} has no state of an optimizer",

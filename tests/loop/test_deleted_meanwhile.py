@@ -18,7 +18,7 @@ from graphft.runtime.loop.check_points import CheckPoints
 
 pytestmark = pytest.mark.timeout(600)
 SAVES = 2
-LOOKS = ("ls_dir", "list_dirs", "size", "open", "delete")
+LOOKS = ("ls_dir", "size", "open", "delete")
 
 
 class Loop:

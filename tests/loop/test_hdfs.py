@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import graphft
 from graphft import TrainStatus
-from graphft.runtime.fs import HDFSClient, file_system
+from graphft.runtime.fs import file_system
 from graphft.runtime.fs.by_url import RenamingFS
 from graphft.runtime.loop.check_points import CheckPoints
 from tests.loop.loops import Loop, resumed, same, undisturbed
@@ -62,10 +61,10 @@ def test_a_save_waits_for_servers_that_are_away(server: HDFS, url: str) -> None:
 
 def test_old_ones_go_and_damage_is_found(url: str, caplog: pytest.LogCaptureFixture) -> None:
     fs, root = file_system(url)
-    assert type(fs) is RenamingFS, "its files are made as HDFSClient makes them"
+    assert type(fs) is RenamingFS
     for epoch in range(4):
         CheckPoints(root, fs, keep=2).save(Loop().state, TrainStatus(epoch))
-    assert fs.list_dirs(root) == ["checkpoint-00000002", "checkpoint-00000003"]
+    assert fs.ls_dir(root) == ["checkpoint-00000002", "checkpoint-00000003"]
     (tensors,) = (n for n in fs.ls_dir(f"{root}/checkpoint-00000003") if n.endswith(".safetensors"))
     path = f"{root}/checkpoint-00000003/{tensors}"
     with fs.open(path) as file:
@@ -75,13 +74,3 @@ def test_old_ones_go_and_damage_is_found(url: str, caplog: pytest.LogCaptureFixt
         file.write(whole)
     assert graphft.load_check_point(Loop().state, root, fs) == TrainStatus(2)
     assert "is not what was written" in caplog.text
-
-
-def test_it_is_a_job_storage(server: HDFS, url: str, tmp_path: Path) -> None:
-    """By the address, as by the URL."""
-    fs, root = file_system(url)
-    other = HDFSClient("127.0.0.1", server.port)
-    assert fs.create(f"{root}/job.json", b"one")
-    assert not other.create(f"{root}/job.json", b"two")
-    other.download(f"{root}/job.json", tmp_path / "job.json")
-    assert (tmp_path / "job.json").read_bytes() == b"one"

@@ -81,7 +81,7 @@ class Lethal(FsspecFS):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name not in ("mkdir", "create", "rm", "rmr", "list_dirs", "ls_dir", "size", "open", "writing"):
+        if name not in ("mkdir", "create", "delete", "ls_dir", "size", "open", "writing"):
             return found
 
         def called(*arguments: Any, **options: Any) -> Any:

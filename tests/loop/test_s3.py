@@ -94,10 +94,9 @@ def test_old_ones_go_and_damage_is_found(place: tuple[FS, str], caplog: pytest.L
     fs, root = place
     for epoch in range(4):
         CheckPoints(root, fs, keep=2).save(Loop().state, TrainStatus(epoch))
-    assert fs.list_dirs(root) == ["checkpoint-00000002", "checkpoint-00000003"]
+    assert fs.ls_dir(root) == ["checkpoint-00000002", "checkpoint-00000003"]
     (tensors,) = (n for n in fs.ls_dir(f"{root}/checkpoint-00000003") if n.endswith(".safetensors"))
     path = f"{root}/checkpoint-00000003/{tensors}"
-    assert fs.sizes(root)[f"checkpoint-00000003/{tensors}"] == fs.size(path)
     with fs.open(path) as file:
         whole = bytearray(file.read())
     whole[-1] ^= 1
