@@ -40,10 +40,6 @@ def read(spec: DataSpec) -> tuple[list[float], dict[int, str]]:
         return sorted(found), dict.fromkeys(error.positions, str(error))
 
 
-def test_large_integers_of_json_beside_a_float(tmp_path: Path) -> None:
-    assert read(jsonl(tmp_path / "f", [LARGE, 1, 2, 3.0, "7", True], "int64")) == ([1, 1, 2, 3, 7, LARGE], {})
-
-
 @pytest.mark.parametrize("kind", [pyarrow.int64(), pyarrow.dictionary(pyarrow.int32(), pyarrow.int64())])
 def test_large_integers_of_parquet_beside_a_null(kind: pyarrow.DataType, tmp_path: Path) -> None:
     values = pyarrow.array([LARGE, 1, None, *range(2, 302)], pyarrow.int64())
@@ -106,13 +102,6 @@ def test_texts_are_the_numbers_that_python_reads(texts: list[str | None], dtype:
         good = np.array([wanted[i] for i in kept], "float64" if dtype[0] == "f" else dtype).astype(dtype)
     assert values.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(values[kept], good)
-
-
-@pytest.mark.parametrize("value", [2.0**63, -(2.0**64), 0.5, np.inf, np.nan])
-def test_floats_that_no_integer_holds(value: float) -> None:
-    values, wrong = to_numbers(pyarrow.chunked_array([[1.0, value, 3.0]]), "int64")
-    assert list(wrong) == [1]
-    assert values[[0, 2]].tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl"])

@@ -51,13 +51,6 @@ def test_batches_are_the_readers() -> None:
     prefetcher.close()
 
 
-def test_unscheduled_batch() -> None:
-    reader = open_reader(arrays(x=torch.arange(10)), ".", 0)
-    prefetcher = Prefetcher(reader)
-    assert torch.equal(prefetcher.get(BatchKey(0, 0, 1, 4))["x"], reader.batch(0, 0, 1, 4)["x"])
-    prefetcher.close()
-
-
 def test_errors_reach_who_asks() -> None:
     prefetcher = Prefetcher(open_reader(dataset(f"{DATASETS}:Broken", chunk_size=5), ".", 0))
     for chunk in range(4):
@@ -66,18 +59,6 @@ def test_errors_reach_who_asks() -> None:
     with pytest.raises(GraphftError, match=r"chunk 2(.|\n)*record 13 is damaged"):
         prefetcher.get(BatchKey(0, 2, 0, 5))
     assert len(prefetcher.get(BatchKey(0, 3, 0, 5))["x"]) == 5
-    prefetcher.close()
-
-
-def test_random_batches_are_made_on_the_calling_thread() -> None:
-    reader = open_reader(dataset(f"{DATASETS}:Noisy", chunk_size=10), ".", 0)
-    prefetcher = Prefetcher(reader)
-    key = BatchKey(0, 0, 0, 4)
-    prefetcher.schedule(key)
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    assert torch.equal(prefetcher.get(key)["x"], reader.batch(*key)["x"])
-    assert torch.equal(torch.get_rng_state(), before)
     prefetcher.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,6 @@ def parquet(**table: Any) -> bytes:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-
-
-def test_good_files_are_described_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert described(tmp_path / "f.csv", csv_with({})).records == 300
-    text = "\n".join(json.dumps({"a": i + 0.5, "y": i}) for i in range(300)).encode()
-    assert described(tmp_path / "f.jsonl", text, "jsonl").records == 300
-    assert described(tmp_path / "f.parquet", parquet(a=[0.5, 1.5], y=[0, 1]), "parquet").records == 2
-    assert warnings(caplog) == []
 
 
 @pytest.mark.parametrize(
@@ -129,15 +120,6 @@ def test_json_lines(record: str, tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match=r"1 of 2 records cannot be read: line 2 of f\.jsonl") as caught:
         described(tmp_path / "f.jsonl", f'{{"a": 1, "y": 2}}\n{record}\n'.encode(), "jsonl")
     assert caught.value.rule == "data"
-
-
-def test_nulls_of_parquet_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In the first chunk."""
-    described(tmp_path / "f.parquet", parquet(a=[None] * 20 + [0.5] * 80, y=[1] * 100), "parquet", 100)
-    (warning,) = warnings(caplog)
-    assert "a in 20 records (first: record 0 of f.parquet)" in warning
-    with pytest.raises(GraphftError, match="field y is empty, no int64"):
-        described(tmp_path / "f.parquet", parquet(a=[0.5] * 100, y=[None] * 4 + [1] * 96), "parquet", 100)
 
 
 def test_arrays_with_values_that_are_not_finite(caplog: pytest.LogCaptureFixture) -> None:

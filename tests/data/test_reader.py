@@ -81,24 +81,6 @@ def test_dataset(name: str) -> None:
     assert torch.equal(read["x"][:, 0].long() ** 2, read["y"])
 
 
-def test_dataset_that_changed_length() -> None:
-    spec = dataset(f"{DATASETS}:Squares", {"n": 11})
-    spec.source["args"]["n"] = 10
-    with pytest.raises(GraphftError, match="has 10 records, the job expects 11"):
-        open_reader(spec, ".", 0)
-
-
-def test_random_dataset_is_seeded_per_batch_and_leaves_the_generator_alone() -> None:
-    spec = dataset(f"{DATASETS}:Noisy", chunk_size=10)
-    one, other = open_reader(spec, ".", 5), open_reader(spec, ".", 5)
-    assert one.calling_thread
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    assert torch.equal(one.batch(0, 1, 1, 5)["x"], other.batch(0, 1, 1, 5)["x"])
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(one.batch(0, 1, 1, 5)["x"], open_reader(spec, ".", 6).batch(0, 1, 1, 5)["x"])
-
-
 def test_user_code_that_exits() -> None:
     """An exit is an error of what was to be read, or made."""
     reader = open_reader(dataset(f"{DATASETS}:Exits", chunk_size=5), ".", 0)
@@ -114,13 +96,6 @@ def test_errors_name_the_chunk(name: str, message: str) -> None:
     reader = open_reader(dataset(f"{DATASETS}:{name}", chunk_size=20), ".", 0)
     with pytest.raises(GraphftError, match=rf"chunk 0 \(records 0 to 20\)(.|\n)*{message}"):
         reader.batch(0, 0, 0, 20)
-
-
-@pytest.mark.parametrize("key", [(0, 3, 0, 4), (0, 0, 3, 4), (0, -1, 0, 4), (0, 0, -1, 4), (0, 0, 0, 0)])
-def test_no_such_batch(key: tuple[int, int, int, int]) -> None:
-    reader = open_reader(arrays(x=torch.arange(12), chunk_size=4), ".", 0)
-    with pytest.raises(GraphftError, match=r"no (chunk|batch)"):
-        reader.batch(*key)
 
 
 SCRIPT = """

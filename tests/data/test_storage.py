@@ -9,18 +9,10 @@ from pathlib import Path
 import fsspec.exceptions
 import pytest
 
-from graphft.data import dataset, files
+from graphft.data import files
 from graphft.errors import GraphftError
 from graphft.runtime.data import open_reader
-from graphft.runtime.data.reader import (
-    GOOD_NEIGHBOURS,
-    LONGEST_PAUSE,
-    WAIT_SECONDS,
-    Patience,
-    Verdict,
-    _neighbours,
-    is_of_storage,
-)
+from graphft.runtime.data.reader import GOOD_NEIGHBOURS, WAIT_SECONDS, Patience, Verdict, _neighbours, is_of_storage
 from graphft.runtime.roles.trainer import batches as storage_wait
 from graphft.runtime.roles.trainer.batches import AWAY, open_when_there
 
@@ -68,21 +60,6 @@ def test_a_chunk_that_fails_while_its_neighbours_succeed_is_bad() -> None:
     assert verdicts([False, True] * GOOD_NEIGHBOURS, 1.0)[-1] is Verdict.BAD
 
 
-def test_without_neighbours_only_time_tells() -> None:
-    assert verdicts([None] * 3, WAIT_SECONDS / 2 + 1) == [Verdict.WAIT, Verdict.WAIT, Verdict.BAD]
-
-
-def test_pauses_grow_up_to_a_limit() -> None:
-    patience = Patience(0.0, jitter=lambda: 0.0)
-    pauses = []
-    for _ in range(12):
-        patience.failed(0.0, False)
-        pauses.append(patience.pause)
-    assert pauses[:3] == [0.2, 0.4, 0.8]
-    assert pauses[-1] == LONGEST_PAUSE
-    assert {Patience(0.0).pause for _ in range(20)} != {0.1}, "not all at once"
-
-
 def test_neighbours_are_of_the_same_source() -> None:
     near, far = ["s3://b/x", "s3://b/x", "s3://b/y", "s3://c/x"], ["s3://b/x", "s3://b/y", "s3://c/x"]
     assert list(_neighbours(1, near)) == [0]
@@ -106,12 +83,6 @@ def test_probes_of_files(tmp_path: Path) -> None:
     (tmp_path / "in").rename(tmp_path / "away")
     assert [reader.probe(0, n) for n in range(3)] == [False] * 3
     assert open_reader(files(str(tmp_path / "away" / "a"), "csv", {"y": "y"}), ".", 0).probe(0, 0) is None
-
-
-def test_probes_of_datasets() -> None:
-    """Neighbour 13 is damaged, which is not the storage's fault."""
-    reader = open_reader(dataset(f"{DATASETS}:Broken", chunk_size=1), ".", 0)
-    assert [reader.probe(12, n) for n in (0, 1)] == [True, True]
 
 
 def test_data_that_is_away_at_the_start_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,6 @@ SLOW = {
     "tests/examples/test_from_pytorch.py": ["test_the_loop_and_the_job"],
     "tests/examples/test_notebook.py": ["test_notebook"],
     "tests/examples/test_readme.py": ["test_its_script_ends_with_the_same_accuracy_each_time"],
-    "tests/examples/test_skypilot.py": ["test_what_it_runs"],
     "tests/integration/test_async.py": [
         "test_a_shard_that_does_not_answer_is_skipped_and_made_good",
         "test_shards_come_back_alone_and_older",

@@ -67,17 +67,6 @@ def transpile(program: Program, validate: graphft.Validation, **options: Any) ->
     )
 
 
-def test_the_model_is_captured_in_eval_mode_and_stays_as_it_was() -> None:
-    model, program = make()
-    model.layers[2].eval()  # type: ignore[union-attr]
-    modes = [m.training for m in model.modules()]
-    found = evaluation_of(program, graphft.Validation(data=data()))
-    assert [m.training for m in model.modules()] == modes
-    ops = [op.type for op in found.blocks["step"].ops]
-    assert "aten._native_batch_norm_legit_no_training" in ops
-    assert not any("backward" in op or "dropout" in op for op in ops)
-
-
 def test_it_computes_what_eager_does() -> None:
     model, program = make()
     found = evaluation_of(program, graphft.Validation(data=data(), loss_fn=with_scores, reduce={"good": share_of_good}))
@@ -234,29 +223,6 @@ def test_a_constant_of_the_evaluation_is_its_own() -> None:
     assert evaluation.values[name].tolist() == [1.0, 5.0]
     assert name in job.trainer_program().variables, "the trained program has another one of that name"
     assert name not in evaluation.find_op("read_check_point").attrs["names"]
-
-
-class Merging(nn.Linear):
-    """Its weights are others in eval mode, as LoRA's are."""
-
-    def train(self, mode: bool = True) -> Merging:
-        if mode != self.training:
-            self.weight.data += 1.0 if mode else -1.0
-        return super().train(mode)
-
-
-def test_a_model_whose_eval_does_more_is_as_it_was_before() -> None:
-    torch.manual_seed(0)
-    model = Merging(4, 2)
-    before = model.weight.clone()
-    program = graphft.build(model, loss_fn, INPUTS)
-    evaluation_of(program, graphft.Validation(data=data()))
-    assert model.training
-    torch.testing.assert_close(model.weight, before)
-
-
-def first_of_class_7(labels: Tensor, scores: Tensor) -> Tensor:
-    return scores[labels + 1_000_000].mean()
 
 
 def uses_numpy(scores: Tensor) -> Tensor:

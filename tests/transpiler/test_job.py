@@ -61,12 +61,6 @@ def test_saving_the_same_job_again_changes_nothing(saved: Path) -> None:
     assert [p.name for p in saved.parent.iterdir()] == ["job"]
 
 
-def test_an_empty_folder_is_taken(job: Job, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    job.save(tmp_path / "empty")
-    assert Job.load(tmp_path / "empty").hash == job.hash
-
-
 def test_another_folder_is_left_alone(job: Job, saved: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")

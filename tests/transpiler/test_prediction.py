@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -148,35 +147,6 @@ def _without_unused(loss: Any) -> Job:
     graphft.minimize(program, graphft.SGD(lr=0.1))
     data = graphft.arrays(x=X, y=torch.zeros(32).long(), chunk_size=16)
     return graphft.transpile(program, chunks=data, batch_size=8, name="j")
-
-
-def test_what_nobody_asked_for_tells_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def drawing(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        random.random()
-        return loss_fn(model, x, y)
-
-    job = make_job(loss=drawing)
-    assert caplog.text.count("draws from Python's random") == 1
-    state = torch.get_rng_state()
-    job.save(tmp_path / "job")
-    assert caplog.text.count("draws from Python's random") == 1
-    assert torch.equal(state, torch.get_rng_state())
-    assert not any(module.training is False for module in job.origin.model.modules())
-
-
-def test_what_predicts_is_compared_with_the_module() -> None:
-    model, calls = make_model(), [0]
-
-    def counting(model: nn.Module, x: Tensor) -> Tensor:
-        calls[0] += 1
-        return model(x) * calls[0]
-
-    program = graphft.build(model, loss_fn, INPUTS)
-    graphft.minimize(program, graphft.SGD(lr=0.1))
-    data = graphft.arrays(x=X, y=torch.zeros(32).long(), chunk_size=16)
-    with pytest.raises(GraphftError) as caught:
-        graphft.transpile(program, data=data, batch_size=8, predict=counting)
-    assert caught.value.rule == "capture-check"
 
 
 def test_constants_of_one_name_are_each_programs_own() -> None:
