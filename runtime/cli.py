@@ -15,10 +15,10 @@ import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.engines.kubernetes.manifests import add_parser as add_kubernetes
+from graphft.runtime.engines.slurm_command import add_parser as add_slurm
 from graphft.runtime.interchange import add_parser as add_checkpoint
 from graphft.runtime.launcher.commands import add_parsers as add_etcd_clean_page
 from graphft.runtime.launcher.commands import port
-from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parsers as add_status_runs_metrics
 from graphft.runtime.prediction import add_parser as add_predict
 from graphft.runtime.process.role_process import (

@@ -51,10 +51,15 @@ def _progress(status: JobStatus, left: float | None, shown: int | None) -> str:
 
 def _facts(status: JobStatus) -> str:
     """Returns what changes slowly: learning rates, the newest checkpoint, the folder."""
-    rates = ", ".join(f"{name} {rate:.4g}" for name, rate in status.learning_rates.items()) or "lr -"
-    age = f", {in_words(status.checkpoint_age)} ago" if status.checkpoint_age is not None else ""
-    saved = f"checkpoint at step {status.checkpoint}{age}" if status.checkpoint is not None else "no checkpoint so far"
-    return "  ".join([rates, *([saved] if status.spec["ft"] else []), *_folder(status)])
+    facts = [", ".join(f"{name} {rate:.4g}" for name, rate in status.learning_rates.items()) or "lr -"]
+    if status.spec["ft"]:
+        age = f", {in_words(status.checkpoint_age)} ago" if status.checkpoint_age is not None else ""
+        saved = status.checkpoint is not None
+        facts.append(f"checkpoint at step {status.checkpoint}{age}" if saved else "no checkpoint so far")
+    if (folder := Path(status.spec.get("folder", ""))).name:
+        here = Path.cwd()
+        facts.append(f"folder {folder.relative_to(here) if folder.is_relative_to(here) else folder}")
+    return "  ".join(facts)
 
 
 def _validation(status: JobStatus) -> str:
@@ -63,33 +68,25 @@ def _validation(status: JobStatus) -> str:
     return f"validation of step {found.step}: {means or 'NOT MADE'}" if found is not None else ""
 
 
-def _folder(status: JobStatus) -> list[str]:
-    folder = Path(status.spec.get("folder", ""))
-    if not folder.name:
-        return []
-    return [f"folder {folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder}"]
-
-
 def _live(status: JobStatus) -> str:
-    loading = f" ({len(status.loading)} more loading)" if status.loading else ""
-    roles = f"{len(status.trainers)} trainers{loading}  {len(status.pservers)}/{status.spec['pservers']} pservers"
-    roles += f"  {without} wait for room" if (without := sum(map(len, status.without_room.values()))) else ""
-    if not status.spec["ft"]:
-        return f"{roles}  (no fault tolerance)"
+    spec, free = status.spec, 0
+    parts = [f"{len(status.trainers)} trainers"]
+    parts[0] += f" ({len(status.loading)} more loading)" if status.loading else ""
+    parts.append(f"{len(status.pservers)}/{spec['pservers']} pservers")
+    if without := sum(map(len, status.without_room.values())):
+        parts.append(f"{without} wait for room")
+    if not spec["ft"]:
+        return "  ".join([*parts, "(no fault tolerance)"])
     if status.has_coordinator:
-        roles += f"  {_coordinators(status)}"
-    chunks = " ".join(f"{n} {name}" for name, n in status.queue.items()) or "not counted"
-    slots = status.spec["trainers"] if status.spec["sync"] and status.trainers else 0
-    free = f"  {slots - len(status.slots)} of {slots} slots wait for a trainer" if len(status.slots) < slots else ""
-    discarded = sum(len(found.discards) for found in status.discarded.values())
-    return f"{roles}{free}  chunks {chunks}" + f"  {discarded} batches DISCARDED" * bool(discarded)
-
-
-def _coordinators(status: JobStatus) -> str:
-    standing_by = sum(not coordinator["serving"] for coordinator in status.coordinators.values())
-    one = "1" if len(status.coordinators) > standing_by else "no"
-    serving = "WAITING for a coordinator" if status.waiting else f"{one} coordinator"
-    return serving + f" ({standing_by} standing by)" * bool(standing_by)
+        parts.append("WAITING for a coordinator" if status.waiting else f"{len(status.coordinators)} coordinators")
+    if spec["sync"] and status.trainers:
+        free = spec["trainers"] - len(status.slots)
+    if free:
+        parts.append(f"{free} of {spec['trainers']} slots wait for a trainer")
+    parts.append("chunks " + (" ".join(f"{n} {name}" for name, n in status.queue.items()) or "not counted"))
+    if discarded := sum(len(found.discards) for found in status.discarded.values()):
+        parts.append(f"{discarded} batches DISCARDED")
+    return "  ".join(parts)
 
 
 def render(status: JobStatus, left: float | None = None) -> Group:
@@ -118,24 +115,14 @@ def _processes(status: JobStatus) -> Table:
     return table
 
 
-def process_rows(status: JobStatus) -> list[Row]:
-    """Returns the cells of `COLUMNS` for each process of the job."""
-    return [*_pserver_rows(status), *_coordinator_rows(status), *_trainer_rows(status), *_loading_rows(status)]
-
-
-def _pserver_rows(status: JobStatus) -> Iterator[Row]:
+def process_rows(status: JobStatus) -> Iterator[Row]:
+    """Yields the cells of `COLUMNS` for each process of the job."""
     for index, shard in status.pservers.items():
         at = f"version {shard.get('version', '-')}"
         yield f"pserver {index}", _where(status, "pserver", index, shard), at, "", _staleness(shard)
-
-
-def _coordinator_rows(status: JobStatus) -> Iterator[Row]:
     for name, coordinator in status.coordinators.items():
         at = "serving" if coordinator["serving"] else "standing by"
         yield f"coordinator {name}", _where(status, "coordinator", _index_in(name), coordinator), at, "", ""
-
-
-def _trainer_rows(status: JobStatus) -> Iterator[Row]:
     for name, trainer in status.trainers.items():
         slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
         doing = trainer.get("waiting") or f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
@@ -143,9 +130,6 @@ def _trainer_rows(status: JobStatus) -> Iterator[Row]:
             doing = f"cannot reach {', '.join(trainer['unreached'])}"
         where = _where(status, "trainer", _index_in(name), trainer)
         yield f"trainer {name}", where, f"step {trainer.get('step', '-')}", slots, doing
-
-
-def _loading_rows(status: JobStatus) -> Iterator[Row]:
     for name, process in status.loading.items():
         at = f"loading {process['what']}, {process['seconds']:.0f} s"
         yield f"{process['role']} {name}", f"{process['host']}:{process['pid']}", at, "", ""

@@ -44,27 +44,27 @@ class FolderStatus:
     steps: int
     at: float
     holder: str = ""
-    """Of a job that runs or starts: its launcher, where that holds the folder."""
+    """The launcher that holds the folder."""
     waiting: str = ""
-    """Of a job that runs: what it lacks, in words."""
+    """What a job that runs lacks, in words."""
     lost: tuple[str, ...] = ()
-    """What the job did without, in words: of one that is at rest, as its newest checkpoint knows."""
+    """What the job did without, in words."""
     failure: str = ""
     """Why a job failed when it was launched last."""
     url: str = ""
-    """Of a job that was given by the URL of its storage: that is told, not the folder."""
+    """The URL of its storage, if that was given: it is told, not the folder."""
     etcd: str = ""
     """Where the etcd is of a job that runs; of another one, if it was not started with the job."""
     passes: int | None = 0
     """None: nobody has said how many there are to be."""
     pass_index: int | None = None
-    """Of a job that runs, ..."""
+    """Of a job that runs."""
     loss: float | None = None
-    """... as its loss, if trainers have told one."""
+    """Of a job that runs."""
     on_demand: bool = False
-    """Whether its script asks for its epochs, one by one."""
+    """True if its script asks for its epochs, one by one."""
     join: bool = False
-    """Whether that etcd knows the run: it goes on there."""
+    """True if that etcd knows the run: it goes on there."""
 
     def describe(self) -> str:
         """Returns it on one line, with what to do about it."""

@@ -33,7 +33,7 @@ from graphft.runtime.engines.base import Engine, Run, engine_options
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.ending import Reached, interruptible, tell
-from graphft.runtime.launcher.observers import CallbackObserver, MissingProcesses, WaitsOfQuietLaunch
+from graphft.runtime.launcher.observers import CallbackObserver, WaitsOfQuietLaunch
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, check_counts, choose_options
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.result import Result, steps_of
@@ -65,10 +65,9 @@ def run_job(
     very job is returned at once if that is complete (`fresh=True` begins another).
 
     With GRAPHFT_ROLE (or torchrun's RANK) in the environment, this process is that one role instead, and exits
-    with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status as the display does, the last
-    one too, with the supervisor, whose `add` and `signal` may be used. `callbacks`: see
-    `graphft.runtime.callbacks.callbacks.Callbacks`; an epoch is a pass. Raises GraphftError if the job fails, and
-    Interrupted (a KeyboardInterrupt) on Ctrl-C and SIGTERM.
+    with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status, the last one too, with the
+    supervisor, whose `add` and `signal` may be used. `callbacks`: see `graphft.runtime.callbacks.callbacks.Callbacks`.
+    Raises GraphftError if the job fails, and Interrupted (a KeyboardInterrupt) on Ctrl-C and SIGTERM.
     """
     try:
         _begin(job, overrides)
@@ -195,12 +194,11 @@ def launch_run(
     wanted_passes: int | None = None,
     driver: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete.
-    `wanted_passes`: how many may begin, where they are on demand; None: another launch says. `driver` is called again
-    and again, while it waits for another launcher and while it works (but not while etcd starts): what it raises ends
-    the launch.
+    """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete. If another
+    launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
 
-    If another launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
+    `wanted_passes`: how many may begin, where they are on demand; None: another launch says. `driver` is called again
+    and again, but not while etcd starts: what it raises ends the launch.
     """
     prepare_structs()
     hear_of_children()
@@ -218,7 +216,7 @@ def launch_run(
     def completed(line: str) -> Result:
         fetch_result(path)
         tell(line)
-        return _with_warnings(Result.of(path, steps_of(path, config), time.monotonic() - begun_at), config)
+        return _finished(Result.of(path, steps_of(path, config), time.monotonic() - begun_at), config)
 
     with interruptible(reached.describe), ExitStack() as stack:
         if folder.complete:
@@ -239,11 +237,10 @@ def launch_run(
         launch = _Launch(job, path, options, stack, driver)
         if page is not None:
             page.follow(launch.time)
-        return _with_warnings(launch.run(observers, reached, wanted_passes, begun_at), config)
+        return _finished(launch.run(observers, reached, wanted_passes, begun_at), config)
 
 
-def _with_warnings(result: Result, config: JobConfig) -> Result:
-    """After a line for each thing that the job did without."""
+def _finished(result: Result, config: JobConfig) -> Result:
     for line in result.warnings(config):
         tell(line)
     link_newest(result.job_dir, best.model if (best := result.best) is not None else None)
@@ -318,10 +315,9 @@ class _Launch:
     def run(self, watching: Sequence[OnStatus], reached: Reached, wanted_passes: int | None, begun_at: float) -> Result:
         """Starts the processes, and looks after them until the job is over. Raises GraphftError if it failed."""
         config, supervisor, options = self.config, self.supervisor, self.options
-        etcd, counts = supervisor.etcd, options.counts(config)
+        etcd = supervisor.etcd
         taken = TakenValidations(self.job_dir, etcd, self.keys, config)
-        missing = MissingProcesses(self.job_dir, supervisor.endpoints, counts)
-        observers: list[Callable[[JobStatus], None]] = [reached.look, taken.look, self.time.look, missing.look]
+        observers: list[Callable[[JobStatus], None]] = [reached.look, taken.look, self.time.look]
         display = None
         if options.quiet:
             waits = WaitsOfQuietLaunch(etcd, self.keys, self.since)
@@ -341,7 +337,10 @@ class _Launch:
             passes = supervisor.passes = WantedPasses(etcd, self.keys, wanted_passes)
             passes.begin()
             observers.append(lambda _: passes.keep())
-        for role, index in counts.processes():
+        if missing := options.missing(config):
+            start = f"graphft start ROLE --job {self.job_dir} --etcd {supervisor.endpoints}"
+            tell(f"{missing} are to be started elsewhere, if they are not there: {start}")
+        for role, index in options.counts(config).processes():
             supervisor.add(role, index)
 
         def look(status: JobStatus) -> None:

@@ -1,10 +1,9 @@
-"""Observers of a launch, which see each status of its job: callbacks, and what is told when something is missing."""
+"""Observers of a launch, which see each status of its job: callbacks, and what a job waits for."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,6 @@ from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.launcher.ending import tell
-from graphft.runtime.launcher.options import Counts
 from graphft.runtime.launcher.process_ends import past_epoch
 from graphft.runtime.launcher.supervisor import Supervisor
 
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 WAITS = {"storage-unavailable", "storage-wait", "damaged-checkpoint", "cannot-start"}
 """Kinds of events without which a job that waits looks like one that hangs."""
 LOOK_SECONDS, ETCD_SECONDS = 2.0, 1.0
-FIRST_SECONDS, AGAIN_SECONDS = 5.0, 30.0
-"""From when on missing processes are told, and how often."""
 
 
 class CallbackObserver:
@@ -107,29 +103,3 @@ class WaitsOfQuietLaunch:
                 if event.kind in WAITS and event.at >= self._since and key not in self._told:
                     self._told.add(key)
                     tell(event.text)
-
-
-class MissingProcesses:
-    """Tells, again and again, for which processes a job waits that this launcher does not start."""
-
-    def __init__(self, job_dir: Path, endpoints: str, own: Counts, clock: Callable[[], float] = time.monotonic) -> None:
-        self._job_dir, self._endpoints, self._own, self._clock = job_dir, endpoints, own, clock
-        self._next = clock() + FIRST_SECONDS
-
-    def look(self, status: JobStatus) -> None:
-        missing = list(self._missing(status)) if status.state == "running" else []
-        if not missing:
-            self._next = max(self._next, self._clock() + FIRST_SECONDS)
-        elif self._clock() >= self._next:
-            self._next = self._clock() + AGAIN_SECONDS
-            start = f"graphft start ROLE --job {self._job_dir} --etcd {self._endpoints}"
-            tell(f"waiting for {' and '.join(missing)}, which this launcher does not start (elsewhere: {start})")
-
-    def _missing(self, status: JobStatus) -> Iterator[str]:
-        absent = sorted(set(range(self._own.pservers, status.spec["pservers"])) - status.pservers.keys())
-        if absent:
-            yield f"pserver{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
-        if self._own.coordinators == 0 and status.has_coordinator and not status.coordinators:
-            yield "a coordinator"
-        if self._own.trainers == 0 and not status.trainers and not status.loading:
-            yield "a trainer"

@@ -102,6 +102,13 @@ class LaunchOptions:
             self.coordinators if self.coordinators is not None else int(config.dispatch == "coordinator"),
         )
 
+    def missing(self, config: JobConfig) -> str:
+        """Returns the processes of the job that are not started here, in words."""
+        trainers, pservers, coordinators = self.counts(config)
+        lacks = {"trainers": not trainers, f"{config.pservers - pservers} pservers": pservers < config.pservers}
+        lacks["coordinators"] = config.dispatch == "coordinator" and not coordinators
+        return " and ".join(name for name, lacking in lacks.items() if lacking)
+
     def given(self) -> dict[str, Any]:
         """Returns what is not as by default, by name."""
         new = LaunchOptions()

@@ -15,12 +15,11 @@ from graphft.runtime.coordination.connect import EtcdNote, connect
 from graphft.runtime.coordination.job_storage import JOBS, RUNS, is_complete, is_url
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.runs import find_folder, run_folders
-from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, list_jobs, read_status
+from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.ending import tell
 from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, list_folders, look_at, note_of
 from graphft.runtime.launcher.process_ends import ends_as_events
-from graphft.runtime.launcher.status_command import name_of
 from graphft.runtime.page.job_page import JobPage, Look, running
 from graphft.runtime.page.server import OneJob, PageServer, Site
 from graphft.runtime.page.time_keeper import TimeKeeper, read_time, seen_of
@@ -32,36 +31,25 @@ log = logging.getLogger("graphft")
 
 
 def serve_page(options: argparse.Namespace) -> int:
-    """Serves until Ctrl-C. Raises GraphftError when there is no such job, or etcd does not answer."""
-    with contextlib.ExitStack() as stack:
-        server = PageServer(_site(options, stack), options.port)
-        stack.callback(server.close)
+    """Serves until Ctrl-C. Raises GraphftError when there is no such job."""
+    server = PageServer(site_of(options.job), options.port)
+    try:
         print(server.url, flush=True)
         with contextlib.suppress(KeyboardInterrupt):  # its usual end
             threading.Event().wait()
+    finally:
+        server.close()
     return EXIT_OK
 
 
-def _site(options: argparse.Namespace, stack: contextlib.ExitStack) -> Site:
-    if options.etcd:
-        etcd = stack.enter_context(connect(options.etcd))
-        known = list_jobs(etcd)
-        name = name_of(options.job) if options.job or len(known) != 1 else known[0]
-        if name not in known:
-            raise UsageError(
-                f"etcd knows no job named {name}" if name else "the page is of one job",
-                rule=UNKNOWN_JOB,
-                help=f"give --job, one of {', '.join(known) or 'none'}",
-            )
-        return OneJob(JobPage(EtcdLooks(etcd, name)))
-    if options.job:
-        url = options.job.rstrip("/") if is_url(options.job) else ""
-        return OneJob(JobPage(FolderLooks(find_folder(options.job), url)))
+def site_of(job: str) -> Site:
+    if job:
+        return OneJob(JobPage(FolderLooks(find_folder(job), job.rstrip("/") if is_url(job) else "")))
     if not list_folders():
         raise UsageError(
             f"there are no jobs in {JOBS.absolute()}",
             rule="unknown-job",
-            help="give --job DIR for a job in another folder, or --etcd HOST:PORT for one that an etcd knows",
+            help="give --job with the folder of a job, or the URL of its storage",
         )
     return Folders()
 
@@ -113,28 +101,6 @@ class FolderLooks:
         if self._etcd is not None:
             self._etcd.close()
         self._etcd = None
-
-
-class EtcdLooks:
-    """Looks at a job that an etcd knows. Its folder may be on another machine."""
-
-    def __init__(self, etcd: Etcd, name: str) -> None:
-        self._etcd, self._keys = etcd, Keys(name)
-
-    def __call__(self) -> Look:
-        """Raises GraphftError."""
-        status = read_status(self._etcd, self._keys, deadline=ANSWER_SECONDS)
-        run, folder = str(status.spec.get("run", "")), self._folder(status)
-        kept = read_time(folder, run) if folder is not None else None
-        return Look(running(status, ",".join(self._etcd.endpoints)), status.events, kept, folder, seen_of(status))
-
-    def _folder(self, status: JobStatus) -> Path | None:
-        """Returns the run's, if this machine has it."""
-        folder = Path(str(status.spec.get("folder", "")))
-        with contextlib.suppress(GraphftError, OSError):
-            if folder.is_absolute() and read_record(folder).run_id == status.spec.get("run"):
-                return folder
-        return None
 
 
 class Folders:

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from graphft.transpiler.criteria import Criterion
 
 
-_LISTED = 5
-"""Validations that are missing, as a line names them."""
-
-
 @dataclass(frozen=True)
 class Best:
     """After how many steps the model was the best, what its metric was, and the file: a safetensors state_dict."""
@@ -62,17 +58,9 @@ class Result:
     def of(cls, job_dir: Path, steps: int, seconds: float, discarded: tuple[Discarded, ...] = ()) -> Result:
         """Returns the result of the complete job in this folder. `discarded`: as etcd tells, for a folder without the
         model."""
-        ends = read_ends(job_dir)
-        return cls(
-            job_dir,
-            job_dir / MODEL,
-            steps,
-            seconds,
-            ends.failures,
-            ends.preemptions,
-            read_discarded(job_dir) or discarded,
-            ends.launches,
-        )
+        ends, found = read_ends(job_dir), read_discarded(job_dir) or discarded
+        model = job_dir / MODEL
+        return cls(job_dir, model, steps, seconds, ends.failures, ends.preemptions, found, ends.launches)
 
     @property
     def validations(self) -> dict[int, dict[str, float]]:
@@ -83,46 +71,45 @@ class Result:
     @property
     def best(self) -> Best | None:
         """The best model by its validations, of `Validation(best=...)`. Read from the folder, or its storage."""
-        models = self._best_models
-        kept = models.best() if models is not None else None
-        model = models.fetch(kept) if models is not None and kept is not None else None
-        return Best(kept.step, kept.value, model) if kept is not None and model is not None else None
+        if (found := self._best()) is None or (kept := found[1].best()) is None:
+            return None
+        model = found[1].fetch(kept)
+        return Best(kept.step, kept.value, model) if model is not None else None
 
     def missing_best(self) -> str:
         """Returns a line if the best model is not there, in the folder or its storage; "" if it is, or none was to be
         kept. Where only a worse one is left, `best` is that one."""
-        terms, models, rows = self._best_terms, self._best_models, self.validations
-        if terms is None or models is None or not rows:
+        found, rows = self._best(), self.validations
+        if found is None or not rows:
             return ""
         from graphft.runtime.validation.best_model import Kept
 
-        made = [Kept(step, row[terms.metric]) for step, row in rows.items() if _is_finite(row.get(terms.metric))]
+        terms, models = found
+        made = [
+            Kept(step, row[terms.metric])
+            for step, row in rows.items()
+            if math.isfinite(row.get(terms.metric, math.nan))
+        ]
         if not made:
             return f"NO best model is kept: {terms.metric} was not finite in any of {len(rows)} validations"
         kept = models.best()
         best = min([*made, *([kept] if kept is not None else [])], key=lambda one: one.rank(models.mode))
         if models.has(best):
             return ""
-        rest = f"; of those there, that of step {kept.step} is the best" if kept is not None else ""
-        return f"the model of step {best.step}, the best one by {terms.metric}, is MISSING from {models.folder}{rest}"
+        return f"the model of step {best.step}, the best one by {terms.metric}, is MISSING from {models.folder}"
 
     def warnings(self, config: JobConfig) -> list[str]:
         """Returns a line for each thing that the job did without."""
         return self.lost(config.data.records) + _missing_validations(self.job_dir, config, self.steps)
 
-    @property
-    def _best_terms(self) -> Criterion | None:
+    def _best(self) -> tuple[Criterion, BestModels] | None:
+        """Returns by what the best model is told, and those that are kept; None if none is to be kept."""
         validate = read_record(self.job_dir).config.validate
-        return validate.best if validate is not None else None
-
-    @property
-    def _best_models(self) -> BestModels | None:
-        terms = self._best_terms
-        if terms is None:
+        if validate is None or validate.best is None:
             return None
         from graphft.runtime.validation.best_model import BestModels  # with torch, which a launcher does without
 
-        return BestModels(self.job_dir, terms.mode or "min")
+        return validate.best, BestModels(self.job_dir, validate.best.mode or "min")
 
     @property
     def skipped_steps(self) -> int:
@@ -133,7 +120,7 @@ class Result:
     @property
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
         """(step, value) of `loss` and of each metric that `loss_fn` returned, each step once, in order: means over the
-        samples of all slots. Async: of the batches (units), as the first shard has applied them."""
+        samples of all slots. Async: of the batches (units) that the first shard has applied."""
         numbers, rows = read_rows(self.job_dir).known()
         return {name: list(zip(numbers.tolist(), rows.values(name).tolist(), strict=True)) for name in rows.names}
 
@@ -173,10 +160,6 @@ class Result:
         return lines + ([best] if (best := self.missing_best()) else [])
 
 
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def steps_of(job_dir: Path, config: JobConfig) -> int:
     """Returns how many steps the complete job in this folder has, which may have ended early."""
     early = config.validate is not None and config.validate.stop is not None
@@ -196,5 +179,4 @@ def _missing_validations(job_dir: Path, config: JobConfig, steps: int) -> list[s
     lacking = sorted({step for step in config.validated if step <= steps} - read_validations(job_dir).keys())
     if not lacking:
         return []
-    more = f" and {len(lacking) - _LISTED} more" * (len(lacking) > _LISTED)
-    return [f"the validations of steps {', '.join(map(str, lacking[:_LISTED]))}{more} are MISSING"]
+    return [f"the validations of {len(lacking)} steps are MISSING, the first of step {lacking[0]}"]

@@ -46,22 +46,20 @@ _ANEW = "fresh=True or --fresh begins another"
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of the run that a job is run in. `before`: how the newest run differs, if this is the next one;
-    `carried`: what of that one it goes on with. `kept`: initial values that it has and the script would draw anew."""
+    `carried`: what of that one it goes on with."""
 
     path: Path
     complete: bool = False
     before: str = ""
     carried: str = ""
-    kept: str = ""
 
     def describe(self, config: JobConfig) -> str:
         """Returns the first line that a launcher prints."""
         return "; ".join(filter(None, (self.before, self._here(config))))
 
     def _here(self, config: JobConfig) -> str:
-        kept = f"; the run keeps its own {self.kept}" if self.kept else ""
         if self.complete:
-            return f"{self.path} is complete, and its result is returned: {_ANEW}{kept}"
+            return f"{self.path} is complete, and its result is returned: {_ANEW}"
         if self.carried:
             return f"going on {self.carried} in {self.path}"
         if not begun(self.path):
@@ -69,19 +67,17 @@ class RunFolder:
         if not config.ft:
             return f"beginning {self.path} anew: without fault tolerance (ft=False) no run can be resumed"
         step = saved_step(self.path, config)
-        return f"resuming {self.path} at step {'?' if step is None else step}{config.of_steps}{kept}"
+        return f"resuming {self.path} at step {'?' if step is None else step}{config.of_steps}"
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Says what the newest run is to a job. `differs`: in words; "" if it is the same job. `layout`: whether it differs
-    in its number of pservers or passes alone, and can be gone on with. `kept`: which initial values the job has drawn
-    otherwise."""
+    """What the newest run is to a job. `differs`: in words; "" if it is the same job. `layout`: True if it differs in
+    its number of pservers or passes alone, and can be gone on with."""
 
     differs: str = ""
     layout: bool = False
     complete: bool = False
-    kept: str = ""
 
 
 def begun(path: Path) -> bool:
@@ -113,7 +109,7 @@ def open_run(job: Job, wanted: str = "", *, fresh: bool = False) -> RunFolder:
                 job.save_prediction(path)
             publish(path)
             link_newest(path)
-            return RunFolder(path, found.complete, kept=found.kept)
+            return RunFolder(path, found.complete)
         if wanted and there:
             if copied:
                 shutil.rmtree(path)
@@ -192,8 +188,7 @@ def _compare(job: Job, path: Path) -> _Found:
     changed = differences(path, saved, job, drawn(saved, job))
     layout = layout_differences(job, path) if changed else []
     if not changed or (complete and layout and not more):
-        kept = differences(path, saved, job) if not changed else []
-        return _Found(complete=complete, kept=", ".join(kept))
+        return _Found(complete=complete)
     if not layout or not begun(path):
         return _Found(f"differs in: {', '.join(changed)}")
     lost = lost_checkpoints(path, step := saved_step(path, saved.config))
@@ -236,8 +231,8 @@ def saved_run(path: Path, *, fresh: bool) -> RunFolder:
 
 
 def run_of(job: Job) -> str:
-    """Returns the folder in ./jobs, or the URL of the storage, with the newest run of this very job; of a complete one,
-    if there is any. Raises UsageError[unknown-job] where there is none, with how the newest run differs."""
+    """Returns the folder in ./jobs, or the URL of the storage, with the newest run of this very job; a complete one, if
+    there is any. Raises UsageError[unknown-job] where there is none, with how the newest run differs."""
     from graphft.transpiler.differences import differences, drawn
 
     top = str(JOBS / job.config.name)

@@ -78,6 +78,12 @@ class ListedRun:
                 return Best(sign * value, epoch, of)
         return None
 
+    def goodness(self, wanted: Criterion | None) -> float:
+        """Returns what is larger of a better run."""
+        best = self.best(wanted)
+        sign = 1 if self.criterion(wanted).mode == "max" else -1
+        return -math.inf if best is None else sign * best.value
+
     def remarks(self) -> list[str]:
         """Returns what is told below a table."""
         return [*self.status.remarks(), *filter(None, (plain_text(self.unread),))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from graphft.transpiler.criteria import Criterion
 
 WATCH_SECONDS = 0.5
-SORTS = ("when", "name", "state", "step", "loss", "best", "size")
 
 
 def add_parsers(commands: Any) -> None:
@@ -40,8 +39,8 @@ def add_parsers(commands: Any) -> None:
     runs.add_argument("--metric", metavar="NAME", help=whose)
     best = "which value is the best (default: min of a loss or an error, max of anything else)"
     runs.add_argument("--best", choices=("max", "min"), default=None, help=best)
-    order = "in which order; of what is largest, newest or best the last (default: when)"
-    runs.add_argument("--sort", choices=SORTS, default="when", help=order)
+    order = "in which order: the one worked on last, or the best one, at the end (default: when)"
+    runs.add_argument("--sort", choices=("when", "best"), default="when", help=order)
     runs.add_argument("--json", action="store_true", help="print JSON")
     runs.set_defaults(command=_show_runs)
 
@@ -74,7 +73,7 @@ def _show_from_etcd(etcd: Etcd, options: argparse.Namespace) -> None:
     from graphft.runtime.coordination.keys import Keys
     from graphft.runtime.coordination.status import list_jobs, read_status
 
-    names = [name_of(options.job)] if options.job else list_jobs(etcd)
+    names = [_name_of(options.job)] if options.job else list_jobs(etcd)
     if len(names) == 1:
         _show(etcd, Keys(names[0]), options)
         return
@@ -127,13 +126,11 @@ def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
 
     from graphft.runtime.coordination.status import read_status
     from graphft.runtime.launcher.display import render
-    from graphft.runtime.page.time_keeper import OwnAccount, left_of, read_time, seen_of
-
-    own = OwnAccount()
+    from graphft.runtime.page.time_keeper import left_of, read_time
 
     def left(status: JobStatus) -> float | None:
-        kept = read_time(Path(str(status.spec.get("folder", ""))), str(status.spec.get("run", "")))
-        return left_of(kept if kept is not None else own.look(seen_of(status)), status)
+        folder = Path(str(status.spec.get("folder", "")))
+        return left_of(read_time(folder, str(status.spec.get("run", ""))), status)
 
     status = dataclasses.replace(read_status(etcd, keys), etcd_full=etcd.is_full())
     if options.json:
@@ -148,7 +145,7 @@ def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
     console.print(render(status, left(status)))
 
 
-def name_of(job: str) -> str:
+def _name_of(job: str) -> str:
     """Returns the name that `--job` means beside `--etcd`: itself, or that of the job in the folder."""
     from graphft.runtime.coordination.runs import JOBS, run_in
     from graphft.transpiler import read_record
@@ -183,7 +180,8 @@ def _show_runs(options: argparse.Namespace) -> int:
             rule="option",
             help="name one: --sort best --metric loss",
         )
-    found.sort(key=_sort_key(options.sort, wanted))
+    if options.sort == "best":
+        found.sort(key=lambda run: run.goodness(wanted))
     if options.json:
         print(readable_json([run.to_json(wanted) for run in found]))
         return EXIT_OK
@@ -201,26 +199,6 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _sort_key(by: str, wanted: Criterion | None) -> Callable[[ListedRun], Any]:
-    """What is unknown comes first."""
-
-    def goodness(run: ListedRun) -> float:
-        best = run.best(wanted)
-        sign = 1 if run.criterion(wanted).mode == "max" else -1
-        return float("-inf") if best is None else sign * best.value
-
-    keys: dict[str, Callable[[ListedRun], Any]] = {
-        "when": lambda run: run.status.at,
-        "name": lambda run: run.status.row()[0],
-        "state": lambda run: run.status.state,
-        "step": lambda run: -1 if run.status.step is None else run.status.step,
-        "loss": lambda run: float("-inf") if run.loss is None else run.loss,
-        "best": goodness,
-        "size": lambda run: run.bytes,
-    }
-    return keys[by]
-
-
 def _header(metrics: Collection[str]) -> tuple[str, ...]:
     """`metrics`: whose best is told; of several, a row says which."""
     best = f"best {next(iter(metrics))}" if len(metrics) == 1 else "best"
@@ -229,8 +207,8 @@ def _header(metrics: Collection[str]) -> tuple[str, ...]:
 
 def _row(run: ListedRun, wanted: Criterion | None, named: bool) -> tuple[str, ...]:
     ends, best = run.ends, run.best(wanted)
-    name = f"{run.criterion(wanted).metric} " * named
     of = "" if best is None else "validation" if best.of == "validation" else "epoch"
+    name = f"{run.criterion(wanted).metric} " * named
     return (
         *run.status.row(),
         "-" if run.loss is None else f"{run.loss:.4g}",

@@ -37,12 +37,13 @@ from graphft.runtime.process.role_process import (
     peak_bytes,
     was_preempted,
 )
+from graphft.runtime.process.work_record import Phase
 
 log = logging.getLogger("graphft")
 
 CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
-"""A trainer that cannot start (a source file half saved, a machine that gives other bits) is no end of a job in which
-another one has been at work for that time; it is tried again later."""
+"""A trainer that cannot start (a source file half saved) is tried again later, if another one has been at work for that
+time."""
 MEASURE_SECONDS = 1.0
 ALONE_SECONDS = 30.0
 """For how long a job may be without trainers when all those of the launcher have left: others may be on their way."""
@@ -61,9 +62,9 @@ FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
 class Supervisor:
     """Keeps a set of role processes running until the job is over.
 
-    A child that dies is noticed at once (a thread waits for each), its lease is revoked, so that the others need
-    not wait for it to expire, and it is started again: immediately after a preemption, with a growing delay after
-    failures. A child may fail `max_restarts` times without progress of the job in between.
+    A child that dies is noticed at once (a thread waits for each), its lease is revoked, and it is started again:
+    immediately after a preemption, with a growing delay after failures. A child may fail `max_restarts` times without
+    progress of the job in between.
     """
 
     def __init__(
@@ -109,10 +110,8 @@ class Supervisor:
         return all(c.done for c in self.children.values())
 
     def take_progress(self, step: int, applied: int) -> None:
-        """Takes note of the job's step, and of how many updates the shards have applied since they started.
-
-        Steps that are repeated are no progress, and neither are steps without data, because all of it is discarded.
-        """
+        """Takes note of the job's step, and of how many updates the shards have applied since they started: steps that
+        are repeated, or without data, are no progress."""
         if step > self._progress and applied != self._applied:
             self._progress, self._applied = step, applied
 
@@ -148,7 +147,8 @@ class Supervisor:
                 self._start(child)
         self._revoker.step()
         self.events.again()
-        self._locations.publish(self._ordered())
+        there = [c.process for c in self.children.values() if c.process is not None and c.alive]
+        self._locations.publish([Ordered(p.order.role, p.order.index, p.place, p.pid) for p in there if p.place])
         self._make_room()
         self._measure()
         try:
@@ -159,11 +159,8 @@ class Supervisor:
     # -- what the status tells --------------------------------------------------------------------------------------
 
     def replace_frozen(self, registered: Collection[Identity]) -> None:
-        """Ends children that no longer hold a lease and yet do not end by themselves, as a running process would.
-
-        `registered`: the processes that are registered now, as etcd has just said. Without this, a pserver that
-        somebody stopped for good would keep the job waiting for ever.
-        """
+        """Ends children that no longer hold a lease and do not end by themselves: a pserver that somebody stopped for
+        good would keep the job waiting for ever. `registered`: the processes that etcd has just told."""
         now = time.monotonic()
         for child in self.children.values():
             process = child.process
@@ -178,10 +175,8 @@ class Supervisor:
                     process.send_signal(signal.SIGKILL)
 
     def expect_trainers(self, others: bool) -> None:
-        """Ends a job that cannot complete: all trainers of this launcher are done, and no others were started.
-
-        `others`: whether any trainer is registered or loads its data.
-        """
+        """Ends a job that cannot complete: all trainers of this launcher are done. `others`: True if any trainer is
+        registered or loads its data."""
         mine = [c for c in self.children.values() if c.role == "trainer"]
         if others or not mine or not all(c.done for c in mine):
             self._alone_since = None
@@ -192,12 +187,11 @@ class Supervisor:
             self.fail(f"no trainer is left, and the job is not complete: {who}")
 
     def take_back_orders(self) -> None:
-        """The job is complete: processes that the engine has no room for are not wanted any more."""
+        """Ends the wait of processes that the engine has no room for: the job is complete."""
         for child in self.children.values():
-            waits = child.waits
-            if child.restart_at is not None or waits:
+            if child.restart_at is not None or child.waits:
                 child.done, child.restart_at = True, None
-            if child.process is not None and waits:
+            if child.process is not None and child.waits:
                 child.process.send_signal(signal.SIGTERM)
 
     # -- the end ----------------------------------------------------------------------------------------------------
@@ -230,9 +224,9 @@ class Supervisor:
             self._collect()
         end = time.monotonic() + REVOKE_SECONDS
         for child in children:
-            while not (done := self._revoker.try_once(child.identity)) and time.monotonic() < end:
+            while not self._revoker.try_once(child.identity) and time.monotonic() < end:
                 time.sleep(REVOKE_EVERY_SECONDS)
-            if not done:
+            if time.monotonic() > end:  # etcd does not answer
                 break
         with contextlib.suppress(GraphftError):  # another run has the name now
             self.events.again(at_once=True)
@@ -264,15 +258,9 @@ class Supervisor:
         child.identity = process.await_made()
         self._exits.put((child, process, process.wait()))
 
-    def _ordered(self) -> list[Ordered]:
-        """Returns the processes that are elsewhere, or wait for room."""
-        there = [(c, c.process) for c in self.children.values() if c.process is not None and c.alive]
-        return [Ordered(c.role, c.index, process.place, process.pid) for c, process in there if process.place]
-
     def _make_room(self) -> None:
-        """Gives shards the room of trainers, one by one, the youngest first: a job does no step without all of its
-        shards, and one trainer is enough. What is lost with machines is ordered again as it died: trainers may have
-        taken all the room that is left."""
+        """Gives shards the room of trainers, one by one, the youngest first: one trainer is enough, and after a loss of
+        machines trainers may have taken all the room that is left."""
         shards = [c for c in self.children.values() if c.role == "pserver" and c.waits]
         trainers = [c for c in self.children.values() if c.role == "trainer" and c.alive]
         running = [c for c in trainers if not c.waits]
@@ -296,8 +284,7 @@ class Supervisor:
             self.signal(child.role, child.index, signal.SIGKILL)
 
     def _measure(self) -> None:
-        """Notes how much memory the children use, and what they have started: of one that is dead, neither can be
-        asked."""
+        """Notes how much memory the children use, and what they have started, while they live."""
         if time.monotonic() < self._measured_at + MEASURE_SECONDS:
             return
         self._measured_at = time.monotonic()
@@ -316,28 +303,28 @@ class Supervisor:
             self._start(child)
             return
         if status == EXIT_OK and self._may_end(child):
-            if not self._is_wanted_back(child):
-                child.done = True
-                return
-            status = -signal.SIGTERM
+            child.done = True
+            return
+        if status == EXIT_OK and self._phase(child) == Phase.LEFT:
+            status = -signal.SIGTERM  # a preemption
         if status in (EXIT_FAILED, EXIT_USAGE) and self._state() == "failed":
             child.done = True  # the job's record says why, and to all of its launchers
             return
         self._died(child, status)
 
     def _died(self, child: Child, status: int) -> None:
-        """It ended before its job did."""
+        """Restarts a child whose process ended before its job did, or gives it up."""
         index = child.index if child.role == "trainer" else None
         where, blamed, counts = self._deaths.died(child.name, index, child.identity, status, child.peak)
         self._revoker.revoke(child.identity)
         what = describe_exit(status) + where
         asked = status == EXIT_OK and child.role == "coordinator"  # by SIGTERM: none of the user's code runs in it
         preempted = (was_preempted(status) or asked) and blamed is None and not counts
-        of_batch = blamed is not None or (index is not None and self._deaths.reported(index, child.identity))
+        of_batch = blamed is not None or self._phase(child) == Phase.REPORTED
         if preempted:
             child.preempt()
         else:
-            # One that is counted against a batch is counted against the process only when the batch is discarded.
+            # A failure that counts against a batch counts against the process only when the batch is discarded.
             counts = counts is not False or status == EXIT_USAGE
             child.death, child.died_at = f"{child.name} died ({what})", time.monotonic()  # who sees it counted asks how
             child.died_started = child.started_at
@@ -358,7 +345,6 @@ class Supervisor:
             child.restart_in(delay)  # from now on: to tell of it may take a second
 
     def _cannot_start(self, child: Child, what: str) -> None:
-        """No other process of it could, here; but it is no end of a job in which another trainer is at work."""
         now = time.monotonic()
         others = (c for c in self.children.values() if c.role == "trainer" == child.role and c is not child)
         if any(c.alive and not c.done and now - c.started_at > AT_WORK_SECONDS for c in others):
@@ -366,21 +352,17 @@ class Supervisor:
             text = f"{child.name} cannot start ({what}; see its log): trying again, while other trainers work"
             self.events.emit("cannot-start", text, role=child.role, index=child.index)
             return
-        verb = "start" if now - child.started_at < AT_WORK_SECONDS else "go on"
         lines = self.engine.logs(child.order(self.endpoints), ERROR_LINES)
-        self._give_up(child, f"{child.name} cannot {verb} ({what}){error_in(lines)}")
-
-    def _is_wanted_back(self, child: Child) -> bool:
-        """True if it was asked to leave a job that is not over, and another one is to come in its place."""
-        return self.replaces_left and child.role == "trainer" and not has_model(self.job_dir) and not self._over()
+        self._give_up(child, f"{child.name} cannot start ({what}){error_in(lines)}")
 
     def _may_end(self, child: Child) -> bool:
-        """True if a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""
-        left = child.role == "trainer" and self._deaths.left(child.index, child.identity)
-        return has_model(self.job_dir) or left or self._over()
+        """Returns True if a process that ended with status 0 was done. User code may have ended it (`os._exit`); and
+        for one that was asked to leave another one may be wanted."""
+        left = self._phase(child) == Phase.LEFT and not self.replaces_left
+        return left or has_model(self.job_dir) or self._state() in ("complete", "failed")
 
-    def _over(self) -> bool:
-        return self._state() in ("complete", "failed")
+    def _phase(self, child: Child) -> Phase | None:
+        return self._deaths.phase(child.index, child.identity) if child.role == "trainer" else None
 
     def _state(self) -> str:
         """Returns the job's state; "" while etcd does not tell."""

@@ -45,7 +45,7 @@ def test_a_dataset_that_takes_longer_to_construct_than_a_lease_lasts(
     assert not played.statuses[-1].loading
     shown = next(s for s in loading if len(s.loading) == 3)
     assert "0 trainers (3 more loading)" in format_line(shown)
-    assert all(at.startswith("loading data, ") for _, _, at, _, _ in process_rows(shown)[-3:])
+    assert all(at.startswith("loading data, ") for _, _, at, _, _ in list(process_rows(shown))[-3:])
 
 
 def test_a_trainer_that_loads_ends_with_its_job_or_when_it_is_told_to(

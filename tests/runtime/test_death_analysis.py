@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
+from graphft.runtime.launcher import death_analysis
 from graphft.runtime.launcher.death_analysis import REPORT_SECONDS, DeathAnalysis, Finding
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST
@@ -50,7 +50,7 @@ def test_a_death_in_a_proof_that_nobody_has_made_is_not_counted(
     if other:
         record_proof(etcd, keys, "another-run")
     assert dies(deaths, signal.SIGSEGV) == (WHERE, None, False)
-    assert dies(deaths, signal.SIGKILL) == (WHERE + ", the 2nd time in a row", None, False)
+    assert dies(deaths, signal.SIGKILL) == (WHERE, None, False)
 
 
 def test_a_death_in_a_proof_that_others_have_made_counts(deaths: DeathAnalysis, etcd: Etcd, keys: Keys) -> None:
@@ -81,7 +81,7 @@ def test_user_code_that_ends_with_the_status_of_a_lost_lease(
 
 @dataclass
 class Coordinator:
-    """Stands for the one that failures are reported to: `graphft.runtime.queue.task_client`."""
+    """Stands for the one that failures are reported to."""
 
     answer: Change | None
     run: str
@@ -106,7 +106,7 @@ def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     etcd.put(keys.secret, b"the secret")
     change = Change("released", "it failed once", (), ()) if counted else None
     coordinator = Coordinator(change, named.run_id)
-    monkeypatch.setitem(sys.modules, "graphft.runtime.queue.task_client", coordinator)  # type: ignore[arg-type]
+    monkeypatch.setattr(death_analysis, "report_failed", coordinator.report_failed)
     WorkRecord(record_path(deaths.job_dir, 0)).begin(Phase.COMPUTING, Place(1, 2, 3), claim=7)
     found = deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0)
     reason = "trainer 0 died (killed by SIGSEGV) while computing batch 3 of chunk 2 in pass 1"

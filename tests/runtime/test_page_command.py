@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
 import shutil
@@ -18,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from graphft.errors import UsageError
 from graphft.runtime.callbacks.runner import Cursor
 from graphft.runtime.cli import main
+from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration, ShardStatus, TrainerStatus
@@ -25,7 +24,7 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import read_status
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.options import LaunchOptions
-from graphft.runtime.launcher.page_command import _site
+from graphft.runtime.launcher.page_command import site_of
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.page.server import Site, answer
 from graphft.runtime.page.time_keeper import TimeKeeper
@@ -38,12 +37,6 @@ def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
 
 
-@contextlib.contextmanager
-def site(**options: str):  # type: ignore[no-untyped-def]
-    with contextlib.ExitStack() as stack:
-        yield _site(argparse.Namespace(**{"job": "", "etcd": "", **options}), stack)
-
-
 def told(found: Site, path: str = "/status.json") -> dict:  # type: ignore[type-arg]
     code, _, body = answer(found, path)
     assert code == 200, body
@@ -51,86 +44,78 @@ def told(found: Site, path: str = "/status.json") -> dict:  # type: ignore[type-
 
 
 @pytest.fixture
-def running(etcd: Etcd, keys: Keys, job: Job, saved: Path) -> Keys:
-    put_job(etcd, keys, job, saved)
+def running(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> Path:
+    """The folder of a job that runs in an etcd of the user's."""
+    named = Job.make(job.source, job.config.replace(name=keys.job))
+    named.save(tmp_path / "running")
+    put_job(etcd, keys, named, tmp_path / "running")
+    write_endpoints(tmp_path / "running", ",".join(etcd.endpoints))
     etcd.put(keys.trainer("0-a"), msgspec.json.encode(Registration("0-a", "", 1, "host")))
     etcd.put(keys.status_of("trainer", "0-a"), msgspec.json.encode(TrainerStatus(2)))
-    etcd.put(keys.pserver(0), msgspec.json.encode(Registration("p", "", 2, "host")))
+    for index in range(job.config.pservers):
+        etcd.put(keys.pserver(index), msgspec.json.encode(Registration(f"p{index}", "", 2, "host")))
     etcd.put(keys.status_of("pserver", "0"), msgspec.json.encode(ShardStatus(0, metrics={"loss": 0.5})))
     Events(etcd, keys, "launcher").emit("died", "trainer 1 died (killed by SIGKILL)")
-    return keys
+    return tmp_path / "running"
 
 
-def test_a_job_that_an_etcd_knows(running: Keys, etcd: Etcd, job: Job, saved: Path) -> None:
-    endpoints = ",".join(etcd.endpoints)
-    with site(etcd=endpoints, job=running.job) as found:
-        first = told(found)
-        assert (first["state"], first["loss"], first["events"][0]["kind"]) == ("running", 0.5, "died")
-        assert first["time"]["by_page"], "no launcher keeps its time: the page does, from now on"
-    TimeKeeper(saved, job.run_id, 1e9, 0).write()
-    with site(etcd=endpoints, job=running.job) as found:
-        kept = told(found)["time"]
-        assert (kept["began"], kept["by_page"]) == (1e9, False)
-
-
-def test_page_metrics_and_status_tell_the_time_left_of_one_account(
-    running: Keys, etcd: Etcd, job: Job, saved: Path, capsys: pytest.CaptureFixture[str]
+def test_page_metrics_and_status_of_a_job_that_runs(
+    running: Path, keys: Keys, etcd: Etcd, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each reckoned for itself, and they differed."""
-    for index in range(job.config.pservers):
-        etcd.put(running.pserver(index), msgspec.json.encode(Registration(f"p{index}", "", 1, "host")))
+    """Each reckoned the time left for itself, and they differed."""
+    first = told(site_of(str(running)))
+    assert (first["state"], first["loss"], first["events"][0]["kind"]) == ("running", 0.5, "died")
+    assert first["time"]["by_page"], "no launcher keeps its time: the page does, from now on"
     now = [1e9]
-    keeper = TimeKeeper(saved, job.run_id, now[0], 0, lambda: now[0])
+    keeper = TimeKeeper(running, read_record(running).run_id, now[0], 0, lambda: now[0])
     for step in (0, 1, 2):
-        keeper.look(replace(read_status(etcd, running, brief=True), step=step))
+        keeper.look(replace(read_status(etcd, keys, brief=True), step=step))
         now[0] += 37.0
     assert keeper.left() == 74.0, "two steps of 37 s"
     keeper.write()
-    endpoints = ",".join(etcd.endpoints)
-    with site(etcd=endpoints, job=running.job) as found:
-        assert told(found)["time"]["seconds_left"] == 74.0
-        assert b'graphft_seconds_left{job="%b"} 74.0' % running.job.encode() in answer(found, "/metrics")[2]
-    which = ("--job", running.job, "--etcd", endpoints)
-    assert json.loads(shown(capsys, "status", *which, "--json"))["seconds_left"] == 74.0
-    assert "74 s left" in shown(capsys, "status", *which)
+    found = site_of(str(running))
+    assert told(found)["time"]["seconds_left"] == 74.0
+    assert b'graphft_seconds_left{job="%b"} 74.0' % keys.job.encode() in answer(found, "/metrics")[2]
+    assert json.loads(shown(capsys, "status", "--job", running, "--json"))["seconds_left"] == 74.0
+    assert "74 s left" in shown(capsys, "status", "--job", running)
 
 
 def test_jobs_that_do_not_run(saved: Path) -> None:
     """Not begun, stopped, failed, complete: by the folder alone."""
-    with site(job=str(saved)) as found:
-        assert told(found)["state"] == "not begun"
+    found = site_of(str(saved))
+    assert told(found)["state"] == "not begun"
     note(saved, "launch")
     note(saved, "preemption", "killed by SIGKILL", "trainer 1")
     (saved / "checkpoints").mkdir()
-    with site(job=str(saved)) as found:
-        stopped = told(found)
+    found = site_of(str(saved))
+    stopped = told(found)
     assert stopped["state"] == "stopped"
     assert [event["text"] for event in stopped["events"]] == [
         "the job was launched",
         "trainer 1 died (killed by SIGKILL)",
     ]
     note(saved, "failed", "the loss is nan")
-    with site(job=str(saved)) as found:
-        assert (told(found)["state"], told(found)["failure"]) == ("failed", "the loss is nan")
+    found = site_of(str(saved))
+    assert (told(found)["state"], told(found)["failure"]) == ("failed", "the loss is nan")
     (saved / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    with site(job=str(saved)) as found:
-        assert told(found)["state"] == "complete"
+    found = site_of(str(saved))
+    assert told(found)["state"] == "complete"
 
 
 def test_several_jobs_are_a_list_of_links(saved: Path) -> None:
     Path("jobs").mkdir()
     saved.rename("jobs/one")
-    with site() as found:
-        assert [job["link"] for job in told(found)["jobs"]] == ["one"]
-        assert told(found, "/job/one/status.json")["state"] == "not begun"
-        assert answer(found, "/job/other/status.json")[0] == 404
-        assert answer(found, "/job/one/")[0] == 200
-        shutil.copytree("jobs/one", "jobs/two one")
-        shutil.copytree("jobs/one", os.fsdecode(b"jobs/b\xffyte"))
-        assert told(found, "/job/two%20one/status.json")["state"] == "not begun"
-        families = text_string_to_metric_families(answer(found, "/metrics")[2].decode())
-        states = [s.labels["job"] for f in families for s in f.samples if s.name == "graphft_state" and s.value]
-        assert sorted(states) == ["b\\udcffyte", "one", "two one"], "their job has one name"
+    found = site_of("")
+    assert [job["link"] for job in told(found)["jobs"]] == ["one"]
+    assert told(found, "/job/one/status.json")["state"] == "not begun"
+    assert answer(found, "/job/other/status.json")[0] == 404
+    assert answer(found, "/job/one/")[0] == 200
+    shutil.copytree("jobs/one", "jobs/two one")
+    shutil.copytree("jobs/one", os.fsdecode(b"jobs/b\xffyte"))
+    assert told(found, "/job/two%20one/status.json")["state"] == "not begun"
+    families = text_string_to_metric_families(answer(found, "/metrics")[2].decode())
+    states = [s.labels["job"] for f in families for s in f.samples if s.name == "graphft_state" and s.value]
+    assert sorted(states) == ["b\\udcffyte", "one", "two one"], "their job has one name"
 
 
 def test_what_page_refuses(capsys: pytest.CaptureFixture[str], saved: Path) -> None:

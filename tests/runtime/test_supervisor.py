@@ -144,7 +144,7 @@ def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
     assert not supervisor.failed
     supervisor.signal("trainer", 0, signal.SIGKILL)
     steps(supervisor, lambda: supervisor.failed)
-    assert "cannot go on (exit status 2)" in supervisor.failed, "trainer 1, which counts as at work from 0 s on"
+    assert "cannot start (exit status 2)" in supervisor.failed
 
 
 @pytest.mark.parametrize("recorded", [True, False])

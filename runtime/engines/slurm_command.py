@@ -22,11 +22,7 @@ LOG = "slurm-%j.log"
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("slurm", help="print the batch script that runs a saved job on Slurm: sbatch takes it")
     add = parser.add_argument
-    add(
-        "job",
-        help="the folder of a saved job (graphft launch --save-only), or the URL of its storage; or a Python script, "
-        "with a graphft.Trainer say",
-    )
+    add("job", help="the folder of a saved job (graphft launch --save-only), or the URL of its storage; or a script")
     add("--nodes", default="1", metavar="N[-M]", help="how many nodes; of a range, as many as there are (default: 1)")
     add("--trainers-per-node", type=int, default=1, metavar="N", help="(default: 1)")
     add("--pservers", type=int, metavar="N", help="(default: what the job says)")
@@ -118,13 +114,8 @@ def _of_script(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _quoted(option: str) -> str:
-    """One option as a line of #SBATCH has it: blanks end it, and `#` begins a comment. A backslash escapes. Raises
-    UsageError for what no line can hold."""
-    if not option.isprintable() or "\\" in option:  # with a backslash Slurm replaces no %j
-        raise UsageError(
-            f"{option!r} is nothing that sbatch reads: expected printable characters and no backslash",
-            rule="option",
-            help="rename the folder",
-        )
-    plain = re.fullmatch(r"[^\s\"'#]+", option)
-    return option if plain else '"' + re.sub(r"""(["'#])""", r"\\\1", option) + '"'
+    """Returns an option as a line of #SBATCH has it: blanks end it, and `#` begins a comment. Raises UsageError for
+    what no line can hold."""
+    if not option.isprintable() or "\\" in option or '"' in option:  # with a backslash Slurm replaces no %j
+        raise UsageError(f"{option!r} is nothing that sbatch reads", rule="option", help="rename the folder")
+    return option if re.fullmatch(r"[^\s'#]+", option) else '"' + re.sub(r"(['#])", r"\\\1", option) + '"'
