@@ -144,26 +144,6 @@ def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed
         assert not trainer.workers(), "nothing was started to look at it"
 
 
-def test_preemptions_are_no_failures(tmp_path: Path) -> None:
-    killed, at = 0, -1
-
-    class Killer:
-        def on_status(self, status: Any) -> None:
-            """A trainer that dies three times in a row at one batch has failed: there is progress in between."""
-            nonlocal killed, at
-            if killed < 20 and status.step > at and trainer.signal("trainer", killed % 2, signal.SIGKILL):
-                killed, at = killed + 1, status.step
-
-    with epochs.trainer(tmp_path / "job", callbacks=[Killer()]) as trainer:
-        preempted = 0
-        while killed < 20:
-            preempted += int(trainer.train(max_retries=0)["preemptions"])
-        found = trainer.train(max_retries=0)
-    assert found["failures"] == 0
-    assert killed == 20
-    assert preempted + found["preemptions"] >= 15, "some were killed while they were started"
-
-
 def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_path: Path) -> None:
     spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
     with epochs.trainer(tmp_path / "job", chunks=spec, max_failures=50) as trainer:

@@ -39,41 +39,6 @@ def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.Cap
     first.shutdown()
 
 
-def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = epochs.trainer(tmp_path / "job")
-    trainer.train()
-    running, sent = trainer._running, threading.Event()
-    assert running is not None
-    assert running.supervisor is not None
-    stop = running.supervisor.stop
-
-    def stop_then(**options: Any) -> None:
-        sent.wait()
-        stop(**options)
-
-    monkeypatch.setattr(running.supervisor, "stop", stop_then)
-
-    def interrupt() -> None:
-        until(lambda: running._asked)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        sent.set()
-
-    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)  # SIGINT may be ignored where tests run
-    thread = threading.Thread(target=interrupt)
-    try:
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            trainer.shutdown()
-    finally:
-        thread.join()
-        signal.signal(signal.SIGUSR1, before)
-    trainer.shutdown()
-    assert not running.alive
-    assert not trainer.workers()
-    with trainer:
-        assert trainer.train()["epoch"] == 2
-
-
 def test_one_thread_trains(tmp_path: Path) -> None:
     """The one that does waits until the others have tried to."""
     found: list[object] = []

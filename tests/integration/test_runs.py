@@ -53,7 +53,7 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
         joined = Program(
             folder / "one", SCRIPT, pace.file, json.dumps(PATIENT), GRAPHFT_LAUNCH=launch_with(etcd, pservers=0)
         )
-        joined.says("joining jobs/blobs/runs/1, which is running, at step")
+        joined.says("resuming jobs/blobs/runs/1 at step")
         pace.set(0)
         assert one.wait() == 0, one.output
         assert joined.wait() == 0, joined.output
@@ -85,7 +85,7 @@ def test_a_model_that_is_gone_is_made_again(program: ir.Program, folder: Path) -
         manifest.unlink()
     anew = Program(folder, *launch, job_dir)
     assert anew.wait() == 0, anew.output
-    assert "is gone: it is TRAINED again: no checkpoint is whole" in anew.output
+    assert "is gone: it is TRAINED again" in anew.output
     assert model(job_dir) == before
 
 
@@ -140,11 +140,3 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     assert sum(ends.preemptions.values()) >= 1, "of all launches; on a busy machine others may lose their leases"
     log = (folder / "jobs" / "blobs" / "runs" / "1" / "logs" / "pserver-0.log").read_text()
     assert re.search("goes on from step [1-5]0", log), log
-
-
-def test_a_launch_that_finds_no_etcd_says_so_in_one_message(folder: Path, pace: Pace) -> None:
-    found = Program(folder, SCRIPT, pace.file, json.dumps(OPTIONS), ETCD_BIN="/nosuch/etcd")
-    assert found.wait() == 1
-    first, error, _help = found.output.splitlines()
-    assert first == "new run in jobs/blobs/runs/1"
-    assert error == "error[etcd-missing]: ETCD_BIN=/nosuch/etcd is not a working etcd"

@@ -9,16 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
 
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.child import ChildProcesses
 from graphft.runtime.process.identity import identify
-from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 ROLE = """
@@ -81,41 +77,3 @@ def test_children_of_its_own_are_left_alone() -> None:
         other.terminate()
         child_processes.look([identify(other.pid)])
         assert other.wait(120) == -signal.SIGTERM
-
-
-def test_children_die_with_a_supervisor_that_is_killed(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    code = f"""
-import os, subprocess, sys, time
-from pathlib import Path
-from graphft.runtime.launcher import supervisor
-from graphft.runtime.engines import local
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.coordination.keys import Keys
-
-child = '''import os, sys, time
-from graphft.runtime.process.role_process import die_with_parent
-die_with_parent(int(os.environ["GRAPHFT_PARENT"]))
-os.write(1, b"%d " % os.getpid()); time.sleep(100)'''
-
-def start_role(arguments, log, environment):
-    return subprocess.Popen([sys.executable, "-c", child], env={{**os.environ, "GRAPHFT_PARENT": str(os.getpid())}})
-
-local.start_role = start_role
-engine = local.LocalEngine(local.Run(Path({str(tmp_path)!r}), ""), fork_server=False)
-etcd = Etcd([{etcd.endpoints[0]!r}], timeout=20, deadline=60)
-supervisor = supervisor.Supervisor(Path({str(tmp_path)!r}), Keys({keys.job!r}), etcd, "", engine)
-for index in range(2):
-    supervisor.add("trainer", index)
-while True:
-    supervisor.step(0.1)
-"""
-    out = tmp_path / "pids"
-    with out.open("wb") as stream:
-        launcher = subprocess.Popen([sys.executable, "-c", code], stdout=stream)
-    try:
-        until(lambda: out.read_text().count(" ") == 2)
-        children = [psutil.Process(int(pid)) for pid in out.read_text().split()]
-    finally:
-        launcher.kill()
-        launcher.wait()
-    until(lambda: all(map(ended, children)))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-import graphft
 from graphft.ir.printer import format_program
 from graphft.ir.storage import save_program
 from graphft.runtime.cli import main
@@ -63,40 +61,11 @@ def test_show_diff(capsys: pytest.CaptureFixture[str], job: Job, saved: Path) ->
     assert "+  %chunk: chunk = etcd_get_chunk()" in text
 
 
-def test_show_drawings(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    assert shown(capsys, "show", saved, "--role", "trainer", "--dot").startswith("digraph")
-
-
 def test_show_a_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     save_program(linear(), tmp_path / "program")
     assert shown(capsys, "show", tmp_path / "program") == f"{linear()}\n"
     for option in (["--role", "trainer"], ["--passes"], ["--diff"]):
         assert f"{option[0]} is for jobs" in refused(capsys, "show", tmp_path / "program", *option)
-
-
-def test_show_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "nosuch" in refused(capsys, "show", tmp_path / "nosuch")
-
-
-def test_show_a_damaged_job(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    (saved / "programs" / "trainer" / "program.gft").write_text("nonsense")
-    refused(capsys, "show", saved)
-    (saved / "job.json").write_text("{")
-    assert "is damaged" in refused(capsys, "show", saved)
-
-
-def test_output_into_a_closed_pipe(saved: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-m", "graphft", "show", str(saved)],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (1, b"")
 
 
 # -- etcd -------------------------------------------------------------------------------------------------------------
@@ -137,25 +106,6 @@ def test_etcd_that_cannot_be_reached(
     assert names == ["data", "job.json", "programs", "source"], "nothing half-written"
 
 
-def test_the_process_ends_too_and_prints_no_traceback() -> None:
-    code = (
-        "from graphft.runtime import cli\n"
-        "from graphft.runtime.coordination import connect\n"
-        "connect.ANSWER_SECONDS = 0.3\n"
-        f"raise SystemExit(cli.main(['status', '--etcd', '{NOBODY}']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error[etcd-unreachable]")
-    assert "Traceback" not in done.stderr
-
-
 # -- launch and start -------------------------------------------------------------------------------------------------
 
 
@@ -183,11 +133,6 @@ def test_launch_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert "no job nosuch: neither nosuch nor jobs/nosuch holds" in refused(capsys, "launch", "--job", "nosuch")
     assert "trainers is -1" in refused(capsys, "launch", "--trainers", "-1", "--job", "nosuch")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_complete_job_is_not_launched_again(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    (saved / "model.safetensors").touch()
-    assert shown(capsys, "launch", "--job", saved) == f"{saved} is complete: {saved}/model.safetensors\n"
 
 
 def test_launch_runs_the_script_with_its_arguments(
@@ -219,10 +164,6 @@ def test_launch_runs_the_script_with_its_arguments(
     }, "what was not given is the script's to say"
 
 
-def test_start_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "there is no job nosuch" in refused(capsys, "start", "trainer", "--job", "nosuch")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [[], ["nosuch"], ["start", "cook", "--job", "x"], ["start", "trainer"], ["launch", "--trainers", "two"]],
@@ -232,29 +173,6 @@ def test_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None
         main(arguments)
     assert ended.value.code == 2
     assert "usage: graphft" in capsys.readouterr().err
-
-
-def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    assert all(f"    {command}" in text for command in ("launch", "start", "status", "show"))
-
-
-def test_a_misspelt_command_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["lanch"])
-    assert end.value.code == 2
-    message = capsys.readouterr().err
-    assert "launch" in message
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"graphft {graphft.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -82,35 +82,6 @@ def test_events_of_launches_before_are_not_told_again() -> None:
     assert texts == ["registered", "of a machine whose clock is late"]
 
 
-def test_the_panel_shows_roles_slots_and_events() -> None:
-    status = status_of(
-        event(1.0, "trainer 1 died [/], slot 1 taken over", "launcher"),
-        slots={0: "0-aa", 1: "0-aa"},
-        pservers={0: {"host": "h", "pid": 4, "version": 7}, 1: {"host": "h", "pid": 5}},
-        trainers={"0-aa": {"host": "h", "pid": 6, "step": 7, "samples_per_second": 10.0}},
-    )
-    stream = io.StringIO()
-    Console(file=stream, width=120, highlight=False, markup=False).print(render(status))
-    text = stream.getvalue()
-    for wanted in (
-        "graphft job tiny: running, generation 1",
-        "pserver 0",
-        "h:4",
-        "version 7",
-        "version -",
-        "trainer 0-aa",
-        "0, 1",
-        "10 samples/s",
-        "[launcher] trainer 1 died [/], slot 1 taken over",
-    ):
-        assert wanted in text, text
-    stream = io.StringIO()
-    Console(file=stream, width=80, highlight=False, markup=False).print(render(status))
-    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-    assert "role          process  at         slots  doing" in lines, "the table begins on a line of its own"
-    assert len(lines) == len(text.splitlines()), "80 columns are enough"
-
-
 def drawn(status: JobStatus, width: int, left: float | None = None) -> list[str]:
     stream = io.StringIO()
     Console(file=stream, width=width, highlight=False, markup=False).print(render(status, left))

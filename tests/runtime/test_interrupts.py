@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -45,12 +44,6 @@ def come_within(number: int, reached: list[str]) -> None:
         reached.append("outer")
 
 
-def come_all_within(numbers: Sequence[int]) -> None:
-    with uninterrupted():
-        for number in numbers:
-            signal.raise_signal(number)
-
-
 def fail_within(number: int) -> None:
     with uninterrupted():
         signal.raise_signal(number)
@@ -75,58 +68,6 @@ def test_an_error_of_the_block_is_not_lost(raises: tuple[int, type[BaseException
     with suppress(Interrupted), interruptible(lambda: ""), pytest.raises(expected) as caught:
         fail_within(number)
     assert isinstance(caught.value.__context__, ValueError)
-
-
-def test_all_that_came_is_handed_over_once_though_one_raises() -> None:
-    came: list[int] = []
-
-    def gently(number: int, frame: object) -> None:
-        came.append(number)
-        raise TimedOut
-
-    numbers = (signal.SIGALRM, signal.SIGINT)
-    before = {number: signal.signal(number, gently) for number in numbers}
-    try:
-        with pytest.raises(TimedOut):
-            come_all_within(numbers)
-        assert sorted(came) == sorted(numbers)
-        with uninterrupted():
-            pass
-        assert len(came) == 2
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def test_asyncio_hears_of_a_signal_once() -> None:
-    async def hear() -> list[str]:
-        told: list[str] = []
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, told.append, "SIGTERM")
-        come_all_within([signal.SIGTERM])
-        await asyncio.sleep(0.1)
-        loop.remove_signal_handler(signal.SIGTERM)
-        return told
-
-    assert asyncio.run(hear()) == ["SIGTERM"]
-
-
-def test_other_threads_hold_nothing_back(raises: tuple[int, type[BaseException]]) -> None:
-    number, expected = raises
-    within, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with uninterrupted():
-            within.set()
-            over.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    within.wait()
-    with suppress(Interrupted), interruptible(lambda: ""), pytest.raises(expected):
-        signal.raise_signal(number)
-    over.set()
-    thread.join()
 
 
 def test_a_call_to_etcd_ends_before_a_signal_raises(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graphft.errors import GraphftError
-from graphft.runtime.cli import main
 from graphft.runtime.coordination.validations import note_validation
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.page_command import FolderLooks
@@ -125,14 +121,6 @@ def test_the_order(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
     assert (order(), order("--sort", "best"), order("--sort", "best", "--best", "max")) == ("cab", "abc", "cba")
 
 
-def test_a_metric_that_no_job_has(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
-    noted(saved(passes, "a", 1.0), [1.0], accuracy=1.0)
-    noted(saved(passes, "b", 1.0), [1.0], f1=1.0)
-    said = refused(capsys, "runs", "--metric", "auc")
-    assert "none of these jobs has a metric 'auc'" in said
-    assert "there are accuracy, f1, loss" in said
-
-
 def test_the_best_is_that_of_a_validation_where_there_is_one(passes: Job) -> None:
     folder = saved(passes, "a", 1.0)
     noted(folder, [1.0] * 12, accuracy=0.5)
@@ -176,34 +164,6 @@ def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture
         "jobs/loop": "unreadable",
     }
     assert "\njobs/cut: cannot be read: jobs/cut/job.json is damaged: " in shown(capsys, "runs")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("job.json", "metrics.rows", "validation.jsonl"),
-        *("ends.jsonl", "etcd.json", "checkpoints/loaded", "time.json", "continued.json", "launcher.lock"),
-        *("storage.json", "model.safetensors"),
-    ],
-)
-def test_a_fifo_in_a_files_place_stops_nobody(capsys: pytest.CaptureFixture[str], passes: Job, name: str) -> None:
-    """Found under attack: to open one waits for who writes into it, and `runs`, `status` and the page did."""
-    for folder in (saved(passes, "a", 1.0), saved(passes, "b", 2.0)):
-        noted(folder, [0.5])
-    bad = Path("jobs", "a", name)
-    bad.unlink(missing_ok=True)
-    os.mkfifo(bad)
-    if name not in ("model.safetensors", "job.json"):
-        Path("jobs", "a", "model.safetensors").unlink()
-    note(Path("jobs", "b"), "launch")
-    assert set(told(capsys)) == {"jobs/a", "jobs/b"}
-    text = shown(capsys, "runs")
-    if name in ("job.json", "metrics.rows"):
-        assert re.search(rf"\njobs/a: .*{name} cannot be read: .*it is no regular file", text)
-    with contextlib.suppress(GraphftError, SystemExit):
-        main(["status", "--job", "jobs/a"])
-    document = JobPage(FolderLooks(Path("jobs", "a"))).document()
-    assert bool((document.get("curve") or {}).get("unread")) == name.startswith("metrics")
 
 
 def test_metrics_that_may_not_be_read_are_told(

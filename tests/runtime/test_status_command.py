@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
 from pathlib import Path
@@ -48,15 +47,6 @@ def running(etcd: Etcd, keys: Keys, job: Job) -> Keys:
     return keys
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"endpoints"', b"\xff\x00"])
-def test_a_damaged_note_of_where_etcd_is(capsys: pytest.CaptureFixture[str], saved: Path, data: bytes) -> None:
-    """One folder's ended the list of all jobs with a traceback."""
-    (saved / "etcd.json").write_bytes(data)
-    shutil.copytree(saved, "jobs/damaged")
-    assert "stopped" in shown(capsys, "status", "--job", "jobs/damaged")
-    assert "damaged" in shown(capsys, "status")
-
-
 def test_a_job_whose_storage_is_away_hides_no_other(
     capsys: pytest.CaptureFixture[str], saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,12 +74,6 @@ def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running:
     assert "[launcher] trainer 1 died (killed by SIGKILL)" in text
 
 
-def test_status_of_an_unknown_job(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
-    err = refused(capsys, "status", "--job", "nosuch", "--etcd", ",".join(etcd.endpoints))
-    assert "etcd knows no job named nosuch" in err
-    assert running.job in err
-
-
 def test_the_jobs_of_an_etcd(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys, job: Job) -> None:
     other = Keys(f"{running.job}-2")
     put_job(etcd, other, job)
@@ -102,26 +86,6 @@ def test_the_jobs_of_an_etcd(capsys: pytest.CaptureFixture[str], etcd: Etcd, run
         (other.job, "stopped", 0)
     ]
     assert other.job in refused(capsys, "status", "--etcd", endpoints, "--watch")
-
-
-@pytest.mark.parametrize("serves", [True, False])
-def test_the_list_says_which_jobs_wait_for_a_coordinator(
-    capsys: pytest.CaptureFixture[str], etcd: Etcd, keys: Keys, coordinated: Job, tmp_path: Path, serves: bool
-) -> None:
-    named = Job.make(coordinated.source, coordinated.config.replace(name=keys.job))
-    named.save(tmp_path / "jobs" / keys.job)
-    endpoints = ",".join(etcd.endpoints)
-    write_endpoints(tmp_path / "jobs" / keys.job, endpoints)
-    for name in (keys.job, f"{keys.job}-2"):
-        put_job(etcd, Keys(name), named)
-        etcd.put(Keys(name).trainer("0-a"), msgspec.json.encode(Registration("0-a", "", 1, "h")))
-        for key in (Keys(name).coordinator("0-c"), Keys(name).coordinator_addr) if serves else ():
-            etcd.put(key, msgspec.json.encode(Registration("0-c", "tcp://a:1", 1, "h")))
-    state = "running" if serves else "running, waiting for a coordinator"
-    assert f"jobs/{keys.job}  {state}  0 of 4" in shown(capsys, "status")
-    assert re.search(rf"{keys.job}-2 +{state} +0 of 4", shown(capsys, "status", "--etcd", endpoints))
-    (found,) = json.loads(shown(capsys, "status", "--json"))
-    assert (found["state"], found["waiting"]) == ("running", "" if serves else "a coordinator")
 
 
 BRIEF = {"job", "state", "step", "total_steps", "pass", "passes", "loss", "waiting", "failure", "folder", "etcd"}
@@ -174,19 +138,6 @@ def test_a_job_that_was_never_begun_stopped_or_is_complete(capsys: pytest.Captur
     assert shown(capsys, "status", "--job", saved) == f"the job in {saved} is complete: 4 steps, model {model}\n"
     data = json.loads(shown(capsys, "status", "--job", saved, "--json"))
     assert (data["state"], data["step"], data["model"], data["lost"]) == ("complete", 4, str(model), [])
-
-
-def test_what_a_complete_job_did_without(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    header = b'{"__metadata__": {"skipped_steps": "2"}}'
-    (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    write_discarded(saved, [Discarded(0, 1, 0, (5, 6), "KeyError: 'x'")])
-    text = shown(capsys, "status", "--job", saved)
-    assert "; 2 of 4 steps were SKIPPED as not finite; 2 of 32 records were DISCARDED" in text
-    assert ", as their batches failed: 5, 6; the first in chunk 1: KeyError" in text
-    (saved / "discarded.jsonl").write_text("{")
-    assert "what it lost cannot be read" in shown(capsys, "status", "--job", saved)
-    (saved / "model.safetensors").write_bytes(b"")
-    assert "what it lost cannot be read" in shown(capsys, "status", "--job", saved)
 
 
 def test_the_list_says_what_was_lost_and_why_a_job_failed(capsys: pytest.CaptureFixture[str], job: Job) -> None:

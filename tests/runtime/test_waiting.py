@@ -152,17 +152,6 @@ def test_trainers_give_their_room_up_for_a_shard_that_has_none(
     supervisor.close()
 
 
-def test_one_that_takes_its_time_costs_nobody_his_room(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    engine: Any = Small(1)
-    engine.lacks_room = lambda process: False
-    supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
-    supervisor.add("trainer", 0)
-    supervisor.add("pserver", 0)
-    supervisor.step(0.0)
-    assert [process.signals for process in engine.made] == [[], []]
-    supervisor.close()
-
-
 def test_orders_that_wait_are_left_where_no_trainer_has_room_to_give(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
     """They are what an autoscaler is told."""
     engine: Any = Small(0)

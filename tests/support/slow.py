@@ -33,18 +33,15 @@ SLOW = {
         "test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told",
         "test_a_state_is_saved_loaded_and_replaced",
         "test_all_epochs_that_there_can_be",
-        "test_preemptions_are_no_failures",
         "test_the_driver_is_killed_and_the_script_goes_on",
     ],
     "tests/driver/test_trainer_callbacks.py": [
-        "test_a_callback_finds_the_state_of_its_epoch",
         "test_a_callback_that_fails_ends_the_processes",
         "test_epochs_of_one_call_are_told_one_by_one",
         "test_events_are_told_up_to_now_and_stay",
     ],
     "tests/driver/test_trainer_life.py": [
         "test_a_failure_is_in_the_status_of_the_folder",
-        "test_a_shutdown_that_is_interrupted_forgets_no_process",
         "test_a_state_is_not_loaded_into_a_run_that_another_script_trains[False]",
         "test_a_state_is_not_loaded_into_a_run_that_another_script_trains[True]",
         "test_another_trainer_of_the_run_takes_over",
@@ -55,7 +52,6 @@ SLOW = {
         "test_a_checkpoint_that_is_gone_is_trained_again",
         "test_a_damaged_checkpoint_is_no_state_of_the_epoch",
         "test_a_state_that_cannot_be_written_changes_nothing",
-        "test_a_state_that_was_loaded_is_not_replaced_by_the_one_before[cut]",
         "test_a_state_that_was_loaded_is_not_replaced_by_the_one_before[flipped]",
         "test_a_state_that_was_loaded_is_not_replaced_by_the_one_before[gone]",
         "test_checkpoints_that_are_gone_are_no_beginning[False]",
@@ -162,7 +158,6 @@ SLOW = {
         "test_what_cannot_be_replayed",
     ],
     "tests/integration/test_runs.py": [
-        "test_a_launch_that_finds_no_etcd_says_so_in_one_message",
         "test_a_model_that_is_gone_is_made_again",
         "test_a_second_launcher_in_a_folder_leaves_it_alone",
         "test_two_users_of_one_etcd_do_not_train_each_others_model",
@@ -217,7 +212,6 @@ SLOW = {
     "tests/loop/test_s3.py": ["test_a_loop_goes_on_from_s3"],
     "tests/page/test_browser.py": ["test_a_job_from_training_to_its_end"],
     "tests/prediction/test_predict.py": ["test_the_best_model"],
-    "tests/runtime/test_cli.py": ["test_output_into_a_closed_pipe"],
     "tests/runtime/test_ending.py": ["test_a_signal_that_comes_while_the_last_callbacks_are_told_is_one_line"],
     "tests/runtime/test_forgotten_close.py": ["test_a_process_that_forgets_to_close_anything_ends"],
     "tests/runtime/test_fork_server.py": [
