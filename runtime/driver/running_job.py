@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from graphft.capture.loss_results import reported
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.connect import connect
@@ -261,15 +260,12 @@ class RunningJob:
         """Raises WorkerFailed if they are more than `most`; -1: any number."""
         if 0 <= most < self.failures:
             times = f"workers have failed {self.failures} times since the call before, and max_retries is {most}"
-            raise self._worker_failed(f"{self._last.death}; {times}")
-
-    @property
-    def _last(self) -> Child:
-        return max(self._children, key=lambda child: child.died_at)
+            raise self._worker_failed(times)
 
     def _worker_failed(self, what: str) -> WorkerFailed:
         """With the traceback of the worker that failed last, or the end of its log."""
-        last = self._last
+        last = max(self._children, key=lambda child: child.died_at)
+        what = f"{last.death}; {what}"
         began = time.time() - (time.monotonic() - last.died_started)
         events = [e for e in self.events() if e.who == last.name and e.at >= began]
         if told := [e.fields["traceback"] for e in events if e.fields.get("traceback")]:
@@ -282,14 +278,12 @@ class RunningJob:
 
     def epoch_metrics(self, epoch: int) -> dict[str, float]:
         """Returns the loss and each metric that `loss_fn` returned, means over the samples of an epoch (from 1); how
-        many `samples` these are; and how many of its records were `discarded`, of which a line tells. The same bits,
-        whatever died. Raises what has ended the job, if etcd does not tell for that reason."""
+        many `samples` these are; and how many of its records were `discarded`. The same bits, whatever died."""
         found = self._recorded(epoch, TOLD_SECONDS)
         if found is None:
             self.check()
-            tell(f"epoch {epoch} is done, and etcd does not tell its metrics")
-            found = PassMetrics(0, dict.fromkeys(reported(self.job.trainer_program()), "nan"))
-            return found.numbers() | {"discarded": 0}
+            what = f"epoch {epoch} is done, and etcd does not tell its metrics"
+            raise GraphftError(what, rule="etcd-unreachable", help="call train() again: it goes on with the next epoch")
         if count := discarded_in(self.job.config, epoch, found):
             tell(f"epoch {epoch} DISCARDED {count} records: `graphft status --job {self.folder.path}` tells which")
         return found.numbers() | {"discarded": count}

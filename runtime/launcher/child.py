@@ -23,8 +23,8 @@ QUICK_FAILURE_SECONDS = 30.0
 QUICK_PREEMPTION_SECONDS = 5.0
 """So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
 ROOM_SECONDS, ROOM_LIMIT = 0.5, 30.0
-"""Before an order is given again that the engine did not take (no room on any machine, a folder that cannot be
-written): twice as long each time, at most `ROOM_LIMIT`, and by chance down to half of it."""
+"""Before an order is given again that the engine did not take: twice as long each time, at most `ROOM_LIMIT`, and by
+chance down to half of it."""
 
 
 @dataclass(slots=True)
@@ -108,13 +108,10 @@ class Child:
     def restart_in(self, seconds: float) -> None:
         self.restart_at = time.monotonic() + seconds
 
-    def await_room(self) -> bool:
-        """The engine has not taken the order: it is given again, later and later, and not by all children at once.
-        Returns True if people are to be told."""
-        delay = min(ROOM_SECONDS * 2**self.refused, ROOM_LIMIT) * (1 - random.random() / 2)
+    def await_room(self) -> None:
+        """The engine has not taken the order: it is given again, later and later, and not by all children at once."""
+        self.restart_in(min(ROOM_SECONDS * 2**self.refused, ROOM_LIMIT) * (1 - random.random() / 2))
         self.refused += 1
-        self.restart_in(delay)
-        return self.refused == 1 or delay > ROOM_LIMIT / 2
 
 
 class ChildProcesses:

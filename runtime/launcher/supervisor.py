@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from graphft.errors import GraphftError, UsageError, plain_text
+from graphft.errors import GraphftError, UsageError, describe, plain_text
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import has_model
 from graphft.runtime.coordination.job_view import JobView, read_view
@@ -247,9 +247,8 @@ class Supervisor:
             self.fail(error.message)
             child.done = True
         except (EngineError, OSError) as error:
-            if child.await_room():
-                why = error.message if isinstance(error, GraphftError) else str(error)
-                log.warning("%s cannot be started (%s); trying again", child.name, why)
+            child.await_room()
+            log.warning("%s cannot be started (%s); trying again", child.name, describe(error))
         else:
             child.refused, child.identity = 0, process.identity
             threading.Thread(target=self._await_end, args=(child, process), daemon=True).start()
