@@ -45,7 +45,7 @@ import ray_workload as workload  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from graphft.errors import GraphftError  # noqa: E402
-from graphft.runtime.coordination.connect import read_endpoints  # noqa: E402
+from graphft.runtime.coordination.connect import read_note  # noqa: E402
 from graphft.runtime.coordination.keys import Keys  # noqa: E402
 from graphft.runtime.coordination.status import read_status  # noqa: E402
 from graphft.runtime.etcd import Etcd  # noqa: E402
@@ -128,7 +128,7 @@ class Running:
         return step, workers
 
     def _graphft(self) -> tuple[int, int]:
-        endpoints = read_endpoints(self.folder / "job")
+        endpoints = read_note(self.folder / "job").endpoints
         try:
             with Etcd(endpoints.split(",") if endpoints else ["127.0.0.1:1"], deadline=0.5) as etcd:
                 status = read_status(etcd, Keys("points"), deadline=0.5, brief=True)

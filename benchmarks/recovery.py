@@ -29,7 +29,7 @@ from pathlib import Path
 
 import workloads
 
-from graphft.runtime.coordination.connect import connect, read_endpoints
+from graphft.runtime.coordination.connect import connect, read_note
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import read_secret
@@ -122,7 +122,7 @@ class Run:
             [*command, *([] if self.fork_server else ["--no-fork-server"])], env=os.environ | {"PYTHONPATH": str(ROOT)}
         )
         end = time.monotonic() + LIMIT
-        while not (endpoints := read_endpoints(self.folder)):
+        while not (endpoints := read_note(self.folder).endpoints):
             if time.monotonic() > end or self.launcher.poll() is not None:
                 raise RuntimeError(f"the job does not start; see {self.folder / 'logs'}")
             time.sleep(POLL)

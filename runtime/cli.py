@@ -248,8 +248,7 @@ def _fork_server(options: argparse.Namespace) -> int:
 def _forget(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.connect import connect
     from graphft.runtime.coordination.keys import Keys
-    from graphft.runtime.coordination.run_record import describe_run
-    from graphft.runtime.coordination.stale_run import forget_dead
+    from graphft.runtime.coordination.run_record import describe_run, forget_dead
 
     with connect(options.etcd) as etcd:
         spec = forget_dead(etcd, Keys(options.name), options.force)

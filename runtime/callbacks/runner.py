@@ -20,8 +20,8 @@ from graphft.disk.sealed_json import parse_json
 from graphft.errors import UsageError
 from graphft.runtime.callbacks.callbacks import Callbacks, Run
 from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.result_files import ValidationRow
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.coordination.validations import ValidationRow
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.metric_table import FILE, read_rows
 

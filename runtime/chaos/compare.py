@@ -14,7 +14,7 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
-from graphft.runtime.coordination.validations import read_validations
+from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.runtime.validation.best_model import BestModels

@@ -15,7 +15,7 @@ import psutil
 
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.chaos.faults import Fault
-from graphft.runtime.coordination.connect import connect_from, write_endpoints
+from graphft.runtime.coordination.connect import connect_role, write_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import EmbeddedCluster, Etcd, EtcdError
@@ -66,7 +66,7 @@ class Host:
         end = time.monotonic() + START_SECONDS
         while self._etcd is None:
             try:
-                self._etcd = connect_from(self.folder, wait=0.5)
+                self._etcd = connect_role(self.folder, wait=0.5)
             except GraphftError as error:
                 if self.launcher.poll() is not None:
                     raise GraphftError(

@@ -16,8 +16,8 @@ from graphft.runtime.checkpoint.metadata import PASSES
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, storage
 from graphft.runtime.checkpoint.writer import Saver
-from graphft.runtime.coordination.keys import ShardKeys
-from graphft.runtime.coordination.records import Committed, decode_committed
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Committed, decode
 from graphft.runtime.etcd import mod_is, put_op
 
 
@@ -25,7 +25,7 @@ from graphft.runtime.etcd import mod_is, put_op
 class AsyncCommits(Commits):
     """One shard's commits, and what the first shard does for all at the end. `keys` and `store` are the shard's own."""
 
-    keys: ShardKeys
+    keys: Keys
     alone: bool = True
 
     def of(self, shard: int, job_dir: Path) -> AsyncCommits:
@@ -44,7 +44,7 @@ class AsyncCommits(Commits):
         told: dict[str, Any] = {}
         for shard in range(self.shards):
             kv = self.etcd.get(self.keys.of_shard(shard).committed)
-            committed = decode_committed(kv)
+            committed = decode(kv, Committed)
             if kv is None or committed is None:
                 return False
             try:
@@ -84,7 +84,7 @@ class AsyncSaver(Saver):
         self.commits.etcd.delete(self.commits.keys.of_job().committed)
         for shard in range(self.commits.shards):
             commits = self.commits.of(shard, self.job_dir)
-            last = decode_committed(commits.etcd.get(commits.keys.committed))
+            last = decode(commits.etcd.get(commits.keys.committed), Committed)
             if last is not None and not _readable(commits, last):
                 commits.rollback("its final checkpoint is damaged", below=last.step)
 

@@ -22,15 +22,7 @@ from graphft.runtime.checkpoint.metadata import DECIDED, PASSES, VALIDATE, tell_
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import (
-    Asked,
-    Committed,
-    Generation,
-    Validating,
-    decode_asked,
-    decode_committed,
-    decode_generation,
-)
+from graphft.runtime.coordination.records import Asked, Committed, Generation, Validating, decode
 from graphft.runtime.etcd import absent, delete_op, delete_prefix_op, get_op, mod_is, put_op, range_op
 from graphft.runtime.etcd.model import KV, Compare, Op, Store
 from graphft.runtime.protocol.decisions import Decided
@@ -95,7 +87,7 @@ class Commits:
             (msgspec.json.decode(kv.value, type=Part) for kv in kvs if kv.key.startswith(prefix)), key=lambda p: p.shard
         )
         manifest = Manifest(generation, step, self.run, tuple(parts), dict(meta or {}))
-        if decode_committed(current) == record_of(manifest):  # an answer was lost
+        if decode(current, Committed) == record_of(manifest):  # an answer was lost
             return self.store.read_manifest(manifest.directory)
         if len(parts) < (1 if self.alone else self.shards):
             return None
@@ -148,7 +140,7 @@ class Commits:
     def _find_fence(self, generation: int) -> Compare | None:
         """Returns what holds as long as the job is in this generation; None if it is not. Read once per generation."""
         kv = self.etcd.get(self.keys.generation)
-        current = decode_generation(kv)
+        current = decode(kv, Generation)
         if kv is None or current is None or current.number != generation:
             return None
         self._fences.clear()
@@ -168,7 +160,7 @@ class Commits:
         """`kv`: the checkpoint before, as it was read. `also` is done with it."""
         record = record_of(manifest)
         while True:
-            current = decode_committed(kv)
+            current = decode(kv, Committed)
             if current is not None and reaches(current, record):
                 return current == record
             before = mod_is(self.keys.committed, kv.mod_revision if kv is not None else 0)
@@ -182,8 +174,8 @@ class Commits:
     def ask(self, asked: Asked, before: Asked | None) -> bool:
         """Asks all shards for a checkpoint, unless somebody has since `before`, or the generation has moved on."""
         kv, current_kv = self.etcd.get(self.keys.checkpoint_at), self.etcd.get(self.keys.generation)
-        current = decode_generation(current_kv)
-        if current_kv is None or current is None or current.number != asked.generation or decode_asked(kv) != before:
+        current = decode(current_kv, Generation)
+        if current_kv is None or current is None or current.number != asked.generation or decode(kv, Asked) != before:
             return False
         same = [
             mod_is(self.keys.generation, current_kv.mod_revision),
@@ -198,7 +190,7 @@ class Commits:
         self.ensure_generation()
         started = self.keys.started(self.shard)
         fresh = self.etcd.txn([absent(started)], [put_op(started, self.process.encode())], token=started).ok
-        current = decode_generation(self.etcd.get(self.keys.generation))
+        current = decode(self.etcd.get(self.keys.generation), Generation)
         assert current is not None
         return current, not fresh
 
@@ -232,7 +224,7 @@ class Commits:
 
         Returns the generation that begins there; None if etcd knows all that the disk holds. Raises StorageUnavailable.
         """
-        current, committed = decode_generation(self.etcd.get(self.keys.generation)), self.committed()
+        current, committed = decode(self.etcd.get(self.keys.generation), Generation), self.committed()
         assert current is not None
         known = (current.number, committed.step if committed is not None else -1)
         if self._newest_on_disk(known) is None and self.store.latest_generation() <= current.number:
@@ -241,7 +233,7 @@ class Commits:
 
     def committed(self) -> Committed | None:
         """Returns the newest committed checkpoint."""
-        return decode_committed(self.etcd.get(self.keys.committed))
+        return decode(self.etcd.get(self.keys.committed), Committed)
 
     def overtake(self, generation: int, mine: Committed | None = None) -> Generation | None:
         """Makes up for an etcd that was restored from a backup while this process lived on: raises the generation.
@@ -250,7 +242,7 @@ class Commits:
         Returns None if etcd knows of both, or of a later generation. Raises StorageUnavailable.
         """
         read = self.etcd.txn([], [get_op(self.keys.generation), get_op(self.keys.committed)])
-        current, committed = decode_generation(read.kv(0)), decode_committed(read.kv(1))
+        current, committed = decode(read.kv(0), Generation), decode(read.kv(1), Committed)
         if current is None:
             return None
         if current.number > generation or (current.number == generation and reaches(committed, mine)):
@@ -265,7 +257,7 @@ class Commits:
         """
         while True:
             current_kv, committed_kv = self.etcd.get(self.keys.generation), self.etcd.get(self.keys.committed)
-            current, committed = decode_generation(current_kv), decode_committed(committed_kv)
+            current, committed = decode(current_kv, Generation), decode(committed_kv, Committed)
             assert current_kv is not None
             assert current is not None
             target = self._target(current, committed, below)
@@ -286,7 +278,7 @@ class Commits:
             # Of two shards that write the very same record, either may take the other's for its own: no harm.
             if self.etcd.txn(compare, ops, token=self.keys.generation).ok:
                 return raised
-            now = decode_generation(self.etcd.get(self.keys.generation))
+            now = decode(self.etcd.get(self.keys.generation), Generation)
             assert now is not None
             if now.number > max(current.number, above):
                 return now

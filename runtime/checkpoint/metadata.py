@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import graphft
-from graphft.runtime.coordination.discarded import describe_discarded, discarded_of
+from graphft.runtime.coordination.result_files import describe_discarded, discarded_of
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import mod_is, put_op
 from graphft.runtime.protocol.chunk_queue import Discards

@@ -19,8 +19,7 @@ from graphft.runtime.checkpoint.versioned_store import (
     VersionedStore,
     storage,
 )
-from graphft.runtime.coordination.job_storage import storage_of
-from graphft.runtime.coordination.storage_fence import check_launcher
+from graphft.runtime.coordination.job_storage import check_launcher, storage_of
 from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.transpiler.record import RECORD
 

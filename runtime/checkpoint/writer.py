@@ -19,14 +19,12 @@ from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.metadata import DECIDED, MADE, made, recorded, skipped_in
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
-from graphft.runtime.coordination.discarded import discarded_of, write_discarded
 from graphft.runtime.coordination.event_log import Events
-from graphft.runtime.coordination.job_storage import MODEL, publish_result, storage_of
-from graphft.runtime.coordination.records import Committed, Failure, Validating, decode_committed
-from graphft.runtime.coordination.stale_run import tell_failed
+from graphft.runtime.coordination.job_storage import MODEL, check_launcher, publish_result, storage_of
+from graphft.runtime.coordination.records import Committed, Failure, Validating, decode
+from graphft.runtime.coordination.result_files import discarded_of, take_validations, write_discarded
+from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.coordination.status import read_discards, read_metrics
-from graphft.runtime.coordination.storage_fence import check_launcher
-from graphft.runtime.coordination.taken_validations import take_validations
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.execute.finite import listed, no_longer_finite
 from graphft.transpiler.record import read_record
@@ -305,7 +303,7 @@ class Saver:
 
     def redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
         """The final checkpoint cannot be read: everyone goes back to one that can, and trains to the end again."""
-        if decode_committed(self.commits.etcd.get(self.commits.keys.committed)) == committed:
+        if decode(self.commits.etcd.get(self.commits.keys.committed), Committed) == committed:
             generation = self.commits.rollback("the final checkpoint is damaged", below=committed.step)
             self.events.emit(
                 "damaged-checkpoint",

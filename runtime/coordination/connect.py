@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -23,10 +24,9 @@ log = logging.getLogger("graphft")
 ANSWER_SECONDS = 5.0
 """For how long etcd may not answer at first, ..."""
 WAIT_SECONDS = 60.0
-"""... and for how long a launcher may take to leave its endpoints in the job's folder. A role waits as long for
-an etcd that does not answer."""
+"""... and for how long a role waits for one that does not answer, or whose endpoints its launcher has not left."""
 TELL_SECONDS = 2.0
-"""A wait for it that is longer than this is told."""
+"""A wait for it that is longer than this is logged."""
 NOTE = "etcd.json"
 """In the run's folder: where its etcd is."""
 
@@ -39,8 +39,12 @@ class EtcdNote(msgspec.Struct, frozen=True):
     own: bool = False
 
 
+class JobEnded(GraphftError):
+    """The job is complete, and the etcd that it brought along has ended."""
+
+
 def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:
-    """A client of `host:port[,host:port...]`, once etcd has answered. Login and certificates: as `open_etcd`.
+    """Returns a client of `host:port[,host:port...]`, once etcd has answered. Login and certificates: as `open_etcd`.
 
     Raises EtcdUnreachable after `wait` (ANSWER_SECONDS) seconds.
     """
@@ -53,28 +57,43 @@ def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str
     return etcd
 
 
-def connect_when_back(endpoints: str, job_dir: Path) -> Etcd:
-    """`connect` for a role: it has loaded what it needs, so it waits for an etcd that is away, and goes on at once.
-
-    Raises EtcdUnreachable after WAIT_SECONDS, or when the job is complete.
-    """
-    end = time.monotonic() + WAIT_SECONDS
+def connect_role(job_dir: Path, endpoints: str = "", wait: float = WAIT_SECONDS) -> Etcd:
+    """Returns a client for a role, once etcd has answered; without `endpoints`, of the one that its launcher notes in
+    the folder. Raises JobEnded when the job is complete already; EtcdUnreachable, GraphftError[etcd-endpoints] after
+    `wait` seconds."""
+    begun, tell_after = time.monotonic(), TELL_SECONDS
     while True:
+        known = endpoints or read_note(job_dir).endpoints
+        missing = GraphftError(
+            f"no etcd endpoints: none were given, and {job_dir / NOTE} is not there",
+            rule="etcd-endpoints",
+            help="give --etcd HOST:PORT[,...] or set GRAPHFT_ETCD",
+        )
         try:
-            return connect(endpoints)
-        except EtcdUnreachable as error:
-            if time.monotonic() > end or is_complete(job_dir):
+            if not known:
+                raise missing
+            return connect(known, wait=1.0)
+        except GraphftError as error:
+            if error is not missing and not isinstance(error, EtcdUnreachable):
                 raise
-            log.warning("%s; waiting for it", error.message)
+            if known and is_complete(job_dir):
+                raise JobEnded(f"the job in {job_dir} is complete", rule="job-complete") from error
+            seconds = time.monotonic() - begun
+            if seconds > wait:
+                raise
+            if seconds > tell_after:
+                log.info("waiting for etcd: %s", error.message)
+                tell_after = math.inf
+        time.sleep(0.1)
 
 
 def write_endpoints(job_dir: Path, endpoints: str, *, own: bool = False) -> None:
-    """Leaves in the run's folder where its etcd is. Raises OSError."""
+    """Notes in the run's folder where its etcd is. Raises OSError."""
     write_atomically(job_dir / NOTE, msgspec.json.encode(EtcdNote(endpoints, own)))
 
 
 def read_note(job_dir: Path) -> EtcdNote:
-    """Returns what was left there; nothing if it is damaged: the next launcher writes it anew."""
+    """Returns the note there; an empty one if it is damaged: the next launcher writes it anew."""
     path = job_dir / NOTE
     try:
         return msgspec.json.decode(read_regular(path), type=EtcdNote)
@@ -83,10 +102,6 @@ def read_note(job_dir: Path) -> EtcdNote:
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
         log.warning("%s is damaged: %s", path, error)
         return EtcdNote()
-
-
-def read_endpoints(job_dir: Path) -> str:
-    return read_note(job_dir).endpoints
 
 
 def check_note(job_dir: Path, keys: Keys, run: str, etcd: Etcd | None) -> None:
@@ -98,60 +113,21 @@ def check_note(job_dir: Path, keys: Keys, run: str, etcd: Etcd | None) -> None:
     note = read_note(job_dir)
     if not note.endpoints or note.own:  # the one that a launcher started is gone with it
         return
-    known = etcd.get(keys.run) if etcd is not None else None
-    if known is not None and known.value.decode() == run:
-        return
-    if etcd is None or not set(etcd.endpoints) & set(note.endpoints.split(",")):
-        raise UsageError(
-            f"{job_dir / NOTE} says that this run is in the etcd {note.endpoints}; "
-            + (
-                f"{', '.join(etcd.endpoints)} does not know it" if etcd is not None else "no other one is to be started"
-            ),
-            rule="etcd-endpoints",
-            help=f"give --etcd {note.endpoints}; or, when all processes of the run have ended, delete "
-            f"{job_dir / NOTE}: then it goes on from its newest checkpoint",
-        )
+    if etcd is not None:
+        known = etcd.get(keys.run)
+        if (known is not None and known.value.decode() == run) or set(etcd.endpoints) & set(note.endpoints.split(",")):
+            return
+    raise UsageError(
+        f"{job_dir / NOTE} says that this run is in the etcd {note.endpoints}, and no other one knows it",
+        rule="etcd-endpoints",
+        help=f"give --etcd {note.endpoints}; or, when all processes of the run have ended, delete {job_dir / NOTE}: "
+        "then it goes on from its newest checkpoint",
+    )
 
 
 def note_etcd(job_dir: Path, etcd: Etcd) -> None:
     """Notes the etcd of a run that has been recorded there, if none is noted. A folder that takes no note stays without
     one."""
-    if not read_endpoints(job_dir):
+    if not read_note(job_dir).endpoints:
         with contextlib.suppress(OSError):
             write_endpoints(job_dir, ",".join(etcd.endpoints))
-
-
-class JobEnded(GraphftError):
-    """The job is complete, and the etcd that it brought along has ended."""
-
-
-def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
-    """A client of the etcd whose endpoints its starter left in the folder. Waits for it; what an earlier run left
-    there may be followed by something newer. Raises JobEnded when the job is complete already."""
-    begun, told = time.monotonic(), False
-    end = begun + (WAIT_SECONDS if wait is None else wait)
-    while True:
-        endpoints = read_endpoints(job_dir)
-        if not told and time.monotonic() - begun > TELL_SECONDS:
-            log.info(
-                "waiting for etcd: %s",
-                f"{endpoints}, which {job_dir / NOTE} names, does not answer"
-                if endpoints
-                else f"no --etcd was given, and its address is not in {job_dir / NOTE} so far",
-            )
-            told = True
-        try:
-            if endpoints:
-                return connect(endpoints, wait=1.0)
-        except EtcdUnreachable as error:
-            if is_complete(job_dir):
-                raise JobEnded(f"the job in {job_dir} is complete", rule="job-complete") from error
-            if time.monotonic() > end:
-                raise
-        if time.monotonic() > end:
-            raise GraphftError(
-                f"no etcd endpoints: none were given, and {job_dir / NOTE} is not there",
-                rule="etcd-endpoints",
-                help="give --etcd HOST:PORT[,...] or set GRAPHFT_ETCD",
-            )
-        time.sleep(0.1)

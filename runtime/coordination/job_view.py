@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -19,11 +19,7 @@ from graphft.runtime.coordination.records import (
     Registration,
     Validated,
     Validating,
-    decode_asked,
-    decode_committed,
-    decode_failure,
-    decode_generation,
-    decode_pass,
+    decode,
 )
 from graphft.runtime.etcd.model import KV
 from graphft.runtime.protocol.decisions import Decided
@@ -32,6 +28,8 @@ from graphft.transpiler.validation import MOST_OPEN
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class JobView:
     validating: dict[int, Validating] = field(default_factory=dict)
     """By step, the validations that are not over, the oldest first."""
     validated: Validated | None = None
-    """What the validation came to that was over last."""
+    """The result of the newest validation."""
     decided: Decided = field(default_factory=Decided)
     """What follows from the validations so far."""
     wanted_passes: int = 0
@@ -74,7 +72,7 @@ class JobView:
 
     @property
     def registrations(self) -> list[Registration]:
-        """Of all processes that are registered."""
+        """Returns those of all processes."""
         return [*self.pservers.values(), *self.trainers.values(), *self.coordinators.values()]
 
     @property
@@ -83,69 +81,56 @@ class JobView:
 
 
 def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
-    """The view that these records of `/<job>/` give. Records of other kinds are ignored."""
-    pservers: dict[int, Registration] = {}
-    trainers: dict[str, Registration] = {}
-    slots: dict[int, KV] = {}
-    barred: dict[str, Barred] = {}
+    """Returns the view of these records of `/<job>/`. Records of other kinds are ignored."""
+    by_key = {kv.key: kv for kv in kvs}
     leases: dict[str, int] = {}
-    validating: dict[int, Validating] = {}
-    coordinators: dict[str, Registration] = {}
-    by_key: dict[str, KV] = {}
-    for kv in kvs:
-        by_key[kv.key] = kv
-        if kv.key.startswith(keys.pservers):
-            record = msgspec.json.decode(kv.value, type=Registration)
-            pservers[int(kv.key.removeprefix(keys.pservers))] = record
-            leases[record.id] = kv.lease
-        elif kv.key.startswith(keys.trainers):
-            record = msgspec.json.decode(kv.value, type=Registration)
-            trainers[record.id] = record
-            leases[record.id] = kv.lease
-        elif kv.key.startswith(keys.coordinators):
-            record = msgspec.json.decode(kv.value, type=Registration)
-            coordinators[record.id] = record
-            leases[record.id] = kv.lease
-        elif kv.key.startswith(keys.slots):
-            slots[int(kv.key.removeprefix(keys.slots))] = kv
-        elif kv.key.startswith(keys.all_validating):
-            validating[int(kv.key.removeprefix(keys.all_validating))] = msgspec.json.decode(kv.value, type=Validating)
-        elif kv.key.startswith(keys.all_barred):
-            barred[kv.key.removeprefix(keys.all_barred)] = msgspec.json.decode(kv.value, type=Barred)
-    generations = {
-        s: e for s, k in _by_shard(by_key, keys.generation) if (e := decode_generation(by_key[k])) is not None
-    }
-    commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
-    address, validated = by_key.get(keys.coordinator_addr), by_key.get(keys.newest_validated)
-    decided = by_key.get(keys.decided)
-    state, run, wanted = by_key.get(keys.state), by_key.get(keys.run), by_key.get(keys.wanted_passes)
+
+    def below(prefix: str) -> Iterator[tuple[str, KV]]:
+        return ((key.removeprefix(prefix), kv) for key, kv in by_key.items() if key.startswith(prefix))
+
+    def records(prefix: str, kind: type[T]) -> dict[str, T]:
+        found = {}
+        for name, kv in below(prefix):
+            found[name] = record = msgspec.json.decode(kv.value, type=kind)
+            if isinstance(record, Registration):
+                leases[record.id] = kv.lease
+        return found
+
+    def numbered(prefix: str, kind: type[T]) -> dict[int, T]:
+        return {int(name): record for name, record in sorted(records(prefix, kind).items())}
+
+    def text(key: str) -> str:
+        return by_key[key].value.decode() if key in by_key else ""
+
+    slots = {int(name): kv for name, kv in below(keys.slots)}
     return JobView(
-        pservers,
-        trainers,
+        numbered(keys.pservers, Registration),
+        records(keys.trainers, Registration),
         {v: kv.value.decode() for v, kv in slots.items()},
         {v: kv.create_revision for v, kv in slots.items()},
-        barred,
-        decode_generation(by_key.get(keys.generation)),
-        decode_committed(by_key.get(keys.committed)),
-        state.value.decode() if state else "",
-        run.value.decode() if run else "",
+        records(keys.all_barred, Barred),
+        decode(by_key.get(keys.generation), Generation),
+        decode(by_key.get(keys.committed), Committed),
+        text(keys.state),
+        text(keys.run),
         leases,
-        decode_pass(by_key.get(keys.pass_)),
-        generations,
-        commits,
-        decode_asked(by_key.get(keys.checkpoint_at)),
-        decode_failure(by_key.get(keys.failure)),
-        coordinators,
-        msgspec.json.decode(address.value, type=Registration) if address is not None else None,
-        dict(sorted(validating.items())),
-        msgspec.json.decode(validated.value, type=Validated) if validated is not None else None,
-        msgspec.json.decode(decided.value, type=Decided) if decided is not None else Decided(),
-        int(wanted.value) if wanted is not None else 0,
+        decode(by_key.get(keys.pass_), PassRecord),
+        numbered(f"{keys.generation}/", Generation),
+        numbered(f"{keys.committed}/", Committed),
+        decode(by_key.get(keys.checkpoint_at), Asked),
+        decode(by_key.get(keys.failure), Failure),
+        records(keys.coordinators, Registration),
+        decode(by_key.get(keys.coordinator_addr), Registration),
+        numbered(keys.all_validating, Validating),
+        decode(by_key.get(keys.newest_validated), Validated),
+        decode(by_key.get(keys.decided), Decided) or Decided(),
+        int(text(keys.wanted_passes) or 0),
     )
 
 
 def wanted_steps(config: JobConfig, view: JobView) -> int:
-    """Steps that are wanted so far: all of them, unless the job's passes are on demand, or wait for a validation."""
+    """Returns the steps that are wanted so far: all of them, unless the job's passes are on demand, or wait for a
+    validation."""
     until = asked_steps(config, view)
     if config.waits_for_validations:
         known = view.decided.step
@@ -158,45 +143,32 @@ def wanted_steps(config: JobConfig, view: JobView) -> int:
 
 
 def asked_steps(config: JobConfig, view: JobView) -> int:
-    """Steps of the passes that are asked for so far."""
+    """Returns the steps of the passes that are asked for so far."""
     passes = min(view.wanted_passes, config.passes) if config.passes_on_demand else config.passes
     return config.plan.start_steps[passes]
 
 
-def _by_shard(by_key: Mapping[str, KV], key: str) -> list[tuple[int, str]]:
-    """(shard, key) of the records that shards have below `key`."""
-    return [(int(k.removeprefix(f"{key}/")), k) for k in by_key if k.startswith(f"{key}/")]
-
-
 def out_of_reach(me: Registration, view: JobView) -> str:
-    """Why this process and another of the job cannot exchange messages, in words; "" when all is well.
+    """Returns why this process and another of the job cannot exchange messages, in words; "" when all is well.
 
     Others send to pservers and coordinators. One that listens on loopback is reached only by processes of its own
     network.
     """
-    pservers = ((f"pserver {shard}", record) for shard, record in sorted(view.pservers.items()))
-    coordinators = ((f"coordinator {name}", record) for name, record in sorted(view.coordinators.items()))
-    for name, record in (*pservers, *coordinators):
-        if record.id != me.id and _apart(me, record) and _local(record):
+    apart = [r for r in view.registrations if r.id != me.id and me.network and r.network not in ("", me.network)]
+    servers = {r.id: f"pserver {shard}" for shard, r in view.pservers.items()}
+    servers |= {name: f"coordinator {name}" for name in view.coordinators}
+    for record in apart:
+        if record.id in servers and _local(record):
             return (
-                f"{name} listens at {record.address} on {record.host} (pid {record.pid}), which cannot be "
-                f"reached from another host or network namespace: this process runs on {me.host} (pid {me.pid})"
+                f"{servers[record.id]} listens at {record.address} on {record.host} (pid {record.pid}), which cannot "
+                f"be reached from another host or network namespace: this process runs on {me.host} (pid {me.pid})"
             )
-    others = (r for r in view.registrations if r.id != me.id and _apart(me, r))
-    other = next(others, None) if _local(me) else None
-    return (
-        ""
-        if other is None
-        else (
-            f"this process listens at {me.address} on {me.host} (pid {me.pid}), which {other.id} on {other.host} "
-            f"(pid {other.pid}) cannot reach: it runs on another host or in another network namespace"
+    if apart and _local(me):
+        return (
+            f"this process listens at {me.address} on {me.host} (pid {me.pid}), which {apart[0].id} on {apart[0].host} "
+            f"(pid {apart[0].pid}) cannot reach: it runs on another host or in another network namespace"
         )
-    )
-
-
-def _apart(one: Registration, other: Registration) -> bool:
-    """Of a process that does not say where it is, nothing is known."""
-    return bool(one.network and other.network) and one.network != other.network
+    return ""
 
 
 def _local(record: Registration) -> bool:

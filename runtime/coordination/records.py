@@ -1,23 +1,28 @@
-"""What is stored in etcd, each record once; its fields are its JSON. The queue's are in `protocol.chunk_queue` and
+"""The records in etcd; their fields are their JSON. The queue's are in `protocol.chunk_queue` and
 `protocol.task_pass`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from graphft.runtime.etcd.model import KV
 from graphft.runtime.process.identity import UNKNOWN, Identity
 
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def decode(kv: KV | None, kind: type[T]) -> T | None:
+    """Returns the record that is this key's value; None without one."""
+    return None if kv is None else msgspec.json.decode(kv.value, type=kind)
+
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """The run's record at `/<job>/spec`. `run`: its id; `data`, `values`: digests of its data and initial values;
-    `folder`, `host`: where it was begun; `place`: in which namespace of files; `file`: the identity
-    of the folder's job.json there; `dispatch`: who gives out the chunks ("coordinator" has one that serves);
-    `on_demand`: whether its passes are asked for, one by one: `passes` is only how many there can be then."""
+    """The run's record at `/<job>/spec`. `run`: its id; `folder`, `host`, `place` (namespace of files): where it was
+    begun; `dispatch`: who gives out the chunks; `on_demand`: its passes are asked for, one by one: `passes` is only how
+    many there can be then."""
 
-    program: str
     trainers: int
     pservers: int
     sync: bool
@@ -25,12 +30,9 @@ class RunRecord(msgspec.Struct, frozen=True):
     passes: int
     total_steps: int
     run: str = ""
-    data: str = ""
-    values: str = ""
     folder: str = ""
     host: str = ""
     place: str = ""
-    file: str = ""
     dispatch: str = "etcd"
     on_demand: bool = False
 
@@ -46,13 +48,13 @@ class Registration(msgspec.Struct, frozen=True):
     pid: int
     host: str
     network: str = ""
-    """What processes share that reach each other on loopback; "": not known."""
+    """The network namespace, in which processes reach each other on loopback; "": not known."""
     process: Identity = UNKNOWN
 
 
 class Ordered(msgspec.Struct, frozen=True):
     """In the list at `/<job>.status/places/<launcher>`: a process that a launcher has ordered from its engine. `pid` is
-    0 until there is room for it. `place`: see `engines.base.Process`."""
+    0 until there is room for it."""
 
     role: str
     index: int
@@ -92,18 +94,6 @@ class Asked(msgspec.Struct, frozen=True):
     step: int
 
 
-def decode_generation(kv: KV | None) -> Generation | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=Generation)
-
-
-def decode_committed(kv: KV | None) -> Committed | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=Committed)
-
-
-def decode_asked(kv: KV | None) -> Asked | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=Asked)
-
-
 class PassRecord(msgspec.Struct, frozen=True, rename={"pass_index": "pass"}):
     """The value of `/<job>/pass`: the pass that is worked on, whose records are whole. Async: the number of passes
     when all of them are done."""
@@ -113,10 +103,6 @@ class PassRecord(msgspec.Struct, frozen=True, rename={"pass_index": "pass"}):
     start_step: int
 
 
-def decode_pass(kv: KV | None) -> PassRecord | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=PassRecord)
-
-
 class Failure(msgspec.Struct, frozen=True):
     """The value of `/<job>/failure`: why the job has failed, and what to do about it."""
 
@@ -124,12 +110,8 @@ class Failure(msgspec.Struct, frozen=True):
     help: str = ""
 
 
-def decode_failure(kv: KV | None) -> Failure | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=Failure)
-
-
 class TrainerStatus(msgspec.Struct, frozen=True):
-    """What a trainer reports of itself. `samples_per_second` is over its last few seconds."""
+    """A trainer's report. `samples_per_second` is over its last few seconds."""
 
     step: int = 0
     pass_index: int = 0
@@ -138,24 +120,24 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     skipped: int = 0
     counters: dict[str, int] = {}
     waiting: str = ""
-    """What it waits for and cannot go on without: storage that is away."""
+    """The storage that it waits for, which is away."""
     unreached: list[str] = []
     """Shards that do not answer it, with their addresses."""
     seconds: dict[str, float] = {}
     """Where its time went since it began: `process.work_record.Activity`."""
     paused: bool = False
-    """Whether it waits for the next pass to be asked for, or for a validation."""
+    """True while it waits for the next pass to be asked for, or for a validation."""
     learning_rates: dict[str, float] = {}
-    """By the names of their variables, what its optimizers used last: mode geo_sgd, where trainers have them."""
+    """By the names of their variables, the last ones of its optimizers: mode geo_sgd, where trainers have them."""
     validating: bool = False
-    """Whether it is a validation that it waits for."""
+    """True while it waits for a validation."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
-    """What a pserver reports of itself. `applied`: updates of its parameters since it started, repeated ones too.
-    `skipped_steps`: of the job so far, those (async: batches, units) that were left out as not finite.
+    """A pserver's report. `applied`: updates of its parameters since it started, repeated ones too. `skipped_steps`: of
+    the job so far, those (async: batches, units) that were discarded as not finite.
 
-    Async: how many versions these gradients were behind. `staleness[s]` of them were `s`, the last one: or more.
+    Async: `staleness[s]` of these gradients were `s` versions behind, the last one: or more.
     """
 
     version: int = 0
@@ -170,7 +152,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
     checkpoint_seconds: float = 0.0
     """For which steps have waited while its state was copied for checkpoints, since it started."""
     learning_rates: dict[str, float] = {}
-    """By the names of their variables, what its optimizers used last."""
+    """By the names of their variables, the last ones of its optimizers."""
     checkpoint_age: float | None = None
     """Seconds since the newest committed checkpoint was written (async: the shard's own); None without one."""
     metrics: dict[str, float] = {}
@@ -178,17 +160,17 @@ class ShardStatus(msgspec.Struct, frozen=True):
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):
-    """What a coordinator reports of itself."""
+    """A coordinator's report."""
 
     serving: bool = False
-    """Whether it holds the lock; else it stands by."""
+    """True while it holds the lock; else it stands by."""
     reloads: int = 0
     """How often it has read its queues from etcd."""
     counters: dict[str, int] = {}
 
 
 class LoadingStatus(msgspec.Struct, frozen=True):
-    """What a process reports that is not ready to register: what it loads, and since when (seconds since 1970)."""
+    """The report of a process that is not ready to register: its work, and since when (seconds since 1970)."""
 
     role: str
     what: str
@@ -199,8 +181,8 @@ class LoadingStatus(msgspec.Struct, frozen=True):
 
 
 class PassMetrics(msgspec.Struct, frozen=True):
-    """What a pass came to. `means`: over `samples`, of the loss and each metric that `loss_fn` returns; one that is not
-    finite as text, which JSON has no number for."""
+    """The result of a pass. `means`: over `samples`, of the loss and each metric that `loss_fn` returns; as text where
+    it is not finite, which JSON has no number for."""
 
     samples: int
     means: dict[str, float | str]
@@ -223,7 +205,7 @@ class Validating(msgspec.Struct, frozen=True):
 
 
 class Validated(msgspec.Struct, frozen=True):
-    """What a validation came to. `epoch`: so many passes were done; `means`: over `samples`, of the loss and each
+    """The result of a validation. `epoch`: so many passes were done; `means`: over `samples`, of the loss and each
     metric; one that is not finite as text; none of one that could not be made. `at`: seconds since 1970."""
 
     step: int
@@ -234,7 +216,7 @@ class Validated(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event. `kind` is stable (for counting); `text` is the sentence that people read. `at`: Unix seconds."""
+    """`kind` is stable (for counting); `text` is the sentence that people read. `at`: Unix seconds."""
 
     at: float
     who: str

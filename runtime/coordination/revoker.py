@@ -16,15 +16,27 @@ ETCD_SECONDS = 2.0
 """For how long etcd may keep this process from looking after its children."""
 LATE_SECONDS, LATE_EVERY_SECONDS = 0.5, 1.0
 """The same, for what could not be done at once and is tried again; and how often."""
+DYING_SECONDS, POLL_SECONDS = 1.0, 0.02
 
 
 def leases_of_processes(etcd: Store, keys: Keys, deadline: float | None = None) -> list[tuple[Identity, int]]:
-    """Which process each lease is of: of those that have registered.
-
-    `deadline`: in seconds, for each call.
-    """
+    """Returns each registered process and its lease."""
     view = read_view(keys, etcd.range(keys.control, deadline=deadline).kvs)
     return [(r.process, lease) for r in view.registrations if (lease := view.leases[r.id])]
+
+
+def revoke_dead(etcd: Store, keys: Keys) -> None:
+    """Ends the leases of processes that are seen to be dead from here, so that no process waits for them.
+
+    Those of a launcher that was just killed may be dying still; so it looks for a moment.
+    """
+    end = time.monotonic() + DYING_SECONDS
+    left = [(process, lease) for process, lease in leases_of_processes(etcd, keys) if process.visible]
+    while left and time.monotonic() < end:
+        for process, lease in [each for each in left if each[0].dead]:
+            etcd.lease_revoke(lease)
+            left.remove((process, lease))
+        time.sleep(POLL_SECONDS)
 
 
 class Revoker:
@@ -46,15 +58,15 @@ class Revoker:
             self._next = time.monotonic() + LATE_EVERY_SECONDS
 
     def step(self) -> None:
-        """Tries again what is left, when it is time to."""
+        """Tries again those that are left, when it is time to."""
         if not self._left or time.monotonic() < self._next:
             return
-        while self._left and self.try_once(self._left[0], LATE_SECONDS):
+        while self._left and self.try_once(self._left[0]):
             self._left.pop(0)
         self._next = time.monotonic() + LATE_EVERY_SECONDS
 
     def try_once(self, process: Identity, deadline: float = LATE_SECONDS) -> bool:
-        """Whether etcd answered, within `deadline` seconds for each call."""
+        """Returns True if etcd answered, within `deadline` seconds for each call."""
         if process == UNKNOWN:
             return True  # it was never seen: its lease ends by itself
         try:

@@ -1,34 +1,46 @@
-"""The job's record in etcd: the first process of a run writes it, the others find out whether it is theirs."""
+"""The run's records in etcd: the first process of a run writes them, the others find out whether they are theirs; and
+the end of those that an earlier run left there, and in the run's folder."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import logging
 import secrets
+import shutil
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from graphft.errors import UsageError
+from graphft.disk.fileio import remove_folder
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import RunRecord
-from graphft.runtime.etcd import FencedStore, LeaseLost, absent, put_op
-from graphft.runtime.etcd.model import Store
+from graphft.runtime.coordination.records import Failure, Registration, RunRecord, decode
+from graphft.runtime.coordination.revoker import revoke_dead
+from graphft.runtime.coordination.status import UNKNOWN_JOB, list_jobs
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, FencedStore, LeaseLost
+from graphft.runtime.etcd.embedded import HOST
+from graphft.runtime.etcd.model import KV, Store, absent, delete_op, delete_prefix_op, mod_is, put_op, value_is
 from graphft.runtime.process.identity import file_namespace
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job, JobRecord
+    from graphft.transpiler import Job, JobConfig, JobRecord
+
+log = logging.getLogger("graphft")
 
 
-def run_record(job: Job | JobRecord, job_dir: Path | None = None) -> RunRecord:
-    c, made_of = job.config, job.fingerprint
-    folder, file = (str(Path(job_dir).absolute()), _file_of(job_dir)) if job_dir is not None else ("", "")
-    if c.storage:  # any machine may go on with it, from a folder of its own
-        folder, file = c.storage, ""
-    return RunRecord(
-        made_of.program,
+# -- the run that is at work ------------------------------------------------------------------------------------------
+
+
+def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
+    """Writes the run's record and its secret, unless they are there. Raises GraphftError[foreign-job] for another
+    run's."""
+    c = job.config
+    folder = c.storage or (str(Path(job_dir).absolute()) if job_dir is not None else "")
+    record = RunRecord(
         c.trainers,
         c.pservers,
         c.sync,
@@ -36,29 +48,20 @@ def run_record(job: Job | JobRecord, job_dir: Path | None = None) -> RunRecord:
         c.passes,
         c.total_steps,
         job.run_id,
-        _digest(made_of.data),
-        _digest(made_of.values),
         folder,
         socket.gethostname(),
-        file_namespace() if not c.storage else "",
-        file,
+        "" if c.storage else file_namespace(),  # with a storage, any machine may go on with it
         c.dispatch,
         c.passes_on_demand,
     )
-
-
-def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
-    """Writes the run's record and what hangs on it, unless they are there. Raises GraphftError[foreign-job] for another
-    run's."""
-    spec = msgspec.json.encode(run_record(job, job_dir))
     # Of several processes that try, each finds the first one's secret: it is read from etcd, always.
     etcd.txn(
         [absent(keys.spec)],
         [
-            put_op(keys.spec, spec),
+            put_op(keys.spec, msgspec.json.encode(record)),
             put_op(keys.run, job.run_id.encode()),
             put_op(keys.secret, secrets.token_hex(32).encode()),
-            put_op(keys.ps_desired, str(job.config.pservers).encode()),
+            put_op(keys.ps_desired, str(c.pservers).encode()),
             put_op(keys.state, b"running"),
         ],
         token=keys.spec,
@@ -68,60 +71,51 @@ def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None 
 
 def check_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
     """Raises GraphftError[foreign-job] if etcd's run of this name is another one, or `job_dir` a copy of its folder."""
-    kv = etcd.get(keys.spec)
-    if kv is None:
+    found = decode(etcd.get(keys.spec), RunRecord)
+    if found is None:
         raise LeaseLost(
             f"the record of job {keys.job} was deleted just now", rule="etcd-lease", help="start the process again"
         )
-    found = msgspec.json.decode(kv.value, type=RunRecord)
     if found.run != job.run_id:
         raise UsageError(
-            f"etcd has another run named {keys.job}: {describe_run(found)}; this one is {job.run_id}"
-            f"{_difference(found, run_record(job))}",
+            f"etcd has another run named {keys.job}: {describe_run(found)}; this one is {job.run_id}",
             rule="foreign-job",
             help="start all roles of a run from its folder; give another run another name, or, when the other one is "
             f"not to go on, forget it: graphft forget {keys.job} --etcd HOST:PORT",
         )
-
-    if job_dir is not None and is_copied(found, Path(job_dir)):
+    if job_dir is not None and _is_copy(found, Path(job_dir)):
         raise UsageError(
             f"{job_dir} is a copy of {found.folder}, where run {found.run} was begun: its processes would write their "
             "checkpoints to two places",
             rule="foreign-job",
-            help=f"start its roles from {found.folder}; if that one was moved here: graphft forget {keys.job} --etcd "
-            "HOST:PORT, and it goes on from its checkpoints",
+            help=f"start its roles from {found.folder}, or delete that one",
         )
 
 
-def _file_of(job_dir: Path) -> str:
-    """Tells the folder's job.json from a copy of it, in one namespace of files; "" if it is not there."""
-    try:
-        found = Path(job_dir, "job.json").stat()
-    except OSError:
-        return ""
-    return f"{found.st_dev}:{found.st_ino}"
-
-
-def is_copied(begun: RunRecord, job_dir: Path) -> bool:
-    """Whether the run was begun in another folder than this one, as far as one can tell. A folder that has an etcd of
-    its own may be moved with it."""
+def _is_copy(begun: RunRecord, job_dir: Path) -> bool:
+    """True if the run's first folder is another one, and still there, as far as one can tell. A folder with an etcd of
+    its own is a run by itself."""
     here = file_namespace()
-    known = bool(here and begun.file) and begun.place == here and not (job_dir / "etcd").is_dir()
-    return known and _file_of(job_dir) not in ("", begun.file)
+    if not here or not begun.folder or begun.place != here or (job_dir / "etcd").is_dir():
+        return False
+    try:
+        first, own = (Path(folder, "job.json").stat() for folder in (begun.folder, job_dir))
+    except OSError:
+        return False
+    return (first.st_dev, first.st_ino) != (own.st_dev, own.st_ino)
 
 
-def describe_run(spec: RunRecord) -> str:
-    """The run in words."""
-    return f"{spec.run or 'unknown'}" + (f", begun in {spec.folder} on {spec.host}" if spec.folder else "")
+def describe_run(record: RunRecord) -> str:
+    return record.run + (f", begun in {record.folder} on {record.host}" if record.folder else "")
 
 
 def fenced(etcd: Store, keys: Keys, job: Job | JobRecord) -> FencedStore:
-    """The store for a process of this run: what it writes holds only while etcd's run of this name is this one."""
+    """Returns the store for a process of this run: its writes hold only while etcd's run of this name is this one."""
     return FencedStore(etcd, keys.run, job.run_id.encode())
 
 
 def read_secret(etcd: Store, keys: Keys) -> str:
-    """What processes of the run show to its pservers."""
+    """Returns the secret that processes of the run show to its pservers."""
     kv = etcd.get(keys.secret)
     if kv is None:
         raise LeaseLost(
@@ -132,15 +126,180 @@ def read_secret(etcd: Store, keys: Keys) -> str:
     return kv.value.decode()
 
 
-def _difference(found: RunRecord, ours: RunRecord) -> str:
-    parts = {
-        "program or options": found.program != ours.program,
-        "data": found.data != ours.data,
-        "initial values": found.values != ours.values,
-    }
-    named = [name for name, differs in parts.items() if differs]
-    return f", and differs in {' and '.join(named)}" if named else ", of the same job"
+def tell_failed(etcd: Store, keys: Keys, failure: Failure | None = None) -> None:
+    """Ends the job everywhere: its processes on other machines end, too. The first reason stays."""
+    why = [put_op(keys.failure, msgspec.json.encode(failure))] if failure is not None else []
+    etcd.txn([value_is(keys.state, b"running")], [put_op(keys.state, b"failed"), *why], token=keys.state)
 
 
-def _digest(digests: object) -> str:
-    return hashlib.blake2b(json.dumps(digests, sort_keys=True).encode(), digest_size=8).hexdigest()
+def check_asked_for(config: JobConfig, job: object, instead: str) -> None:
+    """Raises UsageError for a job that would wait for ever without the script that asks for its epochs."""
+    if config.passes_on_demand:
+        raise UsageError(
+            f"{job} is the job of a graphft.Trainer: its script asks for the epochs, one by one",
+            rule="on-demand",
+            help=instead,
+        )
+
+
+class WantedPasses:
+    """How many passes are wanted so far, of a job whose passes are on demand: trainers begin no others. One launch's
+    record, in which it only grows; `keep` writes it again if etcd has lost its data."""
+
+    def __init__(self, etcd: Store, keys: Keys, count: int) -> None:
+        self.etcd, self.keys, self.count = etcd, keys, count
+
+    def begin(self) -> None:
+        """Replaces the record of an earlier launch, which was interrupted. Raises EtcdError."""
+        self.etcd.put(self.keys.wanted_passes, str(self.count).encode())
+
+    def want(self, count: int) -> None:
+        """Passes before `count` may begin from now on. Raises EtcdError: `keep` tries again."""
+        self.count = max(self.count, count)
+        kv = self.etcd.get(self.keys.wanted_passes)
+        if kv is None or int(kv.value) < self.count:
+            self.begin()
+
+    def keep(self) -> None:
+        """To be called now and then."""
+        with contextlib.suppress(EtcdError):
+            self.want(self.count)
+
+
+# -- runs before it ---------------------------------------------------------------------------------------------------
+
+
+def make_way(etcd: Store, keys: Keys, job: Job | JobRecord) -> None:
+    """Deletes the records of another run of this name that is over. Raises GraphftError[foreign-job] if it may go
+    on."""
+    kvs = etcd.range(keys.control).kvs
+    record, view = _read(keys, kvs)
+    if record is None or record.run == job.run_id:
+        return
+    if members := _living(view):
+        raise _in_the_way(
+            keys, record, f"processes of it live: {members}", "wait for their end, or give this job another name"
+        )
+    if not view.over and record.ft:
+        raise _in_the_way(
+            keys,
+            record,
+            "it is unfinished",
+            f"go on with it (graphft launch --job {record.folder or 'ITS-FOLDER'}), give this job another "
+            f"name, or have it forgotten: graphft forget {keys.job} --etcd HOST:PORT",
+        )
+    log.info("etcd had another run of job %s, %s: its records are deleted", keys.job, describe_run(record))
+    _forget(etcd, keys, kvs)
+
+
+def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> bool:
+    """Deletes the records of this very run, if it cannot go on with them: it is over although its model is gone, or has
+    no fault tolerance. Not while a process of it lives, which may be on another machine. Returns True if it was
+    complete: then its model is made again."""
+    kvs = etcd.range(keys.control).kvs
+    record, view = _read(keys, kvs)
+    if record is None or record.run != job.run_id or (job.config.ft and not view.over):
+        return False
+    members = _living(view)
+    if members and view.over:
+        why = f"it is {view.state} already, but processes of it have not ended: {members}"
+        raise _in_the_way(keys, record, why, "wait for them, or give this job another name")
+    if members or not _forget(etcd, keys, kvs):
+        return False
+    if not job.config.ft:
+        _forget_files(job_dir)
+    return view.state == "complete"
+
+
+def try_again(etcd: Store, keys: Keys, job: Job | JobRecord) -> str:
+    """Lets this very run go on, that has failed, from its newest checkpoint. A fault of the machine does not come
+    again; anything else fails again, with the same reason. Returns the reason of the last time; "" if there was none.
+    """
+    record, view = _read(keys, etcd.range(keys.control).kvs)
+    if record is None or record.run != job.run_id or not job.config.ft or view.state != "failed" or _living(view):
+        return ""
+    again = [put_op(keys.state, b"running"), delete_op(keys.failure)]
+    etcd.txn([value_is(keys.state, b"failed")], again, token=keys.state)
+    return view.failure.reason if view.failure is not None else "no reason was recorded"
+
+
+def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> RunRecord:
+    """`graphft forget`: deletes the records of a run whose processes are dead. Its folder stays.
+
+    Raises GraphftError when there is no such run, or (unless `force`) a process of it may live: a run without fault
+    tolerance leaves registrations that no lease takes away, and from here its processes may not be seen.
+    """
+    kvs = etcd.range(keys.control).kvs
+    record, view = _read(keys, kvs)
+    if record is None:
+        raise GraphftError(
+            f"etcd knows no job named {keys.job}",
+            rule=UNKNOWN_JOB,
+            help=f"jobs that it knows: {', '.join(list_jobs(etcd)) or 'none'}",
+        )
+    if (members := _living(view)) and not force:
+        help = "end them first; if they are known to be dead: graphft forget --force"
+        raise _in_the_way(keys, record, f"processes of it are registered: {members}", help)
+    if not _forget(etcd, keys, kvs):
+        raise _in_the_way(keys, record, "it went on meanwhile", "end it first")
+    return record
+
+
+def forget_own_etcd(job_dir: Path) -> None:
+    """Deletes the data of the etcd that comes with the job: it goes on from the newest checkpoint in its folder. All of
+    them: the rest of an etcd's data would be answered from. Raises GraphftError[etcd-data]."""
+    try:
+        remove_folder(job_dir / "etcd")
+    except OSError as error:
+        raise GraphftError(
+            f"etcd's data of the run cannot be deleted: {error}",
+            rule="etcd-data",
+            help=f"nothing was changed: see to {job_dir / 'etcd'}, and call it again",
+        ) from error
+
+
+def start_etcd(job: Job | JobRecord, job_dir: Path, data: str = "", host: str = "") -> EmbeddedEtcd:
+    """Returns the running server, with the records of an earlier launch in `data` (by default in the job's folder), as
+    far as the job can go on from them. `host`: the address of this machine at which other machines reach it."""
+    if not job.config.ft:
+        _forget_files(job_dir)
+    server = EmbeddedEtcd(data or job_dir / "etcd", host=host or HOST).start()
+    try:
+        with Etcd(server.endpoints) as etcd:
+            revoke_dead(etcd, Keys(job.config.name))
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _read(keys: Keys, kvs: Sequence[KV]) -> tuple[RunRecord | None, JobView]:
+    return decode(next((kv for kv in kvs if kv.key == keys.spec), None), RunRecord), read_view(keys, kvs)
+
+
+def _forget(etcd: Store, keys: Keys, kvs: Sequence[KV]) -> bool:
+    """Deletes all records of a run at once, and only those that were seen (the control records `kvs`): no crash leaves
+    half of them, and nothing of a run that began meanwhile goes. Returns True if it did."""
+    seen = {kv.key: kv.mod_revision for kv in kvs}
+    same = [mod_is(key, seen.get(key, 0)) for key in (keys.spec, keys.state)]
+    return etcd.txn(same, [delete_prefix_op(prefix) for prefix in keys.everything]).ok
+
+
+def _forget_files(job_dir: Path) -> None:
+    """Without fault tolerance a job cannot go on: the files of an earlier launch would be in the way."""
+    for name in ("etcd", "checkpoints"):
+        shutil.rmtree(job_dir / name, ignore_errors=True)
+    for name in ("metrics.rows", "ends.jsonl", "time.json"):
+        (job_dir / name).unlink(missing_ok=True)
+
+
+def _living(view: JobView) -> str:
+    """Names the first registered processes that are not known to be dead."""
+    members: list[Registration] = [m for m in view.registrations if not m.process.dead]
+    return ", ".join(f"{m.id} on {m.host}" for m in members[:3])
+
+
+def _in_the_way(keys: Keys, record: RunRecord, why: str, help: str) -> GraphftError:
+    return UsageError(
+        f"etcd has another run named {keys.job} ({describe_run(record)}), and {why}", rule="foreign-job", help=help
+    )

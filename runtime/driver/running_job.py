@@ -12,14 +12,14 @@ from pathlib import Path
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.connect import connect
-from graphft.runtime.coordination.epoch_metrics import epoch_of_table, recorded_epoch
 from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.job_storage import take_storage
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event, PassMetrics
-from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd, make_way
+from graphft.runtime.coordination.result_files import epoch_of_table, recorded_epoch
+from graphft.runtime.coordination.run_record import forget_dead, forget_own_etcd, make_way
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.coordination.storage_fence import take_storage
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.launcher.child import Child

@@ -25,7 +25,7 @@ from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.runner import CallbackRunner
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Event
-from graphft.runtime.coordination.validations import note_validation
+from graphft.runtime.coordination.result_files import note_validation
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.options import BEYOND, check_call, check_driver, check_number, check_place, make_job
 from graphft.runtime.driver.running_job import RunningJob, WorkerFailed, at_rest, missed_epoch, shut_down

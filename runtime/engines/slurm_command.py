@@ -54,8 +54,8 @@ def _slurm(options: argparse.Namespace) -> int:
 
 def _of_job(options: argparse.Namespace) -> dict[str, str]:
     from graphft.runtime.coordination.job_storage import is_url, storage_of
+    from graphft.runtime.coordination.run_record import check_asked_for
     from graphft.runtime.coordination.runs import find_folder
-    from graphft.runtime.coordination.wanted_passes import check_asked_for
     from graphft.transpiler import read_record
 
     if options.args:

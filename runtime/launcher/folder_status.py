@@ -16,9 +16,9 @@ from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
 from graphft.runtime.coordination.connect import EtcdNote, connect, read_note
 from graphft.runtime.coordination.job_storage import JOBS, MODEL, is_complete, storage_of
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.coordination.runs import run_folders
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
-from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.launcher.process_ends import lost_checkpoints, read_ends
 from graphft.runtime.launcher.result import Result, steps_of
 from graphft.runtime.launcher.run_folder import begun

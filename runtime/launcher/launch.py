@@ -19,16 +19,32 @@ from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.callbacks.runner import CURSOR
 from graphft.runtime.checkpoint.store import saved_step
 from graphft.runtime.coordination.connect import NOTE, WAIT_SECONDS, check_note, connect, read_note, write_endpoints
-from graphft.runtime.coordination.discarded import discarded_of
-from graphft.runtime.coordination.job_storage import MODEL, delete_entries, fetch_result, is_complete, publish
+from graphft.runtime.coordination.job_storage import (
+    MODEL,
+    StorageFence,
+    delete_entries,
+    fetch_result,
+    forget_launcher,
+    is_complete,
+    publish,
+    take_storage,
+)
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.run_record import fenced, put_job
+from graphft.runtime.coordination.result_files import TakenValidations, discarded_of
+from graphft.runtime.coordination.revoker import revoke_dead
+from graphft.runtime.coordination.run_record import (
+    WantedPasses,
+    begin_anew,
+    check_asked_for,
+    fenced,
+    make_way,
+    put_job,
+    start_etcd,
+    tell_failed,
+    try_again,
+)
 from graphft.runtime.coordination.runs import link_newest
-from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, start_etcd, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.coordination.storage_fence import StorageFence, forget_launcher, take_storage
-from graphft.runtime.coordination.taken_validations import TakenValidations
-from graphft.runtime.coordination.wanted_passes import WantedPasses, check_asked_for
 from graphft.runtime.engines.base import Engine, Run, engine_options
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd

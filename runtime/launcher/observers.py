@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.runner import CallbackRunner
-from graphft.runtime.coordination.epoch_metrics import epoch_of_table, recorded_epoch
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated
+from graphft.runtime.coordination.result_files import epoch_of_table, read_validations, recorded_epoch
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.launcher.ending import tell

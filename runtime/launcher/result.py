@@ -11,9 +11,8 @@ import numpy as np
 
 from graphft.disk.fileio import tensor_file_metadata
 from graphft.runtime.checkpoint.store import saved_step
-from graphft.runtime.coordination.discarded import Discarded, describe_discarded, read_discarded
 from graphft.runtime.coordination.job_storage import MODEL
-from graphft.runtime.coordination.validations import read_validations
+from graphft.runtime.coordination.result_files import Discarded, describe_discarded, read_discarded, read_validations
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.metric_table import Rows, read_rows, rows_or_why
 from graphft.transpiler.record import read_record

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.callbacks.runner import CURSOR, Cursor
 from graphft.runtime.checkpoint.store import saved_step
-from graphft.runtime.coordination import validations
 from graphft.runtime.coordination.job_storage import (
     JOBS,
     begun_in_storage,
+    fetch,
     is_complete,
-    make_copy,
     publish,
     storage_of,
     stored_run,
 )
+from graphft.runtime.coordination.result_files import VALIDATIONS
 from graphft.runtime.coordination.runs import copy_of, link_newest, run_at, run_numbers
 from graphft.runtime.launcher.process_ends import FILE as ENDS
 from graphft.runtime.launcher.process_ends import lost_checkpoints
@@ -165,7 +165,7 @@ def _copy(url: str, path: Path) -> bool:
     """Makes the folder a copy of what the storage holds, if it is empty. Returns whether it did."""
     if not url or ((path / "job.json").exists() and storage_of(path) != url):
         return False
-    return bool(stored_run(url)) and make_copy(url, path)
+    return bool(stored_run(url)) and fetch(url, path)
 
 
 def _with_storage(job: Job, number: int) -> Job:
@@ -209,7 +209,7 @@ def _carry(source: Path, job: Job, new: Path) -> str:
 
     with locked(source):
         step = carry_over(source, job, new)
-    for name in (metric_table.FILE, validations.FILE, ENDS, *(path.name for path in source.glob("*.csv"))):
+    for name in (metric_table.FILE, VALIDATIONS, ENDS, *(path.name for path in source.glob("*.csv"))):
         if (source / name).exists():
             shutil.copyfile(source / name, new / name)
     if (source / CURSOR).exists():

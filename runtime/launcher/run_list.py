@@ -14,8 +14,8 @@ import numpy as np
 from graphft.errors import GraphftError, UsageError, plain_text
 from graphft.plan import Plan
 from graphft.runtime.coordination.job_storage import is_url
+from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.coordination.runs import run_at, run_numbers
-from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.launcher.folder_status import FolderStatus, list_folders, look_if_there
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
 from graphft.runtime.process.metric_table import Rows, rows_or_why

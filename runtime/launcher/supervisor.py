@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from graphft.errors import GraphftError, UsageError, describe, plain_text
-from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.event_log import Events, ProcessLocations
 from graphft.runtime.coordination.job_storage import has_model
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.process_locations import ProcessLocations
 from graphft.runtime.coordination.records import Ordered
 from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
-from graphft.runtime.coordination.wanted_passes import WantedPasses
+from graphft.runtime.coordination.run_record import WantedPasses
 from graphft.runtime.engines.base import Engine, EngineError, Process
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.launcher.child import Child, ChildProcesses

@@ -21,8 +21,8 @@ from graphft.disk.sealed_json import encode_json
 from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.coordination.validations import read_validations
 from graphft.runtime.page.curve import Curve
 from graphft.runtime.page.time_keeper import OwnAccount
 from graphft.runtime.process.metric_table import FILE

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from graphft.ops.context import ChunkWork, ClaimTerms, QueuePort
 from graphft.plan import Located
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.records import decode_generation
+from graphft.runtime.coordination.records import Generation, decode
 from graphft.runtime.etcd import KV
 from graphft.runtime.protocol.chunk_queue import ChunkDiscards
 from graphft.runtime.protocol.events import ChunkKey
@@ -79,7 +79,7 @@ def shard_generations(member: Member, acknowledged: Sequence[int]) -> list[KV] |
     known, found = member.watcher.snapshot(), []
     for shard, generation in enumerate(acknowledged):
         kv = known.get(member.keys.of_shard(shard).generation)
-        record = decode_generation(kv)
+        record = decode(kv, Generation)
         if kv is None or record is None or record.number != generation:
             return None
         found.append(kv)

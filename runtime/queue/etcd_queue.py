@@ -18,7 +18,7 @@ from typing import TypeVar
 from graphft.ops.context import ClaimTerms, EndOfPass, NoData, WorkChanged
 from graphft.plan import Located
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.records import decode_pass
+from graphft.runtime.coordination.records import PassRecord, decode
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op, value_is
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, ChunkDiscards, Known, discards_of
@@ -333,5 +333,5 @@ class EtcdOpenQueue(EtcdQueue, OpenQueue):
 
 
 def _pass(marker: KV | None) -> int:
-    record = decode_pass(marker)
+    record = decode(marker, PassRecord)
     return record.pass_index if record is not None else -1

@@ -18,7 +18,7 @@ from graphft.ops.context import WorkChanged
 from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.records import PassRecord, decode_pass
+from graphft.runtime.coordination.records import PassRecord, decode
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import KV, absent, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.model import Store
@@ -59,7 +59,7 @@ class Passes:
         seen, since = 0, 0.0
         while True:
             kv = etcd.get(self.keys.pass_)
-            if not due(decode_pass(kv)):
+            if not due(decode(kv, PassRecord)):
                 return False
             holder = self._lock(lock, me)
             if holder is not None:
@@ -168,7 +168,7 @@ class Requeue:
         for its ledger.
         """
         count, lowest = 0, self.plan.passes
-        recorded = decode_pass(self.etcd.get(self.keys.pass_))
+        recorded = decode(self.etcd.get(self.keys.pass_), PassRecord)
         for index in range(min(recorded.pass_index + 1, self.plan.passes) if recorded is not None else 0):
             if lacking := self.lacking(ledger, index):
                 count += self._requeue(ledger, index, lacking)
@@ -199,7 +199,7 @@ class Requeue:
     def _lower(self, index: int) -> None:
         while True:
             kv = self.etcd.get(self.keys.pass_)
-            recorded = decode_pass(kv)
+            recorded = decode(kv, PassRecord)
             assert kv is not None
             assert recorded is not None
             index = min(index, recorded.pass_index)

@@ -12,9 +12,8 @@ from graphft.errors import plain_text
 from graphft.ir import Program
 from graphft.plan import Plan
 from graphft.runtime.coordination.event_log import Events
-from graphft.runtime.coordination.generation import go_back
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Barred, Failure
+from graphft.runtime.coordination.records import Barred, Committed, Failure, Generation, decode
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import KV, create_is, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
@@ -217,13 +216,27 @@ def fail_batch(
 
 
 def going_back(
-    keys: Keys, change: Change, generation: KV | None, committed: KV | None, marker: KV | None
+    keys: Keys, change: Change, current_kv: KV | None, committed_kv: KV | None, marker: KV | None
 ) -> tuple[list[Change], list[Compare]]:
-    """Returns what becomes part of the transaction in sync mode if a batch is discarded, and what has to hold."""
+    """Returns the change that raises the generation in sync mode if a batch is discarded, and its other conditions: all
+    processes return to the newest checkpoint. If that is damaged, the shards find out when they read it."""
     if change.outcome != "discarded":
         return [], []
-    same = [mod_is(keys.pass_, marker.mod_revision)] if marker is not None else []
-    return [go_back(keys, generation, committed, change.reason)], same
+    current, committed = decode(current_kv, Generation), decode(committed_kv, Committed)
+    assert current_kv is not None
+    assert current is not None
+    step, checkpoint = (committed.step, committed.checkpoint) if committed is not None else (0, "")
+    raised = Generation(current.number + 1, step, checkpoint, plain_text(change.reason))
+    back = Change(
+        "went-back",
+        f"generation {raised.number} begins at step {step}: {change.reason}",
+        (
+            chunk_queue.Compare(keys.generation, "mod", current_kv.mod_revision),
+            chunk_queue.Compare(keys.committed, "mod", committed_kv.mod_revision if committed_kv is not None else 0),
+        ),
+        (chunk_queue.Put(keys.generation, msgspec.json.encode(raised)),),
+    )
+    return [back], [mod_is(keys.pass_, marker.mod_revision)] if marker is not None else []
 
 
 def or_end(store: Store, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:

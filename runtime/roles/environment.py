@@ -16,19 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.coordination.connect import (
-    JobEnded,
-    check_note,
-    connect_from,
-    connect_when_back,
-    note_etcd,
-    write_endpoints,
-)
-from graphft.runtime.coordination.job_storage import JOBS, fetch, is_complete, publish, stored_run
+from graphft.runtime.coordination.connect import JobEnded, check_note, connect_role, note_etcd, write_endpoints
+from graphft.runtime.coordination.job_storage import JOBS, fetch, is_complete, publish, stored_run, take_storage
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import make_way, start_etcd
 from graphft.runtime.coordination.runs import run_at, run_in
-from graphft.runtime.coordination.stale_run import make_way, start_etcd
-from graphft.runtime.coordination.storage_fence import take_storage
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_process import BEGINS, EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, ROLES
@@ -192,7 +184,7 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None
         find_device(job.config.device)
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
-    etcd = connect_when_back(endpoints, job_dir) if endpoints else connect_from(job_dir)
+    etcd = connect_role(job_dir, endpoints or "")
     if endpoints:
         check_note(job_dir, keys, job.run_id, etcd)
     make_way(etcd, keys, job)

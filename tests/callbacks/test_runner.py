@@ -11,7 +11,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.callbacks import runner as runner_module
 from graphft.runtime.callbacks.callbacks import Callbacks, Run
 from graphft.runtime.callbacks.runner import CallbackRunner
-from graphft.runtime.coordination.epoch_metrics import epoch_of_table
+from graphft.runtime.coordination.result_files import epoch_of_table
 from graphft.runtime.launcher.process_ends import past_epoch
 from tests.callbacks.rows import PER_EPOCH, config, job, loss_of, write
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import graphft
-from graphft.runtime.coordination.validations import read_validations
+from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.process.metric_table import read_rows
 from tests.driver import epochs
 from tests.support.files import put

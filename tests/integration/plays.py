@@ -20,7 +20,7 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.runtime.checkpoint.store import checkpoints_of
-from graphft.runtime.coordination.connect import read_endpoints
+from graphft.runtime.coordination.connect import read_note
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import Etcd
@@ -241,7 +241,7 @@ class Program:
 
 def look(job_dir: Path, etcd: str = "") -> JobStatus | None:
     """The status of the job in a folder; None when it has no etcd that answers, or has not begun."""
-    endpoints = etcd or read_endpoints(job_dir)
+    endpoints = etcd or read_note(job_dir).endpoints
     if not endpoints or not (job_dir / "job.json").exists():
         return None
     name = json.loads((job_dir / "job.json").read_bytes())["config"]["name"]

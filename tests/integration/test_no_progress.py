@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from graphft import ir
-from graphft.runtime.coordination.connect import read_endpoints
+from graphft.runtime.coordination.connect import read_note
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration import training
@@ -91,7 +91,7 @@ def test_a_trainer_that_does_not_reach_a_shard_gets_no_work(
                 "-c",
                 CUT,
                 folder,
-                read_endpoints(folder),
+                read_note(folder).endpoints,
                 target,
                 relays[0].address,
             )

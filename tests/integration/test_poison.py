@@ -11,7 +11,7 @@ import torch
 
 import graphft
 from graphft import ir
-from graphft.runtime.coordination.discarded import read_discarded
+from graphft.runtime.coordination.result_files import read_discarded
 from graphft.runtime.launcher.folder_status import look_at
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Act, Pace, Program, kill, play

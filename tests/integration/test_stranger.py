@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from graphft import ir
-from graphft.runtime.coordination.connect import read_endpoints
+from graphft.runtime.coordination.connect import read_note
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
@@ -66,7 +66,7 @@ class Attack:
 
     def __call__(self, supervisor: Supervisor) -> None:
         folder, keys = Path(supervisor.job_dir), Keys(self.job.config.name)
-        with Etcd(read_endpoints(folder).split(",")) as etcd:
+        with Etcd(read_note(folder).endpoints.split(",")) as etcd:
             shards = read_view(keys, etcd.range(keys.control).kvs).pservers
             secret = etcd.get(keys.secret)
             assert secret is not None

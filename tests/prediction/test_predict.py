@@ -15,7 +15,7 @@ from torch import nn
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.validations import note_validation
+from graphft.runtime.coordination.result_files import note_validation
 from graphft.runtime.validation.best_model import BestModels, Kept
 from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model
 

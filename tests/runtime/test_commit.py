@@ -19,14 +19,7 @@ from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import (
-    Asked,
-    Committed,
-    Generation,
-    decode_asked,
-    decode_committed,
-    decode_generation,
-)
+from graphft.runtime.coordination.records import Asked, Committed, Generation, decode
 from graphft.runtime.etcd import Etcd
 
 PROGRAM = "0123456789abcdef"
@@ -76,11 +69,11 @@ class Shards:
 
     @property
     def committed(self) -> Committed | None:
-        return decode_committed(self.etcd.get(self.keys.committed))
+        return decode(self.etcd.get(self.keys.committed), Committed)
 
     @property
     def generation(self) -> Generation | None:
-        return decode_generation(self.etcd.get(self.keys.generation))
+        return decode(self.etcd.get(self.keys.generation), Generation)
 
     def damage(self, manifest: Manifest, shard: int = 1) -> None:
         os.truncate(Path(self.store.root) / manifest.parts[shard].file, 5)
@@ -102,7 +95,7 @@ def test_a_checkpoint_is_asked_for_once_though_all_shards_find_it_due(shards: Sh
         won = list(pool.map(lambda c, asked: c.ask(asked, None), shards.all, wanted))
     assert won.count(True) == 1
     asked = wanted[won.index(True)]
-    assert decode_asked(shards.etcd.get(shards.keys.checkpoint_at)) == asked
+    assert decode(shards.etcd.get(shards.keys.checkpoint_at), Asked) == asked
     assert not shards.all[0].ask(Asked(0, 90), None), "somebody has asked since"
     assert shards.all[0].ask(Asked(0, 90), asked)
 
@@ -154,7 +147,7 @@ def test_committed_once_by_shards_that_publish_at_the_same_moment(shards: Shards
         kv = shards.etcd.get(shards.keys.committed)
         assert kv is not None
         assert kv.version == step // 50, "one write per checkpoint"
-        assert decode_committed(kv) == Committed(0, step, f"step-{step:08d}.g0")
+        assert decode(kv, Committed) == Committed(0, step, f"step-{step:08d}.g0")
 
 
 def test_publishing_again_after_the_commit_changes_nothing(shards: Shards) -> None:

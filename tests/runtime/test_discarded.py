@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import graphft
-from graphft.runtime.coordination.discarded import Discarded, describe_discarded, discarded_of
+from graphft.runtime.coordination.result_files import Discarded, describe_discarded, discarded_of
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from tests.support.programs_by_hand import linear
 

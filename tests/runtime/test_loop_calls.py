@@ -16,7 +16,7 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.coordination.connect import read_endpoints
+from graphft.runtime.coordination.connect import read_note
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
@@ -249,7 +249,7 @@ def test_a_mistyped_etcd_does_not_change_what_the_folder_says(small: Scene, tmp_
     other.save(tmp_path / "other")
     with pytest.raises(GraphftError, match="foreign-job"):
         graphft.TaskLoop(tmp_path / "other", small.server.endpoints[0])
-    assert read_endpoints(tmp_path / "other") == ""
+    assert read_note(tmp_path / "other").endpoints == ""
 
 
 def test_a_failed_job_is_no_job_that_is_done(small: Scene) -> None:

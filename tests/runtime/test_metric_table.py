@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import graphft
-from graphft.runtime.coordination.epoch_metrics import epoch_of_table
 from graphft.runtime.coordination.job_storage import (
     fetch,
     fetch_metrics,
@@ -19,6 +18,7 @@ from graphft.runtime.coordination.job_storage import (
     publish_result,
     put_metrics,
 )
+from graphft.runtime.coordination.result_files import epoch_of_table
 from graphft.runtime.process.metric_table import FILE, TableWriter, read_rows
 from graphft.transpiler import Job, JobConfig
 from tests.support.metric_rows import write_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphft.runtime.coordination.stale_run import forget_files
+from graphft.runtime.coordination.run_record import _forget_files
 from graphft.runtime.launcher.process_ends import ProcessEnds, note, read_ends
 from graphft.runtime.launcher.result import Result
 
@@ -32,5 +32,5 @@ def test_what_cannot_be_read_or_written_ends_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_begins_anew_has_no_ends_of_the_one_before(tmp_path: Path) -> None:
     note(tmp_path, "launch")
-    forget_files(tmp_path)
+    _forget_files(tmp_path)
     assert read_ends(tmp_path) == ProcessEnds()

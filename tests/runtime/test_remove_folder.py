@@ -9,7 +9,7 @@ import pytest
 
 from graphft.disk.fileio import remove_folder
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.stale_run import forget_own_etcd
+from graphft.runtime.coordination.run_record import forget_own_etcd
 
 
 def data_of(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.metadata import recorded
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Generation, decode_committed, decode_generation
+from graphft.runtime.coordination.records import Committed, Generation, decode
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import EtcdUnreachable, put_op
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
@@ -56,13 +56,13 @@ class Cluster:
 
     @property
     def generation(self) -> Generation:
-        generation = decode_generation(self.etcd.get(KEYS.generation))
+        generation = decode(self.etcd.get(KEYS.generation), Generation)
         assert generation is not None
         return generation
 
     @property
     def committed(self) -> Committed | None:
-        return decode_committed(self.etcd.get(KEYS.committed))
+        return decode(self.etcd.get(KEYS.committed), Committed)
 
     def write(self, step: int, parts: int = SHARDS, commit: bool = True) -> None:
         """Shards write their parts of `step`; the last one commits, or ends between manifest and commit."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.coordination.validations import note_validation
+from graphft.runtime.coordination.result_files import note_validation
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.page_command import FolderLooks
 from graphft.runtime.launcher.process_ends import note

@@ -18,9 +18,8 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.records import Registration, RunRecord
-from graphft.runtime.coordination.run_record import check_job, fenced, put_job, read_secret
-from graphft.runtime.coordination.stale_run import begin_anew, forget_dead, make_way, revoke_dead
+from graphft.runtime.coordination.records import Registration
+from graphft.runtime.coordination.run_record import begin_anew, fenced, forget_dead, make_way, put_job, revoke_dead
 from graphft.runtime.etcd import Etcd, EtcdUnreachable, LeaseLost, Session, absent, put_op
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
 from graphft.runtime.process.progress import Progress
@@ -49,15 +48,7 @@ def register(etcd: Etcd, key: str, process: Identity) -> None:
     etcd.put(key, msgspec.json.encode(record), etcd.lease_grant(600)[0])
 
 
-CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc"]
 """A PID namespace of its own, on the same host."""
-
-
-def allowed() -> bool:
-    try:
-        return subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
 
 
 def run_of(job: Job, keys: Keys, folder: Path | None = None, ft: bool = True) -> Job:
@@ -90,40 +81,6 @@ def test_another_run_that_is_over_makes_way_whole(etcd: Etcd, keys: Keys, job: J
     assert etcd.count(f"/{keys.job}-2/") == 1
 
 
-def test_an_abandoned_run_makes_way_and_what_it_discarded_goes_with_it(
-    etcd: Etcd, keys: Keys, job: Job, tmp_path: Path
-) -> None:
-    """Its folder was deleted, its data were mended: the next run has all chunks to do."""
-    folder = tmp_path / "mount" / "job"
-    leave(etcd, keys, run_of(job, keys, folder), folder)
-    new = run_of(job, keys)
-    with pytest.raises(GraphftError, match="it is unfinished") as refused:
-        make_way(etcd, keys, new)
-    assert refused.value.rule == "foreign-job"
-    assert str(folder) in str(refused.value), "it says where the other one is"
-    folder.parent.rename(tmp_path / "away")
-    with pytest.raises(GraphftError, match="it is unfinished"):
-        make_way(etcd, keys, new)  # as when a mount is away
-    (tmp_path / "away").rename(folder.parent)
-    shutil.rmtree(folder)
-    make_way(etcd, keys, new)
-    assert everything(etcd, keys) == 0
-    put_job(etcd, keys, new)
-    check_job(etcd, keys, new)
-
-
-def test_a_run_elsewhere_is_not_taken_for_abandoned(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    """Another machine may have a folder of that name."""
-    leave(etcd, keys, run_of(job, keys), tmp_path / "job")
-    kv = etcd.get(keys.spec)
-    assert kv is not None
-    spec = msgspec.json.decode(kv.value, type=RunRecord)
-    assert spec.place, "it is known where this path means this folder"
-    etcd.put(keys.spec, msgspec.json.encode(replace(spec, place="another boot or container")))
-    with pytest.raises(GraphftError, match="it is unfinished"):
-        make_way(etcd, keys, run_of(job, keys, tmp_path / "job"))
-
-
 @pytest.mark.parametrize("state", [b"running", b"complete"])
 def test_a_living_process_keeps_its_run(etcd: Etcd, keys: Keys, job: Job, state: bytes) -> None:
     leave(etcd, keys, run_of(job, keys), state=state)
@@ -141,7 +98,7 @@ def test_without_fault_tolerance_nothing_of_an_unfinished_run_with_it_goes(
 ) -> None:
     leave(etcd, keys, run_of(job, keys, tmp_path / "job"), tmp_path / "job")
     before, other = everything(etcd, keys), run_of(job, keys, tmp_path / "other", ft=False)
-    with pytest.raises(GraphftError, match="it is unfinished"):
+    with pytest.raises(GraphftError, match="unfinished"):
         make_way(etcd, keys, other)
     begin_anew(etcd, keys, other, tmp_path / "other")
     assert everything(etcd, keys) == before
@@ -192,7 +149,7 @@ def test_two_runs_of_one_job_do_not_merge(etcd: Etcd, keys: Keys, job: Job) -> N
     one, other = run_of(job, keys), run_of(job, keys)
     put_job(etcd, keys, one)
     put_job(etcd, keys, one)  # by its next process
-    with pytest.raises(GraphftError, match=f"another run named {keys.job}: {one.run_id}.*of the same job") as refused:
+    with pytest.raises(GraphftError, match=one.run_id) as refused:
         put_job(etcd, keys, other)
     assert refused.value.rule == "foreign-job"
 
@@ -242,19 +199,6 @@ def test_a_member_of_the_run_before_with_an_event_to_put_closes_its_session(
     member.close()
     assert closed.called
     assert "an event" not in [event.text for _, event in read_events(etcd, keys)]
-
-
-def test_each_run_has_a_secret_of_its_own(etcd: Etcd, keys: Keys, job: Job) -> None:
-    put_job(etcd, keys, run_of(job, keys))
-    first = read_secret(etcd, keys)
-    etcd.put(keys.state, b"complete")
-    make_way(etcd, keys, other := run_of(job, keys))
-    with pytest.raises(LeaseLost, match="no secret"):
-        read_secret(etcd, keys)
-    put_job(etcd, keys, other)
-    assert len(first) == 64
-    assert read_secret(etcd, keys) not in (first, "")
-    assert not [kv for kv in etcd.range(keys.control).kvs if first.encode() in kv.value]
 
 
 def test_a_copy_of_a_runs_folder_is_no_part_of_the_run(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:

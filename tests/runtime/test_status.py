@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +14,8 @@ from rich.console import Console
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination import event_log as events_module
-from graphft.runtime.coordination import process_locations as places_module
-from graphft.runtime.coordination.event_log import Events, read_events
-from graphft.runtime.coordination.job_view import read_view
+from graphft.runtime.coordination.event_log import Events, ProcessLocations, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.process_locations import ProcessLocations
 from graphft.runtime.coordination.records import (
     Committed,
     CoordinatorStatus,
@@ -30,8 +26,8 @@ from graphft.runtime.coordination.records import (
     TrainerStatus,
 )
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.coordination.status import JobStatus, count_queue, list_jobs, read_status
-from graphft.runtime.etcd import Etcd, EtcdError, EtcdUnreachable
+from graphft.runtime.coordination.status import JobStatus, count_queue, read_status
+from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.launcher.display import format_line, render
 from graphft.runtime.protocol.task_pass import TaskCounts
 from graphft.transpiler import Job
@@ -83,17 +79,6 @@ def test_a_shard_that_is_restored_does_not_take_the_job_back_to_step_0(etcd: Etc
     assert read_status(etcd, keys).step == 3
     etcd.put(keys.generation, msgspec.json.encode(Generation(4, 1, "step-00000001.g2", "the newest one is damaged")))
     assert read_status(etcd, keys).step == 1
-
-
-def test_json_is_whole_and_plain(etcd: Etcd, keys: Keys, job: Job) -> None:
-    fill(etcd, keys, job)
-    Events(etcd, keys, "pserver 1").emit("restarted", "pserver 1 is back", step=1, path=Path("a"))
-    data = json.loads(read_status(etcd, keys).to_json())
-    assert data["job"] == keys.job
-    assert data["loss"] == 0.375
-    assert data["pservers"]["1"]["counters"] == {"late": 2}
-    assert data["events"][0]["fields"] == {"step": 1, "path": "a"}
-    assert data["events"][0]["who"] == "pserver 1"
 
 
 def test_a_job_that_goes_on_is_at_its_step_from_the_first_look_on(etcd: Etcd, keys: Keys, job: Job) -> None:
@@ -181,49 +166,10 @@ def test_a_job_waits_for_a_coordinator_that_serves(etcd: Etcd, keys: Keys, coord
     assert read_status(etcd, keys).waiting == ""
 
 
-def test_a_coordinator_alone_works_on_nothing(etcd: Etcd, keys: Keys, coordinated: Job) -> None:
-    coordinate(etcd, keys, coordinated)
-    for prefix in (keys.pservers, keys.trainers):
-        etcd.delete_prefix(prefix)
-    status = read_status(etcd, keys)
-    assert (status.idle, status.waiting, status.told) == (True, "", "running, but only a coordinator is there")
-
-
 def test_a_pass_that_the_coordinator_has_dropped_is_done(etcd: Etcd, keys: Keys) -> None:
     etcd.put(keys.task_counts, msgspec.json.encode({3: TaskCounts(1, 2, 3)}))
     assert count_queue(etcd, keys, "coordinator", 3, 6) == TaskCounts(1, 2, 3)
     assert count_queue(etcd, keys, "coordinator", 2, 6) == TaskCounts(0, 0, 6)
-
-
-def test_unknown_job(etcd: Etcd, keys: Keys, job: Job) -> None:
-    put_job(etcd, keys, job)
-    with pytest.raises(GraphftError, match="no job named nosuch") as caught:
-        read_status(etcd, Keys("nosuch"))
-    assert keys.job in caught.value.help
-
-
-def test_jobs_are_listed_by_their_spec_alone(etcd: Etcd, keys: Keys, job: Job) -> None:
-    other = Keys(f"{keys.job}-other")
-    put_job(etcd, keys, job)
-    put_job(etcd, other, job)
-    foreign = [f"/{keys.job}/deeper/spec", f"/{keys.job}.status/spec", f"/{keys.job}x/inspec", f"/{keys.job}y/spec/z"]
-    for key in foreign:
-        etcd.put(key, b"")
-    mine = [name for name in list_jobs(etcd) if name.startswith(keys.job)]
-    assert mine == sorted([keys.job, other.job])
-
-
-def test_a_look_does_not_wait_long_for_etcd() -> None:
-    with Etcd(["127.0.0.1:1"]) as etcd, pytest.raises(EtcdUnreachable):
-        read_status(etcd, Keys("job"), deadline=0.2)
-
-
-def test_put_job_refuses_another_run_of_the_same_name(etcd: Etcd, keys: Keys, job: Job) -> None:
-    put_job(etcd, keys, job)
-    put_job(etcd, keys, job)
-    other = Job.make(job.source, job.config.replace(seed=1))
-    with pytest.raises(GraphftError, match=r"another run named.*differs in program or options"):
-        put_job(etcd, keys, other)
 
 
 def test_the_panel_tells_how_stale_the_gradients_are(etcd: Etcd, keys: Keys, job: Job) -> None:
@@ -236,22 +182,6 @@ def test_the_panel_tells_how_stale_the_gradients_are(etcd: Etcd, keys: Keys, job
     Console(file=text, width=120).print(render(status))
     assert text.getvalue().count("staleness") == 1, "none where nothing is counted"
     assert "staleness 0.6, at most 3" in text.getvalue()
-
-
-def test_view(etcd: Etcd, keys: Keys, job: Job) -> None:
-    assert not read_view(keys, ()).over
-    fill(etcd, keys, job)
-    lease, _ = etcd.lease_grant(30)
-    etcd.put(keys.pserver(1), msgspec.json.encode(Registration("1-new", "tcp://b:2", 7, "host")), lease)
-    view = read_view(keys, etcd.range(keys.control).kvs)
-    assert {i: r.id for i, r in view.pservers.items()} == {0: "0-ps", 1: "1-new"}
-    assert sorted(view.trainers) == ["0-aa", "1-bb", "2-cc"]
-    assert (view.leases["1-new"], view.leases["0-ps"]) == (lease, 0)
-    assert view.slots == {0: "0-aa", 1: "1-bb"}
-    assert view.generation is not None
-    assert (view.generation.number, view.committed) == (3, Committed(2, 1, "step-00000001.g2"))
-    assert (view.state, view.over) == ("running", False)
-    etcd.lease_revoke(lease)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "a" * 65, "..", "jöb", "a\n"])
@@ -305,34 +235,6 @@ def test_an_event_that_etcd_has_not_taken_is_recorded_later(
     assert [event.text for _, event in read_events(etcd, keys)] == ["first", "second", "third"]
 
 
-def test_events_that_a_slow_etcd_has_not_taken_are_told(
-    etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    events = Events(etcd, keys, "trainer 0")
-    monkeypatch.setattr(events_module, "PUT_SECONDS", -1.0)
-    events.emit("died", "first")
-    assert "1 events not recorded in etcd so far: it is slow" in caplog.text
-    monkeypatch.undo()
-    events.again(at_once=True)
-    assert [event.text for _, event in read_events(etcd, keys)] == ["first"]
-
-
-def test_an_event_that_etcd_refuses_keeps_no_later_one(
-    etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    events = Events(etcd, keys, "trainer 0")
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise EtcdError("request is too large", rule="etcd-refused", help="")
-
-    monkeypatch.setattr(etcd, "put", refuse)
-    events.emit("died", "first")
-    monkeypatch.undo()
-    events.emit("died", "second")
-    assert [event.text for _, event in read_events(etcd, keys)] == ["second"]
-    assert "event not recorded in etcd: request is too large" in caplog.text
-
-
 def test_where_processes_are_and_what_they_wait_for(etcd: Etcd, keys: Keys, job: Job) -> None:
     """As their launcher tells; a process is found by its role, index and pid."""
     fill(etcd, keys, job)
@@ -363,8 +265,8 @@ def test_where_processes_are_and_what_they_wait_for(etcd: Etcd, keys: Keys, job:
 def test_what_a_launcher_tells_of_places_ends_with_it_and_comes_back_with_another_etcd(
     etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places_module, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(places_module, "RENEW_SECONDS", 0.0)
+    monkeypatch.setattr(events_module, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(events_module, "RENEW_SECONDS", 0.0)
     places, found = ProcessLocations(etcd, keys), [Ordered("trainer", 0, "waiting for {CPU: 1}", 0)]
     places.publish([])
     assert etcd.count(keys.places) == 0

@@ -14,11 +14,11 @@ import pytest
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.connect import write_endpoints
-from graphft.runtime.coordination.discarded import Discarded, write_discarded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration, ShardStatus, TrainerStatus
+from graphft.runtime.coordination.result_files import Discarded, write_discarded
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import folder_status, status_command

@@ -26,7 +26,7 @@ from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, stora
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, decode_committed
+from graphft.runtime.coordination.records import Committed, decode
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.run_folder import open_run
 from graphft.runtime.process.metric_table import TableWriter, read_rows
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_cannot_be_written_is_written_later(
     until(lambda: saver.counters["checkpoint-retries"] >= 2)
     saver.check()
     store.error = 0
-    until(lambda: decode_committed(etcd.get(keys.committed)) == Committed(0, 5, "step-00000005.g0"))
+    until(lambda: decode(etcd.get(keys.committed), Committed) == Committed(0, 5, "step-00000005.g0"))
     until(lambda: "checkpoint-mended" in kinds(etcd, keys))
     saver.close()
     assert kinds(etcd, keys) == ["checkpoint-trouble", "checkpoint-mended"], "it says so, and not at every try"
@@ -102,7 +102,7 @@ def test_a_full_disk_that_is_freed_again(job: Job, etcd: Etcd, keys: Keys, small
     saver.check()
     until(lambda: not list(small_disk.rglob("*.tmp")))  # a failed try leaves nothing; the next one may be under way
     filler.unlink()
-    until(lambda: decode_committed(etcd.get(keys.committed)) == Committed(0, 1, "step-00000001.g0"))
+    until(lambda: decode(etcd.get(keys.committed), Committed) == Committed(0, 1, "step-00000001.g0"))
     saver.close()
     manifest = saver.commits.store.read_manifest("step-00000001.g0")
     assert torch.equal(saver.commits.store.read_part(manifest, 0)[0]["w"], values(1, 100_000)["w"])
@@ -121,8 +121,8 @@ def test_a_job_is_not_complete_before_its_model_is_written(job: Job, etcd: Etcd,
         },
         2,
     )
-    until(lambda: decode_committed(etcd.get(keys.committed)) is not None)
-    final = decode_committed(etcd.get(keys.committed))
+    until(lambda: decode(etcd.get(keys.committed), Committed) is not None)
+    final = decode(etcd.get(keys.committed), Committed)
     assert final is not None
     os.rename(tmp_path / "checkpoints", tmp_path / "away")  # as if the mount was away
     saver.finish(final)

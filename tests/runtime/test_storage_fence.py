@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from graphft.runtime.coordination import storage_fence
-from graphft.runtime.coordination.storage_fence import (
+from graphft.runtime.coordination import job_storage
+from graphft.runtime.coordination.job_storage import (
     StorageFence,
     check_launcher,
     forget_launcher,
@@ -42,11 +42,11 @@ def test_the_newest_launcher_has_it(place: Path, monkeypatch: pytest.MonkeyPatch
     fence.look()
     take_storage(two)
     check_launcher(two)
-    with pytest.raises(OSError, match="runs the job in this storage now"):
+    with pytest.raises(OSError, match="pid"):
         check_launcher(one)
     fence.look()
     assert not told, "it looks now and then"
-    monkeypatch.setattr(storage_fence.time, "monotonic", lambda: 1e12)
+    monkeypatch.setattr(job_storage.time, "monotonic", lambda: 1e12)
     fence.look()
     assert len(told) == 1
     forget_launcher(one)
@@ -61,6 +61,6 @@ def test_a_storage_that_is_away_is_nobody_elses(place: Path) -> None:
     assert "does not name" in other_launcher(folder)
     for path in place.iterdir():
         path.unlink()
-    with pytest.raises(OSError, match="is its file system mounted"):
+    with pytest.raises(OSError, match="mounted"):
         check_launcher(folder)
     check_launcher(place.parent)  # no storage: nothing to do

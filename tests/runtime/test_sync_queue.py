@@ -14,7 +14,7 @@ import torch
 import graphft
 from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Generation, decode_generation
+from graphft.runtime.coordination.records import Committed, Generation, decode
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.protocol.events import Work
@@ -45,7 +45,7 @@ def scene(etcd_server: EmbeddedEtcd, keys: Keys, long_job: Job, tmp_path: Path) 
 
 
 def generation_of(scene: Stage) -> Generation | None:
-    return decode_generation(scene.etcd.get(scene.keys.generation))
+    return decode(scene.etcd.get(scene.keys.generation), Generation)
 
 
 def begin(scene: Stage, trainer: Any, step: int = 0, slot: int = 0) -> None:

@@ -10,7 +10,7 @@ import pytest
 from graphft.errors import GraphftError
 from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import decode_pass
+from graphft.runtime.coordination.records import PassRecord, decode
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable, LeaseLost
 from graphft.runtime.etcd.fencing import Lock
 from graphft.runtime.protocol.messages import FinishTasks, GetTasks, ReleaseTasks, RequestSaveModel, Tasks
@@ -90,7 +90,7 @@ def test_what_is_saved_is_loaded(scene: Scene) -> None:
     for chunk in holder.get(other, 1), holder.get(other, 1):
         holder.ask(other, FinishTasks, 0, chunk)
     assert holder.save(other) == []
-    marker = decode_pass(scene.etcd.get(scene.keys.pass_))
+    marker = decode(scene.etcd.get(scene.keys.pass_), PassRecord)
     assert marker is not None
     assert (marker.pass_index, marker.chunks, marker.start_step) == (1, 4, PLAN.start_steps[1])
     assert sorted(records(scene)) == ["counts", "model_saver", "pass", "state"], "of a pass that is over, nothing"

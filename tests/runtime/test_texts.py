@@ -16,7 +16,7 @@ import graphft
 from graphft.errors import TEXT_LIMIT, describe, plain, plain_text
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Generation, decode_generation
+from graphft.runtime.coordination.records import Generation, decode
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
@@ -101,7 +101,7 @@ def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys
         reason = trainer.tell_failure("step 0 of slot 0", ValueError(text), step=0)
         trainer.queue.report_failure(Work(0, 0), reason)
         discarded = read_discards(scene.etcd, keys)[work.chunk]
-        generation = decode_generation(scene.etcd.get(keys.generation))
+        generation = decode(scene.etcd.get(keys.generation), Generation)
         assert generation is not None
         assert generation.number == 1
         assert describe(ValueError(text))[:30] in discarded.discards[0].reason

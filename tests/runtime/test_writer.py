@@ -23,7 +23,7 @@ from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.checkpoint.writer import MAX_REDO, Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, ShardStatus, decode_committed, decode_generation
+from graphft.runtime.coordination.records import Committed, Generation, ShardStatus, decode
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.interchange.inspection import Entry
 from graphft.transpiler import Job
@@ -55,7 +55,7 @@ class Savers:
 
     @property
     def committed(self) -> Committed | None:
-        return decode_committed(self.etcd.get(self.keys.committed))
+        return decode(self.etcd.get(self.keys.committed), Committed)
 
     def commit(self, step: int, generation: int = 0) -> Committed:
         """Returns when the shard that commits it knows of it, too: that comes after the record in etcd."""
@@ -135,9 +135,9 @@ def test_the_committed_checkpoint_is_there_at_any_moment(job: Job, etcd: Etcd, k
     store, seen = CheckpointStore(tmp_path / "checkpoints"), []
 
     def look() -> None:
-        committed = decode_committed(etcd.get(keys.committed))
+        committed = decode(etcd.get(keys.committed), Committed)
         on_disk = [m.step for m in store.manifests()]
-        if committed is not None and committed == decode_committed(etcd.get(keys.committed)):  # else it may be gone
+        if committed is not None and committed == decode(etcd.get(keys.committed), Committed):  # else it may be gone
             seen.append((committed.step, on_disk))
 
     savers = Savers(job, Looking(etcd, look), keys, tmp_path)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def test_a_final_checkpoint_that_cannot_be_read_is_made_again(savers: Savers) ->
     final = savers.commit(STEPS, generation=1)
     until(lambda: savers.all[0].finish(final) or savers.state == b"complete")
     until(lambda: savers.kinds() == ["damaged-checkpoint", "complete"])  # the event comes after the state
-    generation = decode_generation(savers.etcd.get(savers.keys.generation))
+    generation = decode(savers.etcd.get(savers.keys.generation), Generation)
     assert generation is not None
     assert (generation.number, generation.step) == (1, 2)
 

@@ -133,7 +133,7 @@ def _import_all() -> None:
     """Modules that a role would import when it starts, in the middle of a simulation."""
     for module in pkgutil.walk_packages(roles.__path__, f"{roles.__name__}."):
         importlib.import_module(module.name)
-    for name in ("graphft.disk.tensor_file", "graphft.transpiler.layout", "graphft.runtime.coordination.stale_run"):
+    for name in ("graphft.disk.tensor_file", "graphft.transpiler.layout", "graphft.runtime.coordination.run_record"):
         importlib.import_module(name)
 
 

@@ -67,7 +67,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def print_manifests(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.job_storage import is_url, publish, storage_of
-    from graphft.runtime.coordination.wanted_passes import check_asked_for
+    from graphft.runtime.coordination.run_record import check_asked_for
     from graphft.runtime.engines.templates import tell_idle
 
     if options.job.endswith(".py"):
@@ -281,7 +281,8 @@ def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
     if is_url(options.job):
         url = options.job.rstrip("/")
         with tempfile.TemporaryDirectory() as scratch:
-            return fetch(url, Path(scratch, "job"), whole=False), url
+            fetch(url, Path(scratch, "job"), whole=False)
+            return read_record(Path(scratch, "job")), url
     folder = Path(options.job)
     record = read_record(folder)
     if url := storage_of(folder):

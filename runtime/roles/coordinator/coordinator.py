@@ -11,7 +11,8 @@ from graphft.errors import GraphftError
 from graphft.ir import Program
 from graphft.ops.context import ClaimsPort, CoordinatorPort
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.run_record import put_job, run_record
+from graphft.runtime.coordination.records import CoordinatorStatus
+from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Store
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.queue.transactions import StaleClaims
@@ -80,7 +81,7 @@ class Coordinator(Role):
             self.close()
 
     def status(self) -> msgspec.Struct:
-        return run_record(self.job)
+        return CoordinatorStatus()
 
 
 class TaskCoordinator(Role):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from graphft.runtime.coordination.epoch_metrics import epoch_of_table
 from graphft.runtime.coordination.job_storage import fetch_metrics, put_metrics
 from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.result_files import epoch_of_table
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.process.metric_table import TableWriter
 from graphft.runtime.protocol.round import Contribution

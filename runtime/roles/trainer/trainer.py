@@ -21,7 +21,7 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import registry
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.records import Failure, TrainerStatus
-from graphft.runtime.coordination.stale_run import tell_failed
+from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader, reset_signals_in_forks
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
 from graphft.runtime.execute.whole_numbers import whole_numbers

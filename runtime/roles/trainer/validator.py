@@ -26,7 +26,7 @@ from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Failure, Validating
-from graphft.runtime.coordination.stale_run import tell_failed
+from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.data import IN_ORDER, NeedsCallingThread, Reader
 from graphft.runtime.data.reader import Patience, Verdict, is_of_storage
 from graphft.runtime.etcd import EtcdError, LeaseLost, TransientEtcdError
