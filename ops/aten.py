@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._pytree import tree_leaves
 
 from graphft.errors import ProgramError
 from graphft.ir import Arg, Block, Operator, Ref, Type, registry
@@ -139,7 +140,8 @@ def _result_types(call: _Call) -> tuple[Type, ...]:
             results = call.overload(*args, **kwargs)
     except Exception as error:
         raise _TorchError(symbols.rename(str(error))) from error
-    return tuple(Type("none") if r is None else symbols.type_of(r) for r in flat_results(results))
+    leaves = [] if results is None else tree_leaves(results)
+    return tuple(Type("none") if r is None else symbols.type_of(r) for r in leaves)
 
 
 def _sizes(args: Any) -> Iterator[int]:
@@ -148,15 +150,6 @@ def _sizes(args: Any) -> Iterator[int]:
             yield from _sizes(a)
         elif isinstance(a, Type):
             yield from (d for d in a.shape or () if isinstance(d, int))
-
-
-def flat_results(results: Any) -> list[Any]:
-    """An operator's results one after the other, lists of tensors included."""
-    if results is None:
-        return []
-    if not isinstance(results, (tuple, list)):
-        return [results]
-    return [r for item in results for r in (item if isinstance(item, (tuple, list)) else (item,))]
 
 
 registry.family("*", define)

@@ -1,9 +1,9 @@
 """A captured program is compared with the module it was captured from, by running both.
 
 Code that ran once, when it was captured, may depend on more than a program knows: on numbers from other generators, on
-a counter, on tensors that it reads under another name. No look at the code finds all of that. So the two compute the
-same steps, of the same batches, from parameters and buffers that are not those of the capture, and each result is
-compared.
+a counter, on tensors that it reads under another name. So the two compute the same steps, of the same batches, from
+parameters and buffers that are not those of the capture, and each result is compared. A loss that is no mean over the
+records of a batch, each with its own label, is found by computing it, too.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from graphft.capture.tracing import op_name
 from graphft.data import DataSpec
 from graphft.disk.tensor_file import same_bits
 from graphft.errors import GraphftError, describe
-from graphft.ir import Block, Kind, Program, Type, grad_name
+from graphft.ir import GRAD, Block, Kind, Program, Type, grad_name
 from graphft.ir.literals import evaluate, names_in
 from graphft.ir.registry import writes_of
 from graphft.ops.context import Context
 from graphft.runtime.data import open_reader
 from graphft.runtime.execute.lowering import lower
-from graphft.runtime.loss_check import tell_of_loss
 
 log = logging.getLogger("graphft")
 
 STEPS = 2
+RECORDS = 4
+CLOSE, EQUAL = 1e-3, 1e-5
+"""Relative differences below CLOSE are those of one sum; below EQUAL there is no difference."""
 Values = Mapping[str, Tensor]
 
 
@@ -104,7 +106,7 @@ def check_on_data(program: Program, data: DataSpec, batch_size: int, seed: int, 
     feeds = [f for f in feeds if len(f[columns[0]]) == size] or feeds[:1]
     check_capture(program, [*feeds, *feeds][:STEPS])
     if not told:
-        tell_of_loss(program.origin, feeds[0])
+        _tell_of_loss(program.origin, feeds[0])
 
 
 def _size(program: Program, batch_size: int) -> int:
@@ -125,7 +127,8 @@ class _Comparison:
         self.step = ModuleStep(origin.model, origin.whole_loss_fn(), origin.training, origin.training)
         self.block = self.program.blocks["step"]
         gradients = [grad_name(v.name) for v in self.program.of_kind(Kind.PARAM)] if origin.training else []
-        self.results = ["loss", *self.program.attrs.get("extras", ()), *_in_order(self.block, gradients)]
+        made = dict.fromkeys(n for op in self.block.ops for n in writes_of(op) if n in gradients)  # in their order
+        self.results = ["loss", *self.program.attrs.get("extras", ()), *made]
         self.device = next((t.device for t in self.model.values()), torch.device("cpu"))
         self.replay = lower(self.block, fetch=self.results, device=self.device)
         self.context = Context(device=str(self.device))
@@ -221,29 +224,22 @@ class _Comparison:
         buffers = {v.name: values[v.name] for v in self.program.of_kind(Kind.BUFFER)}
         expected = {**buffers, **expected}
         names = [*self.results, *buffers, *(n for n in expected if n not in found)]
-        if all(n in found and same_bits(found[n], expected[n]) for n in names):
-            return True
-        largest = max((_largest(t) for n, t in expected.items() if n.endswith(grad_name(""))), default=0.0)
-        wrong = [n for n in names if n not in found or twice or differs(found[n], expected[n], largest)]
-        wrong = [n for n in wrong if n not in found or not same_bits(found[n], expected[n])]
+        others = [n for n in names if n not in found or not same_bits(found[n], expected[n])]
+        largest = max((_largest(t) for n, t in expected.items() if n.endswith(GRAD)), default=0.0)
+        wrong = [n for n in others if twice or n not in found or differs(found[n], expected[n], largest)]
         if not wrong:
-            return False
-        raise self._difference(wrong, found, expected, number, twice, lambda: self._first_op(feed, values, seed))
-
-    def _difference(
-        self, wrong: Sequence[str], found: Values, expected: Values, number: int, twice: bool, first: Callable[[], str]
-    ) -> GraphftError:
+            return not others
         name = wrong[0]
         if twice:
-            return GraphftError(
+            raise GraphftError(
                 "the module's step is not a function of its batch, parameters, buffers and torch's generators: "
                 f"{name} is {_shown(found, name)} and then, of the same, {_shown(expected, name)}",
                 rule="capture-check",
                 help="draw with torch's default generator, keep in buffers what lasts from step to step; check=False "
                 "leaves this comparison out, and what is recovered then has other bits",
             )
-        where = first() if self.origin.capture else ""
-        return GraphftError(
+        where = self._first_op(feed, values, seed) if self.origin.capture else ""
+        raise GraphftError(
             f"the program computes something else than the module, in step {number + 1} of a comparison: {name} is "
             f"{_shown(found, name)}, the module's {_shown(expected, name)}{where}",
             rule="capture-check",
@@ -254,24 +250,23 @@ class _Comparison:
 
     def _first_op(self, feed: Values, values: Values, seed: Any) -> str:
         """Names the first op of the program whose result no operator of its type in the module has."""
-        ran: list[tuple[str, list[Tensor]]] = []
-        observed: list[tuple[int, list[Tensor]]] = []
+        ran: dict[str, list[list[Tensor]]] = {}
+        differing = []
         with _Operators(ran):
             self._module(values, feed, seed)
 
         def observe(block: Block, index: int, of: Mapping[str, Any]) -> None:
-            results = [of.get(n) for n in block.ops[index].writes]
-            observed.append((index, [t.clone() for t in results if isinstance(t, Tensor)]))
+            op = block.ops[index]
+            results = [t for n in op.writes if isinstance(t := of.get(n), Tensor)]
+            of_type = [tensors for tensors in ran.get(op.type, ()) if len(tensors) >= len(results) > 0]
+            if of_type and all(any(differs(a, b, 0.0) for a, b in zip(results, t, strict=False)) for t in of_type):
+                differing.append(op)
 
         torch.manual_seed(int(seed))
-        scope = self._scope(values, feed)
-        lower(self.block, device=self.device, observe=observe)(self.context, scope)
-        for index, results in observed:
-            op = self.block.ops[index]
-            same_type = [tensors for name, tensors in ran if name == op.type and len(tensors) >= len(results) > 0]
-            if same_type and all(any(map(_differ, results, tensors)) for tensors in same_type):
-                return f"; the first op that differs is {op.type}, {op.loc or 'of the backward pass'}"
-        return ""
+        lower(self.block, device=self.device, observe=observe)(self.context, self._scope(values, feed))
+        if not differing:
+            return ""
+        return f"; the first op that differs is {differing[0].type}, {differing[0].loc or 'of the backward pass'}"
 
 
 class _NotComparable(Exception):
@@ -279,22 +274,17 @@ class _NotComparable(Exception):
 
 
 class _Operators(TorchDispatchMode):
-    """Notes the operators that run, and their results."""
+    """Notes the results of the operators that run, by name."""
 
-    def __init__(self, ran: list[tuple[str, list[Tensor]]]) -> None:
+    def __init__(self, ran: dict[str, list[list[Tensor]]]) -> None:
         super().__init__()
         self._ran = ran
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._ran.append((op_name(func), [t.clone() for t in tree_leaves(result) if isinstance(t, Tensor)]))
+        tensors = [t.clone() for t in tree_leaves(result) if isinstance(t, Tensor)]
+        self._ran.setdefault(op_name(func), []).append(tensors)
         return result
-
-
-def _in_order(block: Block, names: Sequence[str]) -> list[str]:
-    """Sorts `names` by the order in which the block writes them; those that it does not write are left out."""
-    made = [n for op in block.ops for n in writes_of(op)]
-    return [n for n in dict.fromkeys(made) if n in set(names)]
 
 
 def differs(found: Tensor, expected: Tensor, scale: float) -> bool:
@@ -315,10 +305,6 @@ def differs(found: Tensor, expected: Tensor, scale: float) -> bool:
     return bool(((a - b)[finite].abs() > limit * max(_largest(expected), 10 * limit * scale)).any())
 
 
-def _differ(found: Tensor, expected: Tensor) -> bool:
-    return differs(found, expected, 0.0)
-
-
 def _largest(value: Tensor) -> float:
     finite = value[value.isfinite()].abs()
     return float(finite.max()) if finite.numel() and finite.dtype != torch.bool else 0.0
@@ -333,4 +319,50 @@ def _shown(values: Values, name: str) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} of norm {value.double().norm().item():.8g}"
 
 
-__all__ = ["check_capture", "check_on_data"]
+# -- the loss -----------------------------------------------------------------------------------------------------
+
+
+def _tell_of_loss(origin: Origin, feed: Mapping[str, Tensor]) -> None:
+    """Warns of a loss that grows with each copy of a batch by the same amount: a sum; and of one that is the same
+    whichever record has which entry of an input [batch]: `model(x) - y` of [batch, 1] and [batch].
+
+    Computed of a few records, in eval mode. A module that fails on them is passed over.
+    """
+    if any(not v.shape or isinstance(v.shape[0], int) for v in (origin.program.variables[n] for n in feed)):
+        return
+    few = {name: value[:RECORDS] for name, value in feed.items()}
+    step = ModuleStep(origin.model, origin.whole_loss_fn(), training=False, seeds=False)
+
+    def loss(batch: Mapping[str, Tensor]) -> float:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return step.run({}, batch)[0]["loss"].double().item()
+
+    with unchanged(origin.model):
+        try:
+            once, twice, thrice = (loss({n: torch.cat([t] * k) for n, t in few.items()}) for k in (1, 2, 3))
+            same = [n for n in few if len(few) > 1 and few[n].dim() == 1 and _unpaired(few, n, once, loss)]
+        except Exception:  # the module is compared with the program on whole batches, which tells of it
+            return
+    more = twice - once
+    if abs(more) > CLOSE * abs(once) and abs(thrice - twice - more) < CLOSE * abs(more):
+        log.warning(_SUM)
+    for name in same:
+        log.warning(_PAIRS, name)
+
+
+def _unpaired(few: Values, name: str, once: float, loss: Callable[[Values], float]) -> bool:
+    """True if the loss depends on the entries of this input, but not on which record has which."""
+    rolled, constant = few[name].roll(1), few[name][:1].expand_as(few[name])
+    moved, changed = (loss({**few, name: value}) for value in (rolled, constant))
+    return abs(moved - once) <= EQUAL * abs(once) and abs(changed - once) > CLOSE * abs(once)
+
+
+_SUM = (
+    "the loss is a sum over the batch; expected the mean over its samples: its gradients are batch_size times as "
+    "large, and smaller where the last batch is; write reduction='mean', .mean(), or divide by x.shape[0]"
+)
+_PAIRS = (
+    "the loss is the same whichever record of the batch has which %s: [batch, 1] with [batch] computes each record "
+    "with each other one; write squeeze(-1) for the one, or unsqueeze(-1) for the other"
+)

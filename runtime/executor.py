@@ -10,32 +10,20 @@ to the next, starting with the program's own. A program that runs in two executo
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from graphft.errors import ProgramError, UsageError
+from graphft.capture.weights import listed
+from graphft.errors import ProgramError
 from graphft.ir import Block, Kind, Operator, Program, Variable
 from graphft.ops.context import Context
 from graphft.options import find_device
-from graphft.runtime.execute.input_checks import check_feed, needed_inputs
+from graphft.runtime.execute.input_checks import check_feed
 from graphft.runtime.execute.lowering import Lowered, lower
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A block made ready to run with one choice of fetches."""
-
-    ops: list[Operator]
-    """The block's ops when it was lowered."""
-    function: Lowered
-    inputs: list[str]
-    """The inputs that must be fed."""
 
 
 @dataclass(slots=True)
@@ -46,7 +34,8 @@ class _Session:
     context: Context
     unchecked: list[dict[str, Any]] | None
     """The batches so far, until there are two; None when the program needs no comparison any more."""
-    ready: dict[tuple[str, tuple[str, ...]], _Ready] = field(default_factory=dict)
+    lowered: dict[tuple[str, tuple[str, ...]], tuple[list[Operator], Lowered]] = field(default_factory=dict)
+    """The functions of blocks, by the block and its fetches, each with the block's ops then."""
 
 
 class Executor:
@@ -84,8 +73,8 @@ class Executor:
             )
         wanted = [fetch] if isinstance(fetch, (str, Variable)) else list(fetch)
         names = tuple(w if isinstance(w, str) else w.name for w in wanted)
-        ready = self._ready(session, program.blocks[block], names)
-        fed = check_feed(program.blocks[block], feed or {}, self.device, ready.inputs)
+        function = self._lowered(session, program.blocks[block], names)
+        fed = check_feed(program.blocks[block], feed or {}, self.device)
         if session.unchecked is not None and block == "step" and program.of_kind(Kind.INPUT):
             from graphft.runtime.capture_check import STEPS, check_capture  # loads what only captures need
 
@@ -94,25 +83,14 @@ class Executor:
             if len(session.unchecked) == STEPS:
                 session.unchecked = None
         session.context.scope.update(fed)
-        with torch.random.fork_rng(devices=self._cuda(), enabled=self.seed is not None):
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda, enabled=self.seed is not None):
             if self.seed is not None:
                 torch.manual_seed(seed_of(self.seed, session.context.step))
-            results = ready.function(session.context, session.context.scope)
+            results = function(session.context, session.context.scope)
         session.context.step += 1
-        return {n: self._own(program, n, r) for n, r in zip(names, results, strict=True)}
-
-    def run_role(self, job_dir: str | os.PathLike[str], role: str, *, index: int = -1, etcd: str = "") -> int:
-        """Runs a whole role (trainer, pserver, coordinator) of the job saved in `job_dir`, until the job is complete.
-
-        What `graphft start` does. `etcd`: endpoints, by default those in the folder. Returns the exit status (see
-        docs/running.md); the reasons are logged. The job says on which device its programs run.
-        """
-        from graphft.runtime.roles.environment import ROLES, RoleSpec, run_role
-        from graphft.transpiler import Job
-
-        if role not in ROLES:
-            raise UsageError(f"there is no role {role!r}", rule="role", help=f"roles are {', '.join(ROLES)}")
-        return run_role(Job.load(job_dir), Path(job_dir), RoleSpec(role, index, str(job_dir), etcd))
+        own = [n for n in names if program.variables[n].kind.persistent]  # the next run changes these in place
+        return {n: r.clone() if n in own else r for n, r in zip(names, results, strict=True)}
 
     def scope(self, program: Program) -> dict[str, Tensor]:
         """The program's values in this executor, by variable name: live, not copies."""
@@ -151,22 +129,14 @@ class Executor:
                 help=f"set program.values[{valueless[0]!r}]",
             )
 
-    def _ready(self, session: _Session, block: Block, fetch: tuple[str, ...]) -> _Ready:
+    def _lowered(self, session: _Session, block: Block, fetch: tuple[str, ...]) -> Lowered:
         """The block's function, made again if the block has changed since."""
-        found = session.ready.get((block.name, fetch))
-        if found is None or found.ops != block.ops:
+        ops, function = session.lowered.get((block.name, fetch), ([], None))
+        if function is None or ops != block.ops:
             self._fill(session)
             function = lower(block, fetch=fetch, device=self.device)
-            found = session.ready[block.name, fetch] = _Ready(list(block.ops), function, needed_inputs(block))
-        return found
-
-    def _cuda(self) -> list[torch.device]:
-        return [self.device] if self.device.type == "cuda" else []
-
-    @staticmethod
-    def _own(program: Program, name: str, value: Any) -> Any:
-        """A fetched parameter is copied: the next run changes it in place."""
-        return value.clone() if program.variables[name].kind.persistent else value
+            session.lowered[block.name, fetch] = list(block.ops), function
+        return function
 
 
 @dataclass(frozen=True)
@@ -186,9 +156,7 @@ class ProgramState:
         own = {v.name: scope[v.name] for v in self.program.variables.values() if v.kind.persistent}
         if wrong := differences(own, state["values"]):
             raise ProgramError(
-                f"the state does not fit program '{self.program.name}': {wrong[0]} (and {len(wrong) - 1} more)"
-                if len(wrong) > 1
-                else f"the state does not fit program '{self.program.name}': {wrong[0]}",
+                f"the state does not fit program '{self.program.name}': {listed(wrong, '; ')}",
                 rule="state",
                 help="load it into the program that it was saved of",
             )

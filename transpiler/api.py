@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 import graphft  # what runs programs and reads data is the runtime's, which this package does not know
-from graphft.capture.loss_results import check_metrics
-from graphft.capture.model_warnings import tell_changed_optimizer, tell_changed_weights, tell_nonfinite
-from graphft.capture.weights import SAVED, load_weights
+from graphft.capture.loss_fn import check_metrics
+from graphft.capture.weights import SAVED, load_weights, tell_changed_weights
 from graphft.data import DataSpec
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Program
 from graphft.ir.verify import verify
+from graphft.optim.training import tell_changed_optimizer
 from graphft.options import find_device, is_whole, unknown_option
 from graphft.reducers import columns_of
 from graphft.transpiler.config import JobConfig, check_effects
@@ -138,7 +138,6 @@ def transpile(
     check_columns(program, config)
     check_batch_sizes(program, config)
     warn_of_unused(program, config)
-    tell_nonfinite(program, "before the first step")
     if evaluation is not None:
         _check_evaluation(program, evaluation, config)
     if check:

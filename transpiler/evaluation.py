@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from graphft.capture.loss_results import check_told, reported
+from graphft.capture.loss_fn import check_told, reported
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Operator, Program, Type, registry
 from graphft.ir.dependence import def_use, flow

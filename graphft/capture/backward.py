@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from graphft.capture.guards import captured
 from graphft.capture.tracing import Emitter, Recorder, settle, storage, trace
@@ -19,6 +20,7 @@ from graphft.errors import ProgramError
 from graphft.ir import Block, Kind, Operator, Variable, grad_name, map_refs, registry
 from graphft.ir.literals import resolve
 from graphft.ir.symbolic import Symbols
+from graphft.ir.verify import verify
 
 
 def append_backward(loss: Variable, params: Sequence[Variable | str] | None = None) -> list[tuple[Variable, Variable]]:
@@ -33,8 +35,6 @@ def append_backward(loss: Variable, params: Sequence[Variable | str] | None = No
     gradients already, [no-gradient] for a parameter that the loss does not depend on, and what `verify` finds (an op
     before its operands, a cycle, a wrong shape).
     """
-    from graphft.ir.verify import verify
-
     block = _block_of(loss)
     program = block.program
     names = (
@@ -51,37 +51,25 @@ def append_backward(loss: Variable, params: Sequence[Variable | str] | None = No
 
 
 def _block_of(loss: Variable) -> Block:
-    blocks = loss.program.blocks.values() if loss.program is not None else ()
-    for block in blocks:
+    for block in loss.program.blocks.values() if loss.program is not None else ():
         if any(loss.name in op.outputs for op in block.ops):
             return block
     raise ProgramError(f"no op computes the loss %{loss.name}", rule="loss", help="append the ops of the forward pass")
 
 
 def _check(block: Block, loss: Variable, names: Sequence[str]) -> None:
+    variables = block.program.variables
     if loss.type.shape != () or not loss.dtype.startswith(("float", "bfloat")):
-        raise ProgramError(
-            f"the loss %{loss.name} must be one float, is {loss.type}",
-            block=block,
-            rule="loss",
-            help="take its mean over the batch, aten.mean",
-        )
+        what = f"the loss %{loss.name} must be one float, is {loss.type}"
+        raise ProgramError(what, block=block, rule="loss", help="take its mean over the batch, aten.mean")
     for name in names:
-        variable = block.program.variables.get(name)
-        if variable is None or variable.kind is not Kind.PARAM:
-            raise ProgramError(
-                f"%{name} is no parameter of program '{block.program.name}'",
-                rule="undeclared",
-                help="declare it with kind PARAM",
-            )
-        if grad_name(name) in block.program.variables:
-            raise ProgramError(
-                f"%{grad_name(name)} is there already", block=block, rule="redeclared", help="append the gradients once"
-            )
+        if name not in variables or variables[name].kind is not Kind.PARAM:
+            raise ProgramError(f"%{name} is no parameter", rule="undeclared", help="declare it with kind PARAM")
+        if grad_name(name) in variables:
+            what = f"%{grad_name(name)} is there already"
+            raise ProgramError(what, block=block, rule="redeclared", help="append the gradients once")
     if not names:
-        raise ProgramError(
-            f"program '{block.program.name}' has no parameter", rule="no-gradient", help="declare one with kind PARAM"
-        )
+        raise ProgramError("there is no parameter", rule="no-gradient", help="declare one with kind PARAM")
 
 
 class _Backward:
@@ -153,17 +141,14 @@ class _Backward:
         return [v for n, v in tensors.items() if n not in self.inputs] + settled
 
     def _interpret(self, index: int, env: dict[str, Any]) -> None:
-        from graphft.ops.aten import flat_results
-
         op = self.block.ops[index]
         self.recorder.loc = op.loc
         before = self.recorder.last
         args = map_refs(op.args, lambda r: env[r.name])
         kwargs = {k: map_refs(v, lambda r: env[r.name]) for k, v in op.attrs.items()}
         kernel = registry.require(op).kernel
-        results = flat_results(
-            kernel(*(resolve(a, "cpu") for a in args), **{k: resolve(v, "cpu") for k, v in kwargs.items()})
-        )
+        made = kernel(*(resolve(a, "cpu") for a in args), **{k: resolve(v, "cpu") for k, v in kwargs.items()})
+        results = [r for r in tree_leaves(made) if r is not None or op.outputs]
         for name, value in zip(op.outputs, results, strict=True):
             if name is not None:
                 env[name] = self._named(name, value)
@@ -184,7 +169,7 @@ class _Backward:
         """Puts the recorded ops where their originals stand, and those of the backward pass at the end."""
         recorded: dict[int | None, list[Operator]] = {}
         for op, node in emitter.ops:
-            recorded.setdefault(_origin(node), []).append(op)
+            recorded.setdefault(node.meta.get("origin"), []).append(op)
         ops: list[Operator] = []
         for index, original in enumerate(self.block.ops):
             ops += _merged(original, recorded.pop(index, []), self._makes_tensors(original))
@@ -199,10 +184,6 @@ class _Backward:
 def _is_torch(op: Operator) -> bool:
     definition = registry.get(op.type)
     return definition is not None and bool(definition.extra.get("context_free"))
-
-
-def _origin(node: fx.Node) -> int | None:
-    return node.meta.get("origin")
 
 
 def _merged(original: Operator, recorded: list[Operator], tensors: bool) -> list[Operator]:
@@ -220,6 +201,3 @@ def _merged(original: Operator, recorded: list[Operator], tensors: bool) -> list
 
 def _is_scalar(op: Operator) -> bool:
     return op.type.startswith(("prim.", "aten.sym_"))
-
-
-__all__ = ["append_backward"]

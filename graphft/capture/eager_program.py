@@ -15,12 +15,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from graphft.capture.inputs import LossFn
+from graphft.capture.guards import describe_tensor, leaves
 from graphft.capture.locations import error_line, line_of
-from graphft.capture.model_warnings import listed
+from graphft.capture.loss_fn import LossFn
 from graphft.capture.module_pickle import Packed, copy_of, pack, source_digest
 from graphft.capture.module_step import ModuleStep, tensors_of
-from graphft.capture.refusals import describe_tensor, leaves
 from graphft.data import python_states
 from graphft.errors import GraphftError, describe
 from graphft.ir import Dim, Kind, Operator, Program, Ref, Type, grad_name
@@ -85,7 +84,6 @@ def _run_once(
     Returns the batch, the results by name, the names of the buffers that the step changes, and whether it draws from
     Python's or NumPy's generator.
     """
-    problem: BaseException | None = None
     draws = False
 
     def call(model: nn.Module, **given: Tensor) -> object:
@@ -109,29 +107,24 @@ def _run_once(
                 describe_tensor(outside[0]),
             )
 
-    for whole in (1, 0):
-        feeds = _given(inputs, example) if example is not None else _made_up(inputs, whole)
-        try:
-            with torch.random.fork_rng(devices=[]):
-                results, changed = step.run(values, feeds, look)
-            if step.training:
-                _tell_gradients(step, results)
-            return feeds, results, list(changed), draws and packed.training
-        except GraphftError:
-            raise
-        except Exception as error:
-            problem = problem or error
-    assert problem is not None
-    made_up = "" if example is not None else "made-up "
-    raise GraphftError(
-        f"{error_line(problem)}: ".removeprefix(": ") + f"the model or the loss fails on a {made_up}batch: "
-        f"{describe(problem)}",
-        rule="example",
-        help="build(..., example={...}) gives a batch of real data to run it on, once",
-    ) from problem
+    feeds = _given(inputs, example) if example is not None else _made_up(inputs)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            results, changed = step.run(values, feeds, look)
+    except GraphftError:
+        raise
+    except Exception as error:
+        where = error_line(error)
+        raise GraphftError(
+            f"{where}{': ' * bool(where)}the model or the loss fails on a {'' if example else 'made-up '}batch: "
+            f"{describe(error)}",
+            rule="example",
+            help="build(..., example={...}) gives a batch of real data to run it on, once",
+        ) from error
+    return feeds, results, list(changed), draws and packed.training
 
 
-def _made_up(inputs: Mapping[str, Type], whole: int) -> dict[str, Tensor]:
+def _made_up(inputs: Mapping[str, Type]) -> dict[str, Tensor]:
     dims: dict[str, int] = {}
     for type in inputs.values():
         for dim in type.shape or ():
@@ -141,9 +134,8 @@ def _made_up(inputs: Mapping[str, Type], whole: int) -> dict[str, Tensor]:
     feeds = {}
     for name, type in inputs.items():
         shape, dtype = [evaluate(d, dims) for d in type.shape or ()], dtype_of(type)
-        made = torch.full(shape, whole, dtype=dtype)
         floats = dtype.is_floating_point or dtype.is_complex
-        feeds[name] = torch.randn(shape, generator=generator).to(dtype) if floats else made
+        feeds[name] = torch.randn(shape, generator=generator).to(dtype) if floats else torch.ones(shape, dtype=dtype)
     return feeds
 
 
@@ -157,17 +149,6 @@ def _given(inputs: Mapping[str, Type], example: Mapping[str, Tensor]) -> dict[st
                 f"example: {name} {found}, expected {type}", rule="example", help="give a batch as the data has them"
             )
     return feeds
-
-
-def _tell_gradients(step: ModuleStep, values: Mapping[str, Tensor]) -> None:
-    """Warns of parameters that the example gave no gradient."""
-    none = [n for n, p in step.model.named_parameters() if p.requires_grad and not values[grad_name(n)].any()]
-    if none:
-        log.warning(
-            "the batch that build() ran the module on gives no gradient to %s: where a batch gives none, it is zero, "
-            "and the optimizer applies that (eager torch passes over such a parameter)",
-            listed(none),
-        )
 
 
 def _sizes(inputs: Mapping[str, Type], feeds: Mapping[str, Tensor]) -> dict[int, Dim]:

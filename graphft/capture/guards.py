@@ -1,21 +1,33 @@
-"""What a capture took for granted about sizes, and errors of a capture with the user's line."""
+"""What a capture refuses, with the user's line, and what it took for granted about sizes.
+
+Tensors that would train in eager torch, but are not the model's, would be constants of the program (`refuse_outside`):
+the loss may close over another module, or a model keep layers in a plain list. Gradients do not reach a tensor that is
+used under `no_grad()`, or detached. `backward()` would be lost, and a gradient scaler's scale kept
+(`side_effects_refused`).
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import sympy
+import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
-from graphft.capture.locations import TORCH, error_line
+from graphft.capture.locations import TORCH, TRACED, error_line, user_line
 from graphft.errors import GraphftError, UsageError
 from graphft.ir.symbolic import Symbols
 
@@ -37,33 +49,19 @@ _META = tuple(
 
 _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
-_WANTS_INTEGERS = (
-    "Expected dtype int32/int64 for index",
-    "scalar types: Long, Int",
-    "expected scalar type Long",
-    "tensors used as indices must be long",
-    "should be Long but got Int",
-    "expected indices to be long or int",
-)
-"""Of torch's errors when class labels, or indices, are floats."""
-INTEGERS = "class labels and indices are integers: declare such an input with its dtype, 'y': ((None,), torch.int64)"
-_WANTS_ONE_DTYPE = (
-    "same dtype",
+_DTYPE_WORDS = (
+    "dtype",
+    "scalar type",
     "same type",
     "type (",
-    "dtypes must be the same",
-    "expected dtype",
-    "self.dtype to be equal to src.dtype",
-    "Type promoting not supported",
-    "Found dtype",
-    "expected scalar type",
-    "dtypes match",
-    "same scalar type",
+    "tensors used as indices",
+    "should be Long",
+    "Type promoting",
 )
-"""Of torch's errors when two operands differ in dtype."""
-ONE_DTYPE = (
-    "give model and inputs one dtype: model.float(); or declare an input with the model's, "
-    "'x': ((None, 4), next(model.parameters()).dtype)"
+"""Of torch's errors when labels or indices are floats, or two operands differ in dtype."""
+_DTYPES = (
+    "class labels and indices are integers: declare such an input with its dtype, 'y': ((None,), torch.int64); model "
+    "and other inputs need one dtype: model.float()"
 )
 
 
@@ -74,9 +72,7 @@ SCRIPTED = f"give the part as it was before torch.jit.script; or {WITHOUT_CAPTUR
 
 def dtype_help(text: str) -> str:
     """The remedy for one of torch's errors about dtypes; "" for any other."""
-    if any(words in text for words in _WANTS_INTEGERS):
-        return INTEGERS
-    return ONE_DTYPE if any(words in text for words in _WANTS_ONE_DTYPE) else ""
+    return _DTYPES if any(words in text for words in _DTYPE_WORDS) else ""
 
 
 @contextmanager
@@ -154,8 +150,100 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
     for decision in decisions:
         condition = symbols.named_condition(decision.expression)
         if isinstance(condition, sympy.Rel):
-            if not decision.result:
-                condition = sympy.Not(condition)
+            condition = condition if decision.result else sympy.Not(condition)
             if condition not in (sympy.true, sympy.false):
                 found.setdefault(f"{condition.lhs} {condition.rel_op} {condition.rhs}", decision.loc)
     return tuple(found.items())
+
+
+# -- what loss_fn may not do --------------------------------------------------------------------------------------
+
+
+def refuse_outside(loss: Tensor, own: Mapping[str, Tensor], line_of: Callable[[Any], str]) -> None:
+    """Raises GraphftError[outside] if a gradient of the traced `loss` reaches a tensor from outside of the trace.
+
+    `own` are the model's tensors by name, as they were before the trace: one of them may have been used outside of
+    loss_fn. Everything that is traced has no data; what has data was made before.
+    """
+    reached = [(leaf, line) for leaf, line in leaves(loss, line_of) if not isinstance(leaf, FakeTensor)]
+    if not reached:
+        return
+    tensor, line = reached[0]
+    where = f"{line}: " * bool(line)
+    mine = next((name for name, value in own.items() if value is tensor), None)
+    if mine is not None:
+        raise GraphftError(
+            f"{where}the loss uses parameter {mine}, or a result computed from it, outside of the model that loss_fn "
+            "is given; the program would hold it as a constant",
+            rule="outside",
+            help="compute it inside of loss_fn, of the model's attributes; or detach() it if it is meant to stay as it "
+            "is",
+        )
+    more = f" (and {len(reached) - 1} more)" * (len(reached) > 1)
+    raise GraphftError(
+        f"{where}the loss depends on a trainable tensor, {describe_tensor(tensor)}{more}, which is no parameter of the "
+        "model: the program would hold it as a constant, and it would never train",
+        rule="outside",
+        help="pass one module that holds both: an nn.Module with model and loss as its parts (layers in an "
+        "nn.ModuleList, tensors as nn.Parameter); if it is meant to stay as it is: requires_grad_(False), or use it "
+        "under torch.no_grad()",
+    )
+
+
+def describe_tensor(tensor: Tensor) -> str:
+    """Dtype and shape in words."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape ({', '.join(map(str, tensor.shape))})"
+
+
+def leaves(loss: Tensor, line_of: Callable[[Any], str]) -> list[tuple[Tensor, str]]:
+    """(leaf that gets a gradient, the user's line that uses it), each once, in the order from the loss backwards."""
+    found: dict[int, tuple[Tensor, str]] = {}
+    seen, waiting = {loss.grad_fn}, [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        for following, _ in node.next_functions if node is not None else ():
+            leaf = getattr(following, "variable", None)
+            if isinstance(leaf, Tensor):
+                found.setdefault(id(leaf), (leaf, line_of(node)))
+            elif following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return list(found.values())
+
+
+_HELP = {
+    "backward": "return the loss and leave backward(), clipping and the optimizer's step out: build() and minimize() "
+    "append them, clipping as graphft.minimize(program, optimizer, graphft.ClipByGlobalNorm(1.0))",
+    "scale": "leave it out: gradients would stay scaled. torch.autocast works without a scaler (bfloat16 needs none); "
+    "GradScaler(enabled=False) changes nothing, and may stay",
+}
+_PATCHING = threading.RLock()
+"""One capture at a time changes what torch's functions do, and changes it back."""
+
+
+@contextmanager
+def side_effects_refused() -> Iterator[None]:
+    """Raises UsageError[side-effect] at such a call of this thread; another may train a model meanwhile."""
+    mine, backward, scale = threading.get_ident(), torch.autograd.backward, torch.amp.GradScaler.scale
+
+    def refuse(name: str) -> None:
+        if threading.get_ident() == mine:
+            line = user_line(sys._getframe(2), until=TRACED)
+            what = f"{line}{': ' * bool(line)}{name}() is called while the loss is computed"
+            raise UsageError(what, rule="side-effect", help=_HELP[name])
+
+    def no_backward(*args: Any, **kwargs: Any) -> Any:
+        refuse("backward")
+        return backward(*args, **kwargs)
+
+    def no_scale(self: Any, outputs: Any) -> Any:
+        if self.is_enabled():
+            refuse("scale")
+        return scale(self, outputs)
+
+    with _PATCHING:
+        torch.autograd.backward, torch.amp.GradScaler.scale = no_backward, no_scale  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autograd.backward, torch.amp.GradScaler.scale = backward, scale  # type: ignore[method-assign]

@@ -14,23 +14,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.stateless import _reparametrize_module
 
 from graphft.capture.eager_program import emit_eager
-from graphft.capture.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured
-from graphft.capture.inputs import Input, LossFn, check_names, input_type, with_targets
-from graphft.capture.loss_results import loss_and_extras
-from graphft.capture.model_warnings import tell_mode
+from graphft.capture.guards import (
+    SCRIPTED,
+    WITHOUT_CAPTURE,
+    assumptions,
+    captured,
+    refuse_outside,
+    side_effects_refused,
+)
+from graphft.capture.loss_fn import Input, LossFn, check_names, input_type, loss_and_extras, with_targets
 from graphft.capture.module_step import check_buffer, evaluating, parameter_written, tensors_of, unchanged
-from graphft.capture.refusals import refuse_outside, side_effects_refused
 from graphft.capture.tracing import Recorder, Traced, emit, settle, storage, trace
+from graphft.capture.weights import listed
 from graphft.data import python_states
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Type, grad_name
@@ -82,11 +88,7 @@ def build(
     [capture] with the user's line for all that cannot be captured.
     """
     if not isinstance(model, nn.Module):
-        raise GraphftError(
-            f"the model must be a torch.nn.Module, got {type(model).__name__}",
-            rule="model",
-            help="put the parameters into a module",
-        )
+        raise _bad_model(f"must be a torch.nn.Module, got {type(model).__name__}", "put the parameters into a module")
     if not isinstance(inputs, Mapping):
         raise GraphftError(
             f"inputs must be a dict of name to shape, got {type(inputs).__name__}",
@@ -123,8 +125,37 @@ def build(
         example,
     )
     if training:
-        tell_mode(model)
+        _tell_mode(model)
     return program
+
+
+def _tell_mode(model: nn.Module) -> None:
+    """Warns if `model` is in eval mode and has parts that are otherwise in training; logs what is frozen.
+
+    Only the mode of the whole model counts: a part that is in eval mode alone is meant to be.
+    """
+    other = [name or "the model" for name, module in model.named_modules() if _has_modes(module)]
+    if not model.training and other:
+        log.warning(
+            "the model is captured in eval mode, without dropout and updates of batch norm's statistics (%s); it is "
+            "meant so for graphft.Validation; if it is to train as usual, call model.train() before build()",
+            listed(other),
+        )
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    if frozen:
+        log.info("frozen, by requires_grad=False: %s", listed(frozen))
+
+
+def _has_modes(module: nn.Module) -> bool:
+    """True if eval mode changes what `module` itself does, not its parts."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+        return module.dropout > 0
+    if isinstance(module, _NormBase):
+        return bool(module.track_running_stats)
+    names = getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
+    return "training" in names and not type(module).__module__.startswith("torch.")
 
 
 def _capture(
@@ -149,16 +180,7 @@ def _capture(
         ]
         with torch.device(state.device):
             feeds = [symbols.tensor(t) for t in specs.values()]
-        try:
-            traced = trace(step, [*fakes, *feeds], symbols, step.recorder)
-        except KeyboardInterrupt:  # a launch's is both
-            raise
-        except SystemExit as error:  # user code must not end a script as if its job were done
-            raise GraphftError(
-                f"the model or the loss called exit({error.code!r}) while it was captured",
-                rule="capture",
-                help="raise an exception there instead",
-            ) from error
+        traced = trace(step, [*fakes, *feeds], symbols, step.recorder)
     if drawn != python_states():
         log.warning(
             "the model or loss_fn draws from Python's random or numpy.random while it is captured: the program holds "
@@ -242,54 +264,41 @@ class _State:
         for other, t in saved.items():
             if names.get(id(t), other) != other:
                 self.tied[names[id(t)]] = (*self.tied.get(names[id(t)], ()), other)
-        if hasattr(model, "_orig_mod"):
-            raise GraphftError(
-                "the model has been through torch.compile",
-                rule="model",
-                help="capture the model that was given to torch.compile",
-            )
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            raise GraphftError(
-                f"the model is wrapped in {type(model).__name__}",
-                rule="model",
-                help="capture its .module: transpile(trainers=...) says how many compute",
-            )
-        scripted = [n for n, m in model.named_modules() if capture and isinstance(m, torch.jit.ScriptModule)]
-        if scripted:
-            raise GraphftError(
-                f"{scripted[0] or 'the model'} is of torch.jit, whose code cannot be traced",
-                rule="model",
-                help=SCRIPTED,
-            )
+        _check_class(model, capture)
         self._check(inputs, training, capture)
         self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
         self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
 
     def _check(self, inputs: Mapping[str, Type], training: bool, capture: bool) -> None:
-        def fail(message: str, help: str) -> GraphftError:
-            return GraphftError(message, rule="model", help=help)
-
         for n, t in self.tensors.items():
-            if isinstance(t, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-                raise fail(f"{n} of a lazy module has no shape yet", "run the model once on real data first")
-            if t.device.type == "meta":
-                raise fail(f"{n} is on device meta and has no data", "initialise the model on a real device")
+            if isinstance(t, (nn.UninitializedParameter, nn.UninitializedBuffer)) or t.device.type == "meta":
+                raise _bad_model(f"has no shape or no data yet for {n}", "run it once on real data, on a real device")
             if n in inputs or n == "loss":
-                raise fail(
-                    f"'{n}' names a parameter or buffer of the model as well as an input or the loss",
-                    "rename the input",
-                )
+                raise _bad_model(f"has a tensor '{n}', which also names an input or the loss", "rename the input")
         if training and not self.trainable:
-            raise fail("the model has no trainable parameter", "leave requires_grad of some parameter true")
-        hooked = [n for n in self.trainable if capture and _has_hook(self.tensors[n])]
-        if hooked:
-            raise fail(
-                f"parameter {hooked[0]} has a gradient hook, which a captured program would leave out",
+            raise _bad_model("has no trainable parameter", "leave requires_grad of some parameter true")
+        if hooked := [n for n in self.trainable if capture and _has_hook(self.tensors[n])]:
+            raise _bad_model(
+                f"has a gradient hook on parameter {hooked[0]}, which a captured program would leave out",
                 f"remove the hook; clipping and the like are options of minimize; or {WITHOUT_CAPTURE}",
             )
         devices = {str(t.device) for t in self.tensors.values()}
         if len(devices) > 1:
-            raise fail(f"the model is spread over devices {', '.join(sorted(devices))}", "move it to one device")
+            raise _bad_model(f"is spread over devices {', '.join(sorted(devices))}", "move it to one device")
+
+
+def _check_class(model: nn.Module, capture: bool) -> None:
+    if hasattr(model, "_orig_mod"):
+        raise _bad_model("has been through torch.compile", "capture the model that was given to torch.compile")
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        help = "capture its .module: transpile(trainers=...) says how many compute"
+        raise _bad_model(f"is wrapped in {type(model).__name__}", help)
+    if scripted := [n for n, m in model.named_modules() if capture and isinstance(m, torch.jit.ScriptModule)]:
+        raise _bad_model(f"has a part of torch.jit, {scripted[0] or 'itself'}, which cannot be traced", SCRIPTED)
+
+
+def _bad_model(what: str, help: str) -> GraphftError:
+    return GraphftError(f"the model {what}", rule="model", help=help)
 
 
 def _has_hook(parameter: Tensor) -> bool:
@@ -374,13 +383,6 @@ class _Step:
 def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: Sequence[str]) -> None:
     """Declares the variables and writes the block."""
     names = ["loss", *step.extras, *map(grad_name, step.gradients)]
-    twice = [n for n, count in Counter([*names, *state.tensors, *inputs]).items() if count > 1]
-    if twice:
-        raise GraphftError(
-            f"'{twice[0]}' is what the gradient of a parameter is called here, and something else, too",
-            rule="model",
-            help="rename that parameter, buffer, input or result",
-        )
     results = {node: n for node, n in zip(traced.results, names, strict=True) if node is not None}
     _refuse_aliases(traced, state)
     parameters = [n for n in state.tensors if n in step.gradients]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphft.capture.loss_results import loss_and_extras
+from graphft.capture.loss_fn import loss_and_extras
 from graphft.data import seeded_by_torch
 from graphft.disk.tensor_file import same_bits
 from graphft.errors import GraphftError

@@ -124,12 +124,6 @@ class _TracedGenerator:
         self._real, self._thread = torch.default_generator, threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "seed" and threading.get_ident() == self._thread:
-            raise GraphftError(
-                "torch.seed() seeds with a number that no program knows",
-                rule="capture",
-                help="use torch.manual_seed(n)",
-            )
         traced = {"get_state": "get_rng_state", "set_state": "set_rng_state", "manual_seed": "manual_seed"}.get(name)
         if traced is None or threading.get_ident() != self._thread:
             return getattr(self._real, name)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,10 +26,6 @@ from graphft.ir import Kind, Program, Variable
 
 log = logging.getLogger("graphft")
 
-_CONVERT = (
-    "for weights of another precision, convert them: init_from={{n: t.to({0}) if t.is_floating_point() else t "
-    "for n, t in graphft.read_weights(SOURCE).items()}}; or give the model theirs before graphft.build"
-)
 SAVED = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN)
 
 
@@ -49,7 +45,7 @@ def state_dict(program: Program, values: Mapping[str, Tensor] | None = None) -> 
                 help="give the scope of an executor that ran the program",
             )
         value = source[variable.name].detach().clone(memory_format=torch.contiguous_format).cpu()
-        state.update(dict.fromkeys((variable.name, *variable.attrs.get("tied", ())), value))
+        state.update(dict.fromkeys(_names(variable), value))
     return state
 
 
@@ -58,20 +54,39 @@ def saved_variables(program: Program) -> list[Variable]:
     return [v for v in program.of_kind(*SAVED) if v.attrs.get("persistent", True)]
 
 
+def _names(variable: Variable) -> tuple[str, ...]:
+    return variable.name, *variable.attrs.get("tied", ())
+
+
+def listed(names: Sequence[str], separator: str = ", ") -> str:
+    """`a, b, c`, of many the first five."""
+    return separator.join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
+
+
 def require_unchanged(program: Program, model: nn.Module) -> None:
     """Raises UsageError if the model's weights are others than when the program was built, which copied them."""
-    if changed := changed_weights(program, model):
-        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+    if changed := _changed_weights(program, model):
         raise UsageError(
-            f"the model's weights were changed after build(), which copied them: {', '.join(changed[:5])}{more}",
+            f"the model's weights were changed after build(), which copied them: {listed(changed)}",
             rule="weights",
             help="load pretrained weights before build(): training would begin with the values from then",
         )
 
 
-def changed_weights(program: Program, model: nn.Module) -> list[str]:
-    """The names of the model's weights that are others than the program's initial values; not of those that were moved
-    to `meta`, for the memory."""
+def tell_changed_weights(program: Program) -> None:
+    """Warns if the weights of the model are others than those that the program begins with."""
+    known = program.origin is not None and not program.loaded
+    if known and (changed := _changed_weights(program, program.origin.model)):
+        log.warning(
+            "the model's weights are others than those that build() copied, with which training begins: %s; load "
+            "weights before build(), or give transpile(init_from=model.state_dict())",
+            listed(changed),
+        )
+
+
+def _changed_weights(program: Program, model: nn.Module) -> list[str]:
+    """The names of the model's weights that are others than the program's initial values; those that were moved to
+    `meta`, for the memory, are not."""
     now = model.state_dict(keep_vars=True)
     return [
         v.name
@@ -94,20 +109,23 @@ def load_into(model: nn.Module, source: str | os.PathLike[str] | Mapping[str, Te
     `source` is a safetensors file or a state dict. Names, shapes and dtypes must be the model's (of tied tensors, one
     name is enough). All of them are checked first: when GraphftError[weights] is raised, the model is as it was.
     """
-    state, origin = (source, "the state") if isinstance(source, Mapping) else (_read(Path(source)), f"'{source}'")
+    if not isinstance(source, Mapping) and not Path(source).is_file():
+        raise GraphftError(f"there is no file '{source}'", rule="weights", help="give the path of a safetensors file")
+    state = source if isinstance(source, Mapping) else read_tensors(Path(source))[0]
     targets = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
-    problems = _differences(targets, state)
+    tied: dict[int, list[str]] = {}
+    for name, tensor in targets.items():
+        tied.setdefault(id(tensor), []).append(name)
+    found, problems = _fitting([(targets[names[0]], names) for names in tied.values()], state)
     if problems:
-        shown = problems[:5] + ([f"and {len(problems) - 5} more"] if len(problems) > 5 else [])
         raise GraphftError(
-            f"{origin} does not fit the model: {'; '.join(shown)}",
+            f"the weights do not fit the model: {listed(problems, '; ')}",
             rule="weights",
             help="build the model with the configuration that it was trained with",
         )
     with torch.no_grad():
-        for name, target in targets.items():
-            if name in state:
-                target.copy_(state[name])
+        for name, value in found.items():
+            targets[name].copy_(value)
     return model
 
 
@@ -118,68 +136,46 @@ def load_weights(program: Program, state: Mapping[str, Tensor], partial: bool = 
     Raises GraphftError[weights] if anything is missing, is too much or differs. With `partial` what fits is loaded, and
     a warning lists the rest; it is an error if nothing fits.
     """
-    new, problems, used, others = program.clone(), [], set(), set[str]()
-    for variable in saved_variables(program):
-        names = (variable.name, *variable.attrs.get("tied", ()))
-        given = [n for n in names if n in state]
-        used.update(given)
-        value, own = state[given[0]] if given else None, program.values[variable.name]
-        if value is None:
-            problems.append(f"{variable.name} is missing")
-        elif not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
-            problems.append(f"{given[0]} is {_kind(value)}, expected a dense tensor with values")
-        elif value.shape != own.shape or value.dtype != own.dtype:
-            problems.append(f"{given[0]} is {_show(value)}, the program's is {_show(own)}")
-            if value.shape == own.shape and value.is_floating_point() and own.is_floating_point():
-                others.add(str(own.dtype))
-        elif any(not torch.equal(value, state[n]) for n in given[1:]):
-            problems.append(f"{' and '.join(given)} are one tensor in the program, and differ")
-        else:
-            new.values[variable.name] = value.detach().clone(memory_format=torch.contiguous_format).to(own.device)
-    problems += [f"{n} is not in the program" for n in state if n not in used]
-    changed = [n for n, value in new.values.items() if value is not program.values[n]]
-    new.loaded, new.loaded_whole = new.loaded or bool(changed), new.loaded_whole or not problems
-    convert = _CONVERT.format(others.pop()) if len(others) == 1 else ""
-    if problems and not (partial and changed):
-        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+    new = program.clone()
+    found, problems = _fitting([(program.values[v.name], _names(v)) for v in saved_variables(program)], state)
+    if problems and not (partial and found):
         raise GraphftError(
-            f"the weights do not fit program '{program.name}': {shown}",
+            f"the weights do not fit program '{program.name}': {listed(problems, '; ')}",
             rule="weights",
-            help=convert
-            or "give the weights of this model"
+            help="give the weights of this model, converted to its dtypes"
             + ("; nothing of these fits" if partial else ", or load what fits: init_partial=True"),
         )
+    for name, value in found.items():
+        own = program.values[name]
+        new.values[name] = value.detach().clone(memory_format=torch.contiguous_format).to(own.device)
+    new.loaded, new.loaded_whole = new.loaded or bool(found), new.loaded_whole or not problems
     if problems:
-        log.warning(
-            "%d variables of program '%s' are loaded; not loaded: %s%s",
-            len(changed),
-            program.name,
-            "; ".join(problems),
-            f" ({convert})" * bool(convert),
-        )
+        what = "%d variables of program '%s' are loaded; not loaded: %s"
+        log.warning(what, len(found), program.name, "; ".join(problems))
     return new
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise GraphftError(f"there is no file '{path}'", rule="weights", help="give the path of a safetensors file")
-    return read_tensors(path)[0]
-
-
-def _differences(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    given = {id(t) for n, t in targets.items() if n in state}
-    problems = [f"{n} is missing" for n, t in targets.items() if n not in state and id(t) not in given]
-    problems += [f"{n} is not in the model" for n in state if n not in targets]
-    for name, value in state.items():
-        if name in targets and (value.shape != targets[name].shape or value.dtype != targets[name].dtype):
-            problems.append(f"{name} is {_show(value)}, the model's is {_show(targets[name])}")
-    return problems
-
-
-def _kind(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__module__}.{type(value).__qualname__}"
-    return "a tensor on the meta device" if value.is_meta else f"a tensor of layout {value.layout}"
+def _fitting(
+    wanted: Sequence[tuple[Tensor, Sequence[str]]], state: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Returns the value of each wanted tensor, by the first of its names, and what does not fit."""
+    found: dict[str, Tensor] = {}
+    problems = []
+    for own, names in wanted:
+        given = [n for n in names if n in state]
+        value = state[given[0]] if given else None
+        if value is None:
+            problems.append(f"{names[0]} is missing")
+        elif not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+            problems.append(f"{given[0]} is no dense tensor with values")
+        elif value.shape != own.shape or value.dtype != own.dtype:
+            problems.append(f"{given[0]} is {_show(value)}, expected {_show(own)}")
+        elif any(not same_bits(value, state[n]) for n in given[1:]):
+            problems.append(f"{' and '.join(given)} are one tensor, and differ")
+        else:
+            found[names[0]] = value
+    known = {n for _, names in wanted for n in names}
+    return found, problems + [f"{n} is not known" for n in state if n not in known]
 
 
 def _show(value: Tensor) -> str:

@@ -7,21 +7,15 @@ Each optimizer has an op of its own (`ops/optimize.py`), with its options as att
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from types import MethodType
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.ir import Arg
-from graphft.optim.refused_scheduler import refused_scheduler
 from graphft.schedule import Rate
-
-_Optimizer = TypeVar("_Optimizer", bound="Optimizer")
 
 
 @dataclass(frozen=True)
@@ -32,27 +26,6 @@ class Optimizer:
     torch_class: ClassVar[type[torch.optim.Optimizer]]
     lr: Rate
 
-    def __new__(cls: type[_Optimizer], *args: Any, **options: Any) -> _Optimizer:
-        """Refuses a model or its parameters, which torch's optimizers take first: `__init__` takes a learning rate."""
-        given = [("first", value) for value in args[:1]] + [(f"as {n}", options[n]) for n in _FIRST if n in options]
-        for where, value in given:
-            if where == "as params" or _is_of_a_model(value):
-                raise GraphftError(
-                    f"graphft.{cls.__name__} got {_kind(value)} {where}, expected the learning rate",
-                    rule="optimizer-option",
-                    help=f"write graphft.{cls.__name__}(lr=...): its parameters are those of the program that "
-                    f"minimize() gets; torch.optim.{cls.torch_class.__name__}(model.parameters(), ...) is taken, too",
-                )
-            if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
-                raise refused_scheduler(type(value).__name__, "is no learning rate")
-            if value is None or isinstance(value, np.ndarray):
-                raise GraphftError(
-                    f"graphft.{cls.__name__}: lr is {value!r}, expected a number or a schedule",
-                    rule="optimizer-option",
-                    help="give a float: lr=1e-3; or a schedule: lr=graphft.schedule.cosine(1e-3, 10_000)",
-                )
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         options = {f.name: getattr(self, f.name) for f in fields(self)}
         try:  # torch checks the ranges of its options: one place for them
@@ -61,7 +34,8 @@ class Optimizer:
             raise GraphftError(
                 f"{type(self).__name__}: {error}",
                 rule="optimizer-option",
-                help=f"see torch.optim.{self.torch_class.__name__} for what the options mean",
+                help=f"options are those of torch.optim.{self.torch_class.__name__}, without parameters; lr is a "
+                "number or a schedule: lr=graphft.schedule.cosine(1e-3, 10_000)",
             ) from error
 
     def attributes(self) -> dict[str, Arg]:
@@ -71,30 +45,6 @@ class Optimizer:
     def state(self) -> dict[str, float]:
         """The op's state operands, in order, and what they are filled with at first."""
         raise NotImplementedError
-
-
-_FIRST = ("lr", "params")
-"""What the optimizers take first: ours, and torch's."""
-
-
-def _is_of_a_model(value: object) -> bool:
-    """A model, its parameters, or a method that gives them and was not called: a schedule may be a model's method."""
-    if isinstance(value, Iterable):
-        return not isinstance(value, str | Tensor | np.ndarray)
-    return isinstance(value, nn.Module) or _is_method_of_module(value)
-
-
-def _is_method_of_module(value: object) -> bool:
-    """One that every module has, such as `parameters`."""
-    if not (isinstance(value, MethodType) and isinstance(value.__self__, nn.Module)):
-        return False
-    return hasattr(nn.Module, value.__name__)
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, MethodType):
-        return f"the method {type(value.__self__).__name__}.{value.__name__}"
-    return f"a {type(value).__name__}"
 
 
 NO_ATTRIBUTE = ("lr", "initial_accumulator_value")

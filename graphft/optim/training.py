@@ -8,27 +8,32 @@ Block `step` then ends with
     increment(%global_step)
 
 `%global_step` (int64[]) counts completed steps. State variables are called `<parameter>@<state>`.
+
+A torch.optim instance becomes parameter groups of graphft's optimizers. Options, hooks and a learning-rate scheduler
+that a program would not follow are refused.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import optimizer as torch_hooks
+from torch.optim.lr_scheduler import LRScheduler
 
 from graphft import schedule
-from graphft.capture.model_warnings import TakenOver, listed
-from graphft.capture.weights import require_unchanged
+from graphft.capture.weights import listed, require_unchanged
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name, registry
 from graphft.ir.literals import dtype_of
-from graphft.optim.from_torch import groups_of
-from graphft.optim.optimizers import SCALAR_STATE, Clip, ClipByValue, Group, Optimizer
-from graphft.optim.refused_scheduler import refused_scheduler
+from graphft.optim.optimizers import OPTIMIZERS, SCALAR_STATE, SGD, AdamW, Clip, ClipByValue, Group, Optimizer
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("graphft")
 
 GLOBAL_STEP = "global_step"
 """Name of the variable that counts completed steps."""
@@ -59,16 +64,13 @@ def minimize(
     if model is not None:
         require_unchanged(program, model)
     if isinstance(optimizer, torch.optim.Optimizer):
-        groups = groups_of(program, optimizer, model)
+        groups = _groups_of(program, optimizer, model)
     elif isinstance(optimizer, Optimizer):
         groups = [Group(optimizer, tuple(v.name for v in program.of_kind(Kind.PARAM)))]
-    elif isinstance(optimizer, torch.optim.lr_scheduler.LRScheduler):
-        raise refused_scheduler(type(optimizer).__name__, "is no optimizer")
     else:
-        raise GraphftError(
+        raise _refused(
             f"minimize takes an optimizer, got {type(optimizer).__name__}",
-            rule="optimizer-option",
-            help="give graphft.SGD, Adam, AdamW, Adagrad or RMSprop, or a torch.optim instance of these",
+            f"give one of graphft's, or of torch.optim's: {_NAMES}",
         )
     if not isinstance(clip, (Clip, type(None))):
         raise UsageError(
@@ -81,9 +83,10 @@ def minimize(
     _require_gradients(block, parameters)
     rates = {g.optimizer.lr: schedule.trace(g.optimizer.lr) for g in groups}
 
-    _tell_left_out([v.name for v in program.of_kind(Kind.PARAM) if v.name not in group_of])
-    for v in program.of_kind(Kind.PARAM):
-        v.kind = Kind.PARAM if v.name in group_of else Kind.FROZEN
+    if left_out := [v.name for v in program.of_kind(Kind.PARAM) if v.name not in group_of]:
+        log.warning("parameters in no group of the optimizer will not train: %s", listed(left_out))
+        for name in left_out:
+            program.variables[name].kind = Kind.FROZEN
     step = program.variable(GLOBAL_STEP, Type("int64", ()), Kind.STATE, torch.zeros((), dtype=torch.int64))
     lrs = {rate: schedule.append(block, traced, step, program.fresh("lr")) for rate, traced in rates.items()}
     _append_clip(block, clip, [program.variables[grad_name(v.name)] for v in parameters])
@@ -91,13 +94,22 @@ def minimize(
         _append_update(block, v, group_of[v.name], lrs[group_of[v.name].optimizer.lr])
     block.append_op("increment", step)
     if isinstance(optimizer, torch.optim.Optimizer):
-        program.taken_over = TakenOver.of(optimizer)
+        program.taken_over = (optimizer, _options_of(optimizer))
 
 
-def _tell_left_out(names: Sequence[str]) -> None:
-    if names:
-        count = "1 parameter is" if len(names) == 1 else f"{len(names)} parameters are"
-        log.warning("%s in no group of the optimizer, and will not train: %s", count, listed(names))
+def tell_changed_optimizer(program: Program) -> None:
+    """Warns if the torch.optim instance has other options now than `minimize` copied, or a scheduler."""
+    if program.taken_over is not None:
+        optimizer, options = program.taken_over
+        try:
+            changed = options != _options_of(optimizer)
+        except GraphftError:
+            changed = True
+        if changed:
+            log.warning(
+                "the optimizer's options, groups or scheduler were changed after minimize(), which copied it: the job "
+                "trains without that; make such changes before minimize()"
+            )
 
 
 def _require_gradients(block: Block, parameters: Iterable[Variable]) -> None:
@@ -172,3 +184,90 @@ def _append_update(block: Block, param: Variable, group: Group, lr: Variable) ->
         *operands,
         **group.optimizer.attributes(),
     )
+
+
+# -- torch.optim ------------------------------------------------------------------------------------------------
+
+_NAMES = ", ".join(c.__name__ for c in OPTIMIZERS.values())
+
+
+def _groups_of(program: Program, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> list[Group]:
+    """The groups of `optimizer`, with the names that `program` gives the parameters of `model`, and their state.
+
+    Parameters that the program does not train (frozen ones) are left out, as torch skips them.
+    """
+    if model is None:
+        what = "minimize needs the model to find the parameters of a torch.optim instance"
+        raise _refused(what, "give minimize(..., model=model), the module of build()")
+    _refuse_attached(optimizer)
+    names = {id(p): n for n, p in model.named_parameters(remove_duplicate=False) if n in program.variables}
+    groups = []
+    for group in optimizer.param_groups:
+        unknown = [tuple(p.shape) for p in group["params"] if id(p) not in names]
+        if unknown:
+            what = f"the optimizer holds parameters that are not in the program, of shapes {unknown}"
+            raise _refused(what, "build the program and the optimizer from the same model")
+        trained = {names[id(p)]: p for p in group["params"] if program.variables[names[id(p)]].kind is Kind.PARAM}
+        spec = _options(optimizer, group)
+        state = {f"{n}@{k}": v for n, p in trained.items() for k, v in _state(spec, optimizer.state.get(p, {})).items()}
+        groups.append(Group(spec, tuple(trained), state))
+    return groups
+
+
+def _options_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, Optimizer]]:
+    """Of each group, how many parameters it has, and its options."""
+    _refuse_attached(optimizer)
+    return [(len(group["params"]), _options(optimizer, group)) for group in optimizer.param_groups]
+
+
+def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimizer:
+    name = type(optimizer).__name__
+    spec = next((c for c in OPTIMIZERS.values() if c.torch_class is type(optimizer)), None)
+    if spec is None:
+        raise _refused(f"optimizer {name} is not supported", f"use one of {_NAMES}")
+    if refused := [option for option in ("capturable", "differentiable") if group.get(option)]:
+        raise _refused(f"{name}: option {refused[0]} is not supported", "leave it out")
+    if group.get("decoupled_weight_decay"):
+        spec = AdamW
+    return spec(**{f.name: _value(group[f.name]) for f in fields(spec)})
+
+
+def _refuse_attached(optimizer: torch.optim.Optimizer) -> None:
+    """Raises GraphftError if something changes the optimizer's steps that a program does not know of."""
+    for found in gc.get_objects():  # ReduceLROnPlateau leaves no trace in its optimizer
+        if issubclass(type(found), LRScheduler) and vars(found).get("optimizer") is optimizer:
+            raise _refused(
+                f"a {type(found).__name__} of torch.optim.lr_scheduler is attached to the optimizer; a program would "
+                "not follow it",
+                "give the schedule as lr, in graphft's optimizer: graphft.AdamW(lr=graphft.schedule.cosine(1e-3, "
+                "steps)), counted in steps of the job; docs/optimizers.md (Schedules) has torch's curves; instead of "
+                "ReduceLROnPlateau: graphft.Validation(plateau=...)",
+            )
+    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+    hooks += [*torch_hooks._global_optimizer_pre_hooks.values(), *torch_hooks._global_optimizer_post_hooks.values()]
+    if hooks:
+        raise _refused(
+            f"the optimizer has a step hook, {getattr(hooks[0], '__qualname__', type(hooks[0]).__name__)}; a program "
+            "would not call it",
+            "remove the hook; clipping is an option of minimize, a schedule is given as lr",
+        )
+
+
+def _refused(what: str, help: str) -> GraphftError:
+    return GraphftError(what, rule="optimizer-option", help=help)
+
+
+def _value(option: Any) -> Any:
+    if isinstance(option, (tuple, list)):
+        return tuple(map(_value, option))
+    return option.item() if isinstance(option, Tensor) else option
+
+
+def _state(spec: Optimizer, state: dict[str, Any]) -> dict[str, Tensor]:
+    """The state of a parameter that torch has begun to train already."""
+    begun = {k: state[k].detach().clone() for k in spec.state() if isinstance(state.get(k), Tensor)}
+    if begun and isinstance(spec, SGD):  # torch tells the first step by the missing momentum buffer
+        begun[SCALAR_STATE] = torch.ones(())
+    if SCALAR_STATE in begun:
+        begun[SCALAR_STATE] = begun[SCALAR_STATE].float().cpu()
+    return begun

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graphft.capture.loss_results import check_told, reported
+from graphft.capture.loss_fn import check_told, reported
 from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.options import is_whole

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from graphft.capture.model_warnings import tell_nonfinite
 from graphft.capture.weights import load_weights, saved_variables
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
@@ -153,7 +152,7 @@ def check_state(program: Program, state: Mapping[str, Any]) -> None:
             help="give what state_dict() of a Trainer or of a model returned",
         )
     model, optimizer = split(state)
-    tell_nonfinite(load_weights(program, model), "in the state that is loaded")
+    load_weights(program, model)
     states = list(optimizer.values()) if isinstance(optimizer, Mapping) else [None]
     if not all(
         isinstance(s, Mapping) and all(isinstance(v, Tensor) and not v.is_meta for v in s.values()) for s in states

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from graphft.capture.loss_results import reported
+from graphft.capture.loss_fn import reported
 from graphft.capture.weights import load_weights, saved_variables
 from graphft.ir import Program
 from graphft.reducers import columns_of

@@ -1,7 +1,7 @@
 """What a job's bits depend on, beside its programs: recorded when it is transpiled, enforced when a role starts.
 
-No such list is whole: that a process gives the job's bits, it proves (`roles/proof.py`). What is compared here gives
-the clearer error, and is known before anything is computed.
+No such list is whole: a process proves that it gives the job's bits (`roles/proof.py`). What is compared here gives
+the clearer error, before anything is computed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MULTIPLY = {
     for op in ops
 }
 _SWITCHES = {"mkldnn.deterministic": torch._C._get_mkldnn_deterministic, "nnpack": torch._C._get_nnpack_enabled}
-_DENORMAL, _ONE, _SMALL = 1e-310, 1.0, 2.0**-60
-"""Variables, so that it is the CPU that multiplies, not Python's compiler."""
+_DENORMAL, _ONE = 1e-310, 1.0
+"""Variables, so that the CPU multiplies, not Python's compiler."""
 
 
 def enforce(config: JobConfig) -> None:
@@ -72,7 +72,7 @@ def enforce(config: JobConfig) -> None:
 
 
 def process_settings() -> dict[str, object]:
-    """What decides over the bits of everything that this process computes, and can be changed at any time. Cheap."""
+    """The settings that decide over the bits of everything that this process computes, and can change at any time."""
     return {
         "torch.set_num_threads": torch.get_num_threads(),
         "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled(),
@@ -80,13 +80,12 @@ def process_settings() -> dict[str, object]:
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch.set_default_dtype": torch.get_default_dtype(),
         "torch.set_flush_denormal": _denormals_flushed(),
-        "the rounding mode (fesetround)": _rounding(),
         **{f"torch.backends.{name}": getter() for name, getter in _SWITCHES.items()},
     }
 
 
 def thread_settings() -> dict[str, object]:
-    """The same, of what each thread has its own of."""
+    """The same, of each thread."""
     return {
         "torch.autocast": torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         "torch.inference_mode": torch.is_inference_mode_enabled(),
@@ -98,8 +97,7 @@ def thread_settings() -> dict[str, object]:
 
 
 def _precisions() -> dict[str, object]:
-    """In which precision float32 is multiplied. `torch.set_float32_matmul_precision` sets these, too; what it has set
-    last cannot be asked for once user code has set one of them."""
+    """In which precision float32 is multiplied; `torch.set_float32_matmul_precision` sets these, too."""
     return {name: torch._C._get_fp32_precision_getter(*place) for name, place in _MULTIPLY.items()}
 
 
@@ -107,19 +105,8 @@ def _denormals_flushed() -> bool:
     return _DENORMAL * _ONE == 0.0
 
 
-def _rounding() -> str:
-    """Of floating-point numbers, by what becomes of halves of the last place. A thread inherits it from its maker."""
-    found = (_ONE + _SMALL > _ONE, -_ONE - _SMALL < -_ONE, _ONE - _SMALL < _ONE)
-    return {
-        (False, False, False): "to nearest",
-        (True, False, False): "upward",
-        (False, True, True): "downward",
-        (False, False, True): "toward zero",
-    }.get(found, "unknown")
-
-
 def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What is known to decide over a process's bits: for people to look at, where bits differ."""
+    """The known settings that decide over a process's bits: for people to look at, where bits differ."""
     found = {
         "torch": str(torch.__version__),
         "CPU": _cpu(),
@@ -130,17 +117,16 @@ def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "oneDNN": str(torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()),
         "order of sets": f"of PYTHONHASHSEED={environ.get('PYTHONHASHSEED', 'random')}",
         "denormals": "flushed" if _denormals_flushed() else "kept",
-        "rounding": _rounding(),
     }
     return found | {name: value for name, value in environ.items() if name.startswith(_OF_LIBRARIES)}
 
 
 def _cpu() -> str:
-    """The CPU's model, and its vector units, as the kernel tells."""
+    """The CPU's model, as the kernel tells."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    units = [flag for flag in told.get("flags", "").split() if flag.startswith(("avx", "amx", "fma"))]
-    return " ".join([told.get("model name", platform.processor()), *units])
+        lines = []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import keyword
 import re
+import traceback
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -26,36 +26,30 @@ Scope = MutableMapping[str, Any]
 """Values by variable name."""
 
 Observe = Callable[[Block, int, Mapping[str, Any]], None]
-"""Is told of each op that has run: the block, the op's index, and what the op read and wrote, by variable name."""
-
-
-def lower(
-    block: Block,
-    *,
-    fetch: Sequence[str] = (),
-    start: int = 0,
-    device: str | torch.device = "cpu",
-    observe: Observe | None = None,
-) -> Lowered:
-    """The function that runs `block` from op `start` on, and returns the values of the variables in `fetch`.
-
-    `observe` is called after each op; without it, the function has nothing of that.
-    Raises ProgramError for an unknown op, and for a fetch that the block neither makes nor finds in the scope.
-    """
-    return Lowered(block, tuple(fetch), start, torch.device(device), observe)
+"""Gets the block and index of each op that has run, and the values that the op read and wrote, by variable name."""
 
 
 class Lowered:
-    """A lowered block. Call it with a context (for own kernels) and a scope; it returns the fetched values.
+    """The function that runs `block` from op `start` on, and returns the values of the variables in `fetch`.
 
-    A failing op raises ProgramError[op-failed] with the op, its place, the user's line and the operands' actual
-    shapes, chained to torch's own error. Interrupts and graphft's own errors pass through as they are.
+    Call it with a context (for own kernels) and a scope, which holds what the block loads, and receives what outlives
+    it. `observe` is called after each op; without it, the function has nothing of that. A failing op raises
+    ProgramError[op-failed] with the op, its place, the user's line and the operands' actual shapes, chained to torch's
+    own error. Interrupts and graphft's own errors pass through as they are.
+
+    Raises ProgramError for an unknown op, and for a fetch that the program does not declare.
     """
 
     def __init__(
-        self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device, observe: Observe | None = None
+        self,
+        block: Block,
+        *,
+        fetch: Sequence[str] = (),
+        start: int = 0,
+        device: str | torch.device = "cpu",
+        observe: Observe | None = None,
     ) -> None:
-        self.block, self.fetch, self.start = block, fetch, start
+        self.block = block
         for name in fetch:
             if name not in block.program.variables:
                 raise ProgramError(
@@ -64,15 +58,12 @@ class Lowered:
                     rule="undeclared",
                     help="fetch a variable of the program",
                 )
-        writer = _Writer(block, fetch, start, device, observe)
-        self.source = writer.source()
-        self._lines = writer.op_of_line
-        self._slots = writer.slots
-        exec(compile(self.source, f"<{block.program.name}.{block.name}>", "exec"), writer.globals)
-        self._function = writer.globals["run"]
+        self._writer = _Writer(block, tuple(fetch), start, torch.device(device), observe)
+        self.source = self._writer.source()
+        exec(compile(self.source, f"<{block.program.name}.{block.name}>", "exec"), self._writer.globals)
+        self._function = self._writer.globals["run"]
 
     def __call__(self, ctx: Any, scope: Scope) -> tuple[Any, ...]:
-        """Runs the block. `scope` holds what the block loads, and receives what outlives it."""
         try:
             with torch.no_grad():
                 return self._function(ctx, scope)
@@ -82,15 +73,13 @@ class Lowered:
             raise self._located(error) from error
 
     def _located(self, error: BaseException) -> ProgramError:
-        frame = self._frame(error.__traceback__)
-        index = self._lines.get(frame.tb_lineno) if frame is not None else None
-        if frame is None or index is None:
-            return ProgramError(
-                f"block {self.block.name} failed: {describe(error)}", block=self.block, rule="op-failed"
-            )
-        op = self.block.ops[index]
-        values = frame.tb_frame.f_locals
-        missing = [n for n in op.reads if self._slots[n] not in values]
+        frames = [f for f in traceback.walk_tb(error.__traceback__) if f[0].f_code is self._function.__code__]
+        index = self._writer.op_of_line.get(frames[0][1]) if frames else None
+        if index is None:
+            what = f"block {self.block.name} failed: {describe(error)}"
+            return ProgramError(what, block=self.block, rule="op-failed")
+        op, values, slots = self.block.ops[index], frames[0][0].f_locals, self._writer.slots
+        missing = [n for n in op.reads if slots[n] not in values]
         if isinstance(error, KeyError) and missing:
             return ProgramError(
                 f"%{missing[0]} has no value in the scope",
@@ -99,7 +88,7 @@ class Lowered:
                 rule="no-value",
                 help="feed it, or run the block that makes it first",
             )
-        operands = operands_text({n: values[self._slots[n]] for n in op.reads if self._slots[n] in values})
+        operands = operands_text({n: values[slots[n]] for n in op.reads if n not in missing})
         return ProgramError(
             f"{op.type} failed: {describe(error)}",
             block=self.block,
@@ -108,10 +97,8 @@ class Lowered:
             help=f"its operands were {operands}",
         )
 
-    def _frame(self, traceback: TracebackType | None) -> TracebackType | None:
-        while traceback is not None and traceback.tb_frame.f_code is not self._function.__code__:
-            traceback = traceback.tb_next
-        return traceback
+
+lower = Lowered
 
 
 def operands_text(operands: Mapping[str, Any]) -> str:
@@ -123,12 +110,6 @@ def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}] on {value.device}"
     return repr(value)
-
-
-def _changed_in_scope(op: Operator, definition: registry.OpDef) -> set[str]:
-    """Operands that the op gets by name and writes: it may put other values in their place."""
-    named = [slot.name for slot in definition.slots if slot.by_name and slot.name in definition.writes]
-    return set(definition.written_operands(op)) if named else set()
 
 
 class _Writer:
@@ -156,9 +137,9 @@ class _Writer:
                 self._load(name, index)
             self._line(self._call(op, definition), index)
             self._loaded.update(op.writes)
-            self._loaded.difference_update(_changed_in_scope(op, definition))
-            kept = [n for n in op.writes if self._outlives(n)]
-            for name in kept:
+            if any(slot.by_name and slot.name in definition.writes for slot in definition.slots):
+                self._loaded.difference_update(definition.written_operands(op))  # it may put others in their place
+            for name in filter(self._outlives, op.writes):
                 self._line(f"scope[{name!r}] = {self._slot(name)}", index)
             if self.observe is not None:
                 self._line(self._observation(index), index)
@@ -180,7 +161,7 @@ class _Writer:
         return f"{self._bind(self.observe, 'observe')}({self._bind(self.block, 'block')}, {index}, {{{values}}})"
 
     def _outlives(self, name: str) -> bool:
-        """Whether a result is stored in the scope: what is no temporary, and what another block reads."""
+        """True for a result that is stored in the scope: no temporary, or one that another block reads."""
         program = self.block.program
         return program.variables[name].kind is not Kind.TEMP or name in self._read_elsewhere
 

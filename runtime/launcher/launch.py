@@ -89,7 +89,7 @@ def run_job(
         _begin(job, overrides)
         told = Callbacks(callbacks, NAMES if job.config.validate is not None else OF_A_LAUNCH)
         if told:
-            from graphft.capture.loss_results import check_told, reported  # with torch
+            from graphft.capture.loss_fn import check_told, reported  # with torch
 
             check_told(reported(job.trainer_program()))
         chosen = choose_options(options, overrides)

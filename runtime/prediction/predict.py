@@ -23,8 +23,7 @@ from graphft.ir.literals import evaluate, names_in
 from graphft.options import checked_keywords, find_device, is_whole
 from graphft.runtime.coordination.runs import find_run
 from graphft.runtime.data import IN_ORDER, Reader, open_reader
-from graphft.runtime.execute.finite import nonfinite_rows
-from graphft.runtime.execute.whole_numbers import whole_numbers
+from graphft.runtime.execute.finite import nonfinite_rows, whole_numbers
 from graphft.runtime.executor import Executor
 from graphft.runtime.interchange.trained_program import Trained, read_trained
 from graphft.runtime.launcher.run_folder import run_of

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from graphft.capture.loss_results import reported
+from graphft.capture.loss_fn import reported
 from graphft.disk.tensor_file import read_tensors, write_tensors
 from graphft.errors import GraphftError, describe
 from graphft.ir import Program

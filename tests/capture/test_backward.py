@@ -48,7 +48,7 @@ def test_equals_capture_and_eager() -> None:
         assert torch.equal(mine[n], theirs[n])
     assert torch.equal(mine["weight@GRAD"], model.weight.grad)
     assert parse(str(program)) == program
-    verify(program, strict=True, require_values=True, fetch=tuple(names))
+    verify(program, require_values=True)
 
 
 def test_forward_ops_keep_their_place_names_and_text() -> None:
@@ -105,40 +105,24 @@ def test_ops_know_the_users_line() -> None:
     assert locs["aten.tanh"] == locs["aten.tanh_backward"] == f"test_backward.py:{first + 2} {here}"
 
 
-def test_some_parameters_only() -> None:
+def test_refused_and_left_as_it_was() -> None:
     program, block, v = declare({"weight": torch.randn(4, 8), "bias": torch.randn(4), "other": torch.randn(2)})
+
+    def refused(loss: Variable, rule: str) -> None:
+        text = str(program)
+        with pytest.raises(ProgramError) as caught:
+            graphft.append_backward(loss)
+        assert caught.value.rule == rule
+        assert str(program) == text
+
+    refused(v["x"], "loss")
+    refused(block.append_op("aten.linear", v["x"], v["weight"], v["bias"], outputs="hidden"), "loss")
     loss = linear(block, v)
+    refused(loss, "no-gradient")  # of %other
     graphft.append_backward(loss, params=["bias"])
     assert "bias@GRAD" in program.variables
     assert "weight@GRAD" not in program.variables
-
-
-def test_parameter_without_gradient() -> None:
-    program, block, v = declare({"weight": torch.randn(4, 8), "bias": torch.randn(4), "other": torch.randn(2)})
-    loss = linear(block, v)
-    text = str(program)
-    with pytest.raises(ProgramError, match=r"error\[no-gradient\].*does not depend on parameter other\n"):
-        graphft.append_backward(loss)
-    assert str(program) == text
-
-
-def test_refused() -> None:
-    program, block, v = declare({"weight": torch.randn(4, 8), "bias": torch.randn(4)})
-
-    def refused(loss: Variable, words: str) -> None:
-        text = str(program)
-        with pytest.raises(ProgramError, match=words):
-            graphft.append_backward(loss)
-        assert str(program) == text
-
-    refused(v["x"], "no op computes the loss %x")
-    out = block.append_op("aten.linear", v["x"], v["weight"], v["bias"], outputs="out")
-    refused(out, r"must be one float, is float32\[batch, 4\]")
-    constant = block.append_op("aten.mean", v["y"], outputs="constant")
-    refused(constant, "does not depend on parameter weight, bias")
-    loss = block.append_op("aten.mean", out, outputs="loss")
-    graphft.append_backward(loss)
-    refused(loss, "%weight@GRAD is there already")
+    refused(loss, "redeclared")
 
 
 def test_cycle_is_found() -> None:
@@ -147,5 +131,6 @@ def test_cycle_is_found() -> None:
     b = block.append_op("aten.add.Tensor", a, v["y"], outputs="b")
     block.append_op("aten.mul.Tensor", b, 2, outputs="a")
     loss = block.append_op("aten.mean", b, outputs="loss")
-    with pytest.raises(ProgramError, match=r"error\[cycle\]"):
+    with pytest.raises(ProgramError) as caught:
         graphft.append_backward(loss, params=["weight"])
+    assert caught.value.rule == "cycle"

@@ -113,28 +113,14 @@ def test_a_second_name_of_a_parameter() -> None:
     assert caught.value.rule == "outside"
 
 
-@pytest.mark.parametrize("capture", [True, False])
-@pytest.mark.parametrize(
-    ("batch", "help"),
-    [({"x": X, "y": Y + 1}, "plain torch"), ({"x": X, "y": Y.float()}, "torch.int64")],
-    ids=["out of range", "floats"],
-)
-def test_what_the_module_refuses(batch: dict[str, Tensor], help: str, capture: bool) -> None:
-    inputs = {"x": (None, 8), "y": ((None,), batch["y"].dtype)}
-
+def test_what_the_module_refuses() -> None:
     def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.nll_loss(model(x).log_softmax(1), y)
 
     with pytest.raises(GraphftError) as caught:
-        graphft.check_capture(graphft.build(Net(), loss_fn, inputs, capture=capture), [batch])
-    assert caught.value.rule in ("capture", "capture-check", "example")
+        graphft.check_capture(build(Net(), loss_fn), [{"x": X, "y": Y + 1}])
+    assert caught.value.rule == "capture-check"
     assert "test_capture_check.py" in caught.value.message
-    if caught.value.rule != "example":
-        assert help in caught.value.help
-
-
-def one_hot(net: Net, h: Tensor) -> Tensor:
-    return h * F.one_hot(net.hot.argmax(), 16)
 
 
 def probabilities(net: Net, h: Tensor) -> Tensor:
@@ -161,10 +147,8 @@ def normed(net: Net, h: Tensor) -> Tensor:
 
 BUFFERS: dict[str, tuple[Any, dict[str, Tensor]]] = {
     "none": (lambda net, h: h, {}),
-    "one-hot": (one_hot, {"hot": torch.eye(16)[3]}),
     "probabilities": (probabilities, {"p": torch.full((16,), 1 / 16)}),
     "indices": (permuted, {"order": torch.arange(15, -1, -1)}),
-    "indices as floats": (permuted, {"order": torch.arange(15, -1, -1).float()}),
     "rounded": (rounded, {"order": torch.arange(15, -1, -1).float()}),
     "integers": (counted, {"n": torch.zeros((), dtype=torch.int64)}),
     "variances": (normed, {"mean": torch.zeros(16), "var": torch.full((16,), 1e-6)}),
@@ -173,7 +157,7 @@ BUFFERS: dict[str, tuple[Any, dict[str, Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sound_models_are_not_refused(name: str, dtype: torch.dtype) -> None:
     code, buffers = BUFFERS[name]
     torch.manual_seed(0)
@@ -210,9 +194,7 @@ def test_rare_parts_are_compared(make: Callable[[], nn.Module], capture: bool) -
     assert graphft.check_capture(build(make(), capture=capture), BATCHES)
 
 
-@pytest.mark.parametrize(
-    "later", [lambda net: net.eval(), lambda net: net.double(), lambda net: net.to("meta"), lambda net: None]
-)
+@pytest.mark.parametrize("later", [lambda net: net.eval(), lambda net: net.double(), lambda net: net.to("meta")])
 def test_what_becomes_of_the_model_later_is_no_matter(later: Callable[[Net], Any]) -> None:
     torch.manual_seed(0)
     net = Net()

@@ -73,7 +73,6 @@ def frozen() -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
     ("make", "loss_fn"),
     [
@@ -87,9 +86,9 @@ def frozen() -> nn.Module:
     ],
     ids=["data", "in place", "assigned", "hook", "penalty", "tied", "frozen"],
 )
-def test_it_trains_like_torch(make: Callable[[], nn.Module], loss_fn: Any, momentum: float) -> None:
+def test_it_trains_like_torch(make: Callable[[], nn.Module], loss_fn: Any) -> None:
     torch.manual_seed(0)
-    program = assert_trains_like_torch(make(), loss_fn, INPUTS, batches(), sgd(0.2, momentum), capture=False)
+    program = assert_trains_like_torch(make(), loss_fn, INPUTS, batches(), sgd(0.2, 0.9), capture=False)
     assert [op.type for op in program.blocks["step"].ops] == ["eager_step"]
     if loss_fn is with_extras:
         assert program.attrs["extras"] == ("accuracy", "out")
@@ -100,17 +99,6 @@ def locked() -> nn.Module:
     net = Net()
     net.lock = threading.Lock()
     return net
-
-
-def test_an_example_stands_for_the_made_up_batch() -> None:
-    model, inputs = nn.Embedding(1, 3), {"x": ((None,), torch.int64), "y": INPUTS["y"]}
-    nowhere: Any = {"x": torch.full((4,), 7), "y": torch.zeros(4, dtype=torch.int64)}
-    with pytest.raises(GraphftError) as caught:
-        graphft.build(model, classify, inputs, capture=False, example=nowhere)
-    assert caught.value.rule == "example"
-    good = {"x": torch.zeros(4, dtype=torch.int64), "y": torch.zeros(4, dtype=torch.int64)}
-    for example in (good, None):  # integers are 1 in a made-up batch, or 0 where that fails
-        assert graphft.build(model, classify, inputs, capture=False, example=example).blocks["step"].ops
 
 
 def test_what_validates_runs_on_the_example_too() -> None:
@@ -155,18 +143,16 @@ def test_the_example_changes_all_that_is_ever_changed() -> None:
     executor = graphft.Executor(check=False)
     executor.run(program, batches(1)[0])
     few = {name: column[:4] for name, column in batches(1)[0].items()}
-    with pytest.raises(GraphftError, match="seen") as caught:
+    with pytest.raises(GraphftError) as caught:
         executor.run(program, few)
-    assert "example=" in str(caught.value)
+    assert caught.value.rule == "example"
     again = graphft.build(Net(now_and_then), classify, INPUTS, capture=False, example=few)
     assert again.variables["seen"].kind is Kind.BUFFER
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_code_of_another_digest_is_refused(training: bool) -> None:
-    program = graphft.build(Net(), classify, INPUTS, capture=False, training=training)
-    (op,) = program.blocks["step"].ops
-    op.attrs["source"] = "0" * 16
+def test_code_of_another_digest_is_refused() -> None:
+    program = graphft.build(Net(), classify, INPUTS, capture=False)
+    program.blocks["step"].ops[0].attrs["source"] = "0" * 16
     with pytest.raises(GraphftError, match="0" * 16):
         graphft.Executor(check=False).run(program, batches(1)[0])
 

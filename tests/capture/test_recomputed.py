@@ -50,23 +50,9 @@ def nested(net: Net, x: Tensor) -> Tensor:
     return checkpoint(inner, net.a(x), use_reentrant=False)
 
 
-def without_early_stop(net: Net, x: Tensor) -> Tensor:
-    with torch.utils.checkpoint.set_checkpoint_early_stop(False):
-        return checkpoint(net.b, net.a(x), use_reentrant=False)
-
-
 def under_autocast(net: Net, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return checkpoint(net.b, net.a(x), use_reentrant=False).float()
-
-
-def used_twice(net: Net, x: Tensor) -> Tensor:
-    h = net.a(x)
-    return checkpoint(net.b, h, use_reentrant=False) + checkpoint(net.b, -h, use_reentrant=False)
-
-
-def sequential(net: Net, x: Tensor) -> Tensor:
-    return torch.utils.checkpoint.checkpoint_sequential(net.b, 2, net.a(x), use_reentrant=False)
 
 
 def selective() -> nn.Module:
@@ -141,11 +127,10 @@ def with_module_hook() -> nn.Module:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("p", [0.0, 0.5])
-def test_a_checkpoint_trains_240_steps_like_torch(reentrant: bool, p: float) -> None:
+def test_a_checkpoint_trains_60_steps_like_torch(reentrant: bool) -> None:
     torch.manual_seed(0)
-    net = Net(recomputed(reentrant), block(nn.Dropout(p)))
-    assert_no_constant_of(assert_trains_like_torch(net, classify, INPUTS, batches(240)), net)
+    net = Net(recomputed(reentrant), block(nn.Dropout(0.5)))
+    assert_no_constant_of(assert_trains_like_torch(net, classify, INPUTS, batches(60)), net)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +139,9 @@ def test_a_checkpoint_trains_240_steps_like_torch(reentrant: bool, p: float) -> 
         pytest.param(make, id=name)
         for name, make in {
             "nested": lambda: Net(nested, block(nn.Dropout(0.3))),
-            "early stop": lambda: Net(without_early_stop),
             "autocast": lambda: Net(under_autocast),
-            "twice": lambda: Net(used_twice, block(nn.Dropout(0.3))),
-            "sequential": lambda: Net(sequential),
-            "rng not kept": lambda: Net(recomputed(False, preserve_rng_state=False)),
             "in place": lambda: Net(recomputed(False), block(inplace=True)),
             "batch norm": lambda: Net(recomputed(False), block(nn.BatchNorm1d(16))),
-            "batch norm, reentrant": lambda: Net(recomputed(True), block(nn.BatchNorm1d(16))),
             "selective": selective,
             "function": lambda: Net(scaled),
             "re-entered": lambda: Net(lambda net, x: Reentered.apply(net.a(x), net.b)),
@@ -188,19 +168,11 @@ def test_a_module_hook_is_of_this_step() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_gradient_checkpointing_of_transformers(name: str, reentrant: bool) -> None:
+def test_gradient_checkpointing_of_transformers(reentrant: bool) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    small = {"vocab_size": 32, "use_cache": False}
-    if name == "gpt2":
-        config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, **small)
-        model = transformers.GPT2LMHeadModel(config)
-    else:
-        sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
-        config = transformers.LlamaConfig(hidden_size=16, intermediate_size=32, **sizes, **small)
-        model = transformers.LlamaForCausalLM(config)
-    model.train()
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 32, "use_cache": False}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).train()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     feeds = [{"ids": torch.randint(32, (4, 8))} for _ in range(4)]
     loss_fn = lambda model, ids: model(input_ids=ids, labels=ids).loss  # noqa: E731
@@ -209,25 +181,6 @@ def test_gradient_checkpointing_of_transformers(name: str, reentrant: bool) -> N
 
 
 # -- random numbers -------------------------------------------------------------------------------------------
-
-
-class Weight(nn.Module):
-    """One weight, times dropout, in a checkpoint."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(lambda x: self.w * F.dropout(x, 0.5), x, use_reentrant=False)
-
-
-def test_a_recomputed_mask_is_that_of_the_forward_pass() -> None:
-    program = graphft.build(Weight(), lambda model, x: model(x).sum(1).mean(), {"x": (None, 6)})
-    executor = graphft.Executor()
-    for _ in range(3):
-        out = executor.run(program, {"x": torch.ones(2, 6)}, ["loss", "w@GRAD"])
-        assert out["loss"] == out["w@GRAD"].sum()
 
 
 def forked(net: Net, x: Tensor) -> Tensor:
@@ -255,12 +208,11 @@ def test_the_state_of_the_generator_is_part_of_a_step(forward: Any) -> None:
     assert_trains_like_torch(Net(forward), classify, INPUTS, batches())
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_dropout_between_recurrent_layers(kind: Any, bidirectional: bool) -> None:
+def test_dropout_between_recurrent_layers(kind: Any) -> None:
     """Not an LSTM's bits: eager torch runs oneDNN's."""
     torch.manual_seed(0)
-    model = kind(8, 4, num_layers=3, dropout=0.5, batch_first=True, bidirectional=bidirectional)
+    model = kind(8, 4, num_layers=3, dropout=0.5, batch_first=True, bidirectional=True)
     loss_fn = lambda model, x: model(x)[0].square().mean()  # noqa: E731
     feeds = [{"x": torch.randn(3, 6, 8)} for _ in range(4)]
     assert_trains_like_torch(model, loss_fn, {"x": (None, 6, 8)}, feeds, exact=kind is not nn.LSTM)

@@ -44,26 +44,19 @@ def first(x: Tensor) -> Tensor:
 
 CASES = {
     "binary_cross_entropy": lambda x, y: F.binary_cross_entropy(x.sigmoid(), y),
-    "huber_loss": F.huber_loss,
-    "smooth_l1_loss": F.smooth_l1_loss,
     "mse_loss": F.mse_loss,
     "batch_norm": lambda x, y: F.batch_norm(x, None, None, y[0], y[1], training=True),
     "layer_norm": lambda x, y: F.layer_norm(x, (3,), y[0], y[1]),
-    "group_norm": lambda x, y: F.group_norm(x, 1, y[0], y[1]),
-    "rms_norm": lambda x, y: F.rms_norm(x, (3,), y[0]),
     "cross": torch.linalg.cross,
     "index_put": written(first, lambda y: y[:1]),
     "index_put of a mask, one value": written(lambda x: x > 1, lambda y: y.sum()),
     "index_add": lambda x, y: x.index_add(0, first(x), y[:1]),
-    "index_copy": lambda x, y: x.index_copy(0, first(x), y[:1]),
     "matmul": lambda x, y: x @ y.T,
-    "linear": lambda x, y: F.linear(x, y[:2]),
     "where": lambda x, y: torch.where(x > 1, x, y),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of RMSNorm
-@pytest.mark.parametrize("dtypes", [(F32, F32), (F64, F32), (F16, F32), (F32, F16), (F32, F64), (F32, I64)])
+@pytest.mark.parametrize("dtypes", [(F64, F32), (F16, F32), (F32, F16), (F32, I64)])
 @pytest.mark.parametrize("name", CASES)
 def test_captured_as_torch_computes_it(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     torch.manual_seed(0)

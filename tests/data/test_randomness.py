@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import random
 import subprocess
 import sys
@@ -167,9 +166,6 @@ def test_a_watched_read_loads_no_compiler() -> None:
 
 def change_threads() -> None:
     torch.set_num_threads(torch.get_num_threads() + 1)
-
-
-NEAREST, DOWNWARD = 0, 1 << 22 if platform.machine() == "aarch64" else 1 << 10
 
 
 class Lazy(dict[str, Any]):

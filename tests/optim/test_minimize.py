@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import graphft
-from graphft import Block, GraphftError, Kind, Program, ProgramError, Type, Variable
-from graphft.errors import UsageError
+from graphft import Block, GraphftError, Kind, Program, Type, Variable
 from graphft.ir.parser import parse
 from tests.support.golden import assert_golden
 
@@ -94,109 +91,59 @@ def test_names_that_the_model_uses_are_avoided() -> None:
 # -- refusals -------------------------------------------------------------------------------------------------
 
 
-def test_minimize_twice() -> None:
+def refused(program: Program, rule: str, *arguments: Any, **options: Any) -> None:
+    before = str(program)
+    with pytest.raises(GraphftError) as caught:
+        graphft.minimize(program, *arguments, **options)
+    assert caught.value.rule == rule
+    assert caught.value.help
+    assert str(program) == before
+
+
+def test_what_cannot_be_minimized() -> None:
+    program = linear()
+    refused(Program(), "minimize", graphft.SGD())
+    refused(program, "schedule", graphft.SGD(lr=lambda step: 0.1 if step < 5 else 0.01))
+    for clip in (1.0, graphft.ClipByValue, graphft.SGD(0.1)):
+        refused(program, "optimizer-option", graphft.SGD(), clip)
+    refused(program, "optimizer-option", model())
+    program.variable("unused", Type("float32", (2,)), Kind.PARAM, torch.zeros(2))
+    refused(program, "no-gradient", graphft.SGD())
     program = linear()
     graphft.minimize(program, graphft.SGD())
-    with pytest.raises(ProgramError, match="minimized already"):
-        graphft.minimize(program, graphft.SGD())
-
-
-def test_no_step() -> None:
-    with pytest.raises(ProgramError, match="has no block step"):
-        graphft.minimize(Program(), graphft.SGD())
-
-
-def test_a_parameter_without_gradient() -> None:
-    program = linear()
-    program.variable("unused", Type("float32", (2,)), Kind.PARAM, torch.zeros(2))
-    before = str(program)
-    with pytest.raises(ProgramError, match=r"(?s)no-gradient.*unused.*help: "):
-        graphft.minimize(program, graphft.SGD())
-    assert str(program) == before
-
-
-def test_a_schedule_that_cannot_be_traced_changes_nothing() -> None:
-    program = linear()
-    before = str(program)
-    with pytest.raises(GraphftError, match="schedule"):
-        graphft.minimize(program, graphft.SGD(lr=lambda step: 0.1 if step < 5 else 0.01))
-    assert str(program) == before
+    refused(program, "minimize", graphft.SGD())
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make",
     [
-        (lambda: graphft.SGD(-0.1), "SGD: Invalid learning rate: -0.1"),
-        (lambda: graphft.SGD("0.1"), "SGD: "),
-        (lambda: graphft.SGD(nn.Linear(1, 1).parameters(), lr=0.1), r"got a generator first.*SGD\(lr=\.\.\.\)"),
-        (lambda: graphft.AdamW(nn.Linear(1, 1)), "got a Linear first, expected the learning rate"),
-        (lambda: graphft.AdamW(lr=nn.Linear(1, 1)), "got a Linear as lr, expected the learning rate"),
-        (lambda: graphft.AdamW(nn.Linear(1, 1).parameters), r"got the method Linear\.parameters first, expected"),
-        (lambda: graphft.AdamW(params=nn.Linear(1, 1).parameters()), r"got a generator as params.*AdamW\(lr=\.\.\.\)"),
-        (lambda: graphft.AdamW(lr=None), r"AdamW: lr is None, expected a number or a schedule\n.*give a float"),
-        (lambda: graphft.AdamW(np.array(0.1)), r"AdamW: lr is array\(0\.1\), expected a number or a schedule"),
-        (lambda: graphft.SGD(0.1, nesterov=True), "Nesterov momentum requires"),
-        (lambda: graphft.Adam(betas=(0.9, 1.0)), "Invalid beta parameter at index 1"),
-        (lambda: graphft.Adam(lr=graphft.schedule.constant(0.1), eps=-1.0), "Invalid epsilon"),
-        (lambda: graphft.AdamW(weight_decay=-1.0), "AdamW: Invalid weight_decay"),
-        (lambda: graphft.Adagrad(lr_decay=-1.0), "Invalid lr_decay"),
-        (lambda: graphft.RMSprop(alpha=-1.0), "Invalid alpha"),
+        lambda: graphft.SGD(-0.1),
+        lambda: graphft.SGD("0.1"),
+        lambda: graphft.SGD(nn.Linear(1, 1).parameters()),
+        lambda: graphft.AdamW(lr=None),
+        lambda: graphft.SGD(0.1, nesterov=True),
+        lambda: graphft.Adam(betas=(0.9, 1.0)),
+        lambda: graphft.Adam(lr=graphft.schedule.constant(0.1), eps=-1.0),
+        lambda: graphft.Adagrad(lr_decay=-1.0),
+        lambda: graphft.RMSprop(alpha=-1.0),
     ],
-    ids=range(15),
+    ids=range(9),
 )
-def test_options_out_of_range(make: Callable, message: str) -> None:
-    with pytest.raises(GraphftError, match=f"(?s){message}") as error:
+def test_options_out_of_range(make: Callable) -> None:
+    with pytest.raises(GraphftError) as error:
         make()
     assert error.value.rule == "optimizer-option"
 
 
-def test_a_schedule_may_be_a_method_of_a_model() -> None:
-    class Model(nn.Linear):
-        def rate(self, step: torch.Tensor) -> torch.Tensor:
-            return 0.1 / (step + 1)
-
-    assert callable(graphft.AdamW(Model(1, 1).rate).lr)
+def test_a_model_is_no_learning_rate() -> None:
+    refused(linear(), "schedule", graphft.AdamW(nn.Linear(1, 1)))
 
 
-def test_unknown_options() -> None:
-    with pytest.raises(TypeError, match="momentun"):
-        graphft.SGD(0.1, momentun=0.9)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda m: torch.optim.Adam(m.parameters(), capturable=True), "option capturable is not supported"),
-        (lambda m: torch.optim.SGD(m.parameters(), differentiable=True), "option differentiable is not supported"),
-        (lambda m: torch.optim.Adamax(m.parameters()), "optimizer Adamax is not supported"),
-        (lambda m: torch.optim.SGD([*m.parameters(), nn.Parameter(torch.zeros(7))]), r"not in the program.*\(7,\)"),
-        (lambda m: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(m.parameters()), 5).optimizer, "lr_scheduler"),
-        (lambda m: m, "minimize takes an optimizer, got Linear"),
-    ],
-    ids=["capturable", "differentiable", "adamax", "foreign", "scheduler", "no-optimizer"],
-)
-def test_torch_optimizers_that_are_not_supported(make: Callable, message: str) -> None:
-    module = model()
+def test_parameters_in_no_group_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     program = captured(module)
-    before = str(program)
-    with pytest.raises(GraphftError, match=message):
-        graphft.minimize(program, make(module), model=module)
-    assert str(program) == before
-
-
-@pytest.mark.parametrize("clip", [1.0, graphft.ClipByValue, graphft.SGD(0.1)])
-def test_a_clip_is_one_of_ours(clip: Any) -> None:
-    program = captured(model())
-    before = str(program)
-    with pytest.raises(UsageError, match=r"a clip is expected, got .*(?s:.*)graphft\.ClipByGlobalNorm\(1\.0\)"):
-        graphft.minimize(program, graphft.SGD(0.1), clip)
-    assert str(program) == before
-
-
-def test_a_torch_optimizer_needs_the_model() -> None:
-    module = model()
-    with pytest.raises(GraphftError, match=re.escape("minimize(..., model=model)")):
-        graphft.minimize(captured(module), torch.optim.SGD(module.parameters()))
+    graphft.minimize(program, torch.optim.SGD(module[1].parameters(), 0.1), model=module)
+    assert "will not train: 0.weight, 0.bias" in caplog.text
 
 
 # -- ops by hand ----------------------------------------------------------------------------------------------
@@ -215,24 +162,24 @@ VECTOR, SCALAR, COUNT = Type("float32", (8,)), Type("float64", ()), Type("float3
 
 
 @pytest.mark.parametrize(
-    ("types", "attrs", "message"),
+    ("types", "attrs", "rule"),
     [
-        ((VECTOR, Type("float32", (9,)), SCALAR), {}, "gradient %b is float32"),
-        ((VECTOR, VECTOR, VECTOR), {}, "learning rate %c must be"),
-        ((VECTOR, VECTOR, SCALAR), {"momentum": 0.9}, r"takes state \(momentum_buffer, step\)"),
-        ((VECTOR, VECTOR, SCALAR, VECTOR, COUNT), {}, "takes state"),
-        ((VECTOR, VECTOR, SCALAR, Type("float32", (9,)), COUNT), {"momentum": 0.9}, "state %d is"),
-        ((VECTOR, VECTOR, SCALAR), {"momentum": -1.0}, "Invalid momentum"),
+        ((VECTOR, Type("float32", (9,)), SCALAR), {}, "optimizer-operand"),
+        ((VECTOR, VECTOR, VECTOR), {}, "optimizer-operand"),
+        ((VECTOR, VECTOR, SCALAR), {"momentum": 0.9}, "optimizer-operand"),
+        ((VECTOR, VECTOR, SCALAR, VECTOR, COUNT), {}, "optimizer-operand"),
+        ((VECTOR, VECTOR, SCALAR, Type("float32", (9,)), COUNT), {"momentum": 0.9}, "optimizer-operand"),
+        ((VECTOR, VECTOR, SCALAR), {"momentum": -1.0}, "optimizer-option"),
         ((VECTOR, VECTOR, SCALAR), {"momentum": "a lot"}, "attribute-type"),
-        ((VECTOR, VECTOR, SCALAR), {"betas": (0.1, 0.2)}, "sgd has no attribute betas"),
-        ((VECTOR, VECTOR), {}, "takes operands"),
+        ((VECTOR, VECTOR), {}, "operands"),
     ],
-    ids=range(9),
+    ids=range(8),
 )
-def test_operands_that_do_not_fit(block: Block, types: tuple[Type, ...], attrs: dict, message: str) -> None:
+def test_operands_that_do_not_fit(block: Block, types: tuple[Type, ...], attrs: dict, rule: str) -> None:
     operands = declare(block, **dict(zip("abcde", types, strict=False)))
-    with pytest.raises(GraphftError, match=message):
+    with pytest.raises(GraphftError) as caught:
         block.append_op("sgd", *operands, **attrs)
+    assert caught.value.rule == rule
     assert block.ops == []
 
 
@@ -245,9 +192,7 @@ def test_weights_that_were_loaded_after_build_are_not_ignored() -> None:
     program = graphft.build(model, lambda model, x: model(x).square().mean(), {"x": (None, 3)})
     with torch.no_grad():
         model[0].weight.add_(1.0)
-    with pytest.raises(GraphftError, match=r"were changed after build\(\), which copied them: 0\.weight") as caught:
-        graphft.minimize(program, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
-    assert "before build()" in caught.value.help
+    refused(program, "weights", torch.optim.SGD(model.parameters(), lr=0.1), model=model)
     with torch.no_grad():
         model[0].weight.copy_(program.values["0.weight"])
     graphft.minimize(program, torch.optim.SGD(model.parameters(), lr=0.1), model=model)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from graphft.runtime.execute.whole_numbers import whole_numbers
+from graphft.runtime.execute.finite import whole_numbers
 
 
 def names(samples: Sequence[int]) -> list[str]:

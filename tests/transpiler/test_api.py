@@ -213,23 +213,6 @@ def test_slots_without_chunks_are_told(caplog: pytest.LogCaptureFixture) -> None
     assert "trainers is 5, but the data has only 4 chunks" in caplog.text
 
 
-@pytest.mark.parametrize("requires_grad", [True, False])
-def test_parameters_that_are_not_finite_at_first_are_told(
-    requires_grad: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A frozen one shows in no gradient."""
-    model = torch.nn.Sequential(torch.nn.Linear(200, 1), torch.nn.Linear(1, 1))
-    model.register_buffer("mask", torch.full((1,), float("-inf")))
-    with torch.no_grad():
-        model[0].bias.requires_grad_(requires_grad).fill_(float("nan"))
-    program = graphft.build(model, lambda m, x, y: (m(x) - y).square().mean(), {"x": (None, 200), "y": (None, 1)})
-    graphft.minimize(program, graphft.SGD(lr=0.1))
-    transpile(program)
-    assert "parameter 0.bias of program" in caplog.text
-    assert "is not finite before the first step" in caplog.text
-    assert "mask" not in caplog.text
-
-
 def test_defaults_come_from_the_program() -> None:
     program = linear()
     program.name, program.attrs["seed"] = "my model (v2)", 11

@@ -30,7 +30,9 @@ def told(program: Program, caplog: pytest.LogCaptureFixture, **options: Any) -> 
     data = graphft.arrays(x=torch.zeros(8, 4), chunk_size=4)
     graphft.transpile(program, data=data, batch_size=4, **options)
     return "\n".join(
-        r.getMessage() for r in caplog.records if " others than " in r.getMessage() or "was changed" in r.getMessage()
+        r.getMessage()
+        for r in caplog.records
+        if " others than " in r.getMessage() or "changed after minimize" in r.getMessage()
     )
 
 
@@ -61,18 +63,10 @@ def scheduled(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> object:
     return torch.optim.lr_scheduler.StepLR(optimizer, 10)
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lower, "without that: lr 0.2 -> 0.02 of group 1: set them before minimize()"),
-        (scheduled, "torch.optim.lr_scheduler (StepLR) is attached to the optimizer"),
-    ],
-)
-def test_an_optimizer_that_was_changed_after_minimize_is_told(
-    change: Change, what: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("change", [lower, scheduled])
+def test_an_optimizer_that_was_changed_after_minimize_is_told(change: Change, caplog: pytest.LogCaptureFixture) -> None:
     """A schedule that was attached then was never followed."""
-    assert what in told(program_of(change), caplog)
+    assert "options, groups or scheduler were changed" in told(program_of(change), caplog)
 
 
 def test_what_was_loaded_into_the_program_or_copied_with_it_is_not_told(caplog: pytest.LogCaptureFixture) -> None:

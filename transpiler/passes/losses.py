@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from graphft.capture.loss_results import reported
+from graphft.capture.loss_fn import reported
 from graphft.ir import Kind, Operator, Ref, Type
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.layout import SKIPPED_STEPS, gradient_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from graphft.capture.loss_results import reported
+from graphft.capture.loss_fn import reported
 from graphft.ir import Kind, Operator, Program, Ref, Type, Variable, registry
 from graphft.reducers import columns_of
 from graphft.transpiler.config import JobConfig

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphft.capture.loss_results import reported
+from graphft.capture.loss_fn import reported
 from graphft.errors import GraphftError, describe
 from graphft.ir import Kind
 from graphft.ops.context import (

@@ -24,7 +24,7 @@ from graphft.runtime.coordination.records import Failure, TrainerStatus
 from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader, reset_signals_in_forks
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
-from graphft.runtime.execute.whole_numbers import whole_numbers
+from graphft.runtime.execute.finite import whole_numbers
 from graphft.runtime.process.progress import DATASETS
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.queue.task_client import TaskClient, waking
