@@ -66,6 +66,6 @@ class LocalFS(FS):
 
     def delete(self, path: str) -> None:
         if Path(path).is_dir():
-            shutil.rmtree(path)
+            shutil.rmtree(Path(path))
         else:
             Path(path).unlink(missing_ok=True)
