@@ -33,7 +33,7 @@ def claims(trainer: Any) -> set[int]:
     )
     seen = trainer.member.etcd.range(trainer.member.keys.control).revision
     until(lambda: trainer.member.watcher.revision >= seen or not trainer.member.watcher.snapshot())
-    trainer.slots.claim_slots(trainer.config.trainers, "takeover")
+    trainer.claim_slots(trainer.config.trainers, "takeover")
     return {
         int(kv.key.removeprefix(trainer.member.keys.slots))
         for kv in trainer.member.etcd.range(trainer.member.keys.slots).kvs
@@ -89,7 +89,7 @@ def test_a_claim_that_a_restored_etcd_has_lost_is_made_again(scene: Stage, monke
     shards_at(trainer, 0)
     everything = set(range(trainer.config.trainers))
     assert claims(trainer) == everything
-    trainer.slots._claimed_at += 1000  # as of a history that is no more
+    trainer._claimed_at += 1000  # as of a history that is no more
     for slot in everything:
         scene.etcd.delete(scene.keys.slot(slot))
         sees(trainer, scene.keys.slot(slot), there=False)
@@ -125,7 +125,7 @@ def test_a_slot_that_is_given_away_and_claimed_again_between_two_looks(scene: St
     trainer.comm.take_in(0)
     assert trainer.shards.slots() == sorted(held)
     watched = trainer.member.watcher.snapshot()[scene.keys.slot(0)].create_revision
-    trainer.slots.hand_over(0)
+    trainer.hand_over(0)
     assert 0 not in trainer.shards.slots(), "at once"
     trainer.member.progress.beat()
     scene.etcd.put(scene.keys.slot(0), trainer.member.id.encode(), trainer.member.lease)

@@ -73,12 +73,12 @@ def test_a_unit_is_begun_once_and_computed_batch_by_batch(scene: Stage) -> None:
     (x4, e4), (x5, e5) = error_of(trainer, 4), error_of(trainer, 5)
     assert (len(x4), len(x5)) == (4, 2)
     then = time.monotonic()
-    trainer.units.run_unit(UNIT, "local", 4)
+    trainer.run_unit(UNIT, "local", 4)
     current = trainer.shards.machine.current
     assert (current.key, current.batch) == ((1, 2), 1), "what is pushed is the unit"
     assert trainer.state.batch_samples == 6
     assert trainer.state.alive_since(then), "a long unit is no sign of death"
-    last = trainer.units.local_batch(UNIT)
+    last = trainer.local_batch(UNIT)
     assert (last.batch, last.samples, last.seed) == (5, 2, chunk_batch_seed(SEED, 1, 2, 5))
     scope, values = trainer.ctx.scope, scene.job.source.values
     if scene.job.config.mode == "half_async":
@@ -99,14 +99,14 @@ def test_a_unit_is_begun_once_and_computed_batch_by_batch(scene: Stage) -> None:
 def test_the_schedule_follows_what_the_shards_have_applied(scene: Stage) -> None:
     """36 batches in 12 units: a version is 3 batches, on average."""
     trainer = begun(scene)
-    trainer.units.run_unit(UNIT, "local", 4)
-    assert trainer.units.local_batch(UNIT).number == 1
+    trainer.run_unit(UNIT, "local", 4)
+    assert trainer.local_batch(UNIT).number == 1
     for shard, version in ((0, 4), (1, 7)):
         for bucket in trainer.shards.machine.connections[shard].caches:
             trainer.comm.do(FromShard(shard, Parameters(0, version, bucket), b""))
             trainer.comm.do(Loaded(shard, bucket))
-    trainer.units.run_unit(UNIT, "local", 4)
-    assert trainer.units.local_batch(UNIT).number == 7 * 3 + 1, "the newest: one that comes back older is no step back"
+    trainer.run_unit(UNIT, "local", 4)
+    assert trainer.local_batch(UNIT).number == 7 * 3 + 1, "the newest: one that comes back older is no step back"
     used = {"lr": pytest.approx(0.1 * 0.9**22)} if scene.job.config.mode == "geo_sgd" else {}
     assert trainer.status().learning_rates == used, "pservers have the others"
 
@@ -115,15 +115,15 @@ def test_who_is_to_leave_does_so_after_the_batch_at_hand(scene: Stage) -> None:
     trainer = begun(scene)
     trainer.state.leaving = True
     with pytest.raises(WorkChanged):
-        trainer.units.run_unit(UNIT, "local", 4)
-    assert trainer.units.local_batch(UNIT).batch == 4, "the first of two"
+        trainer.run_unit(UNIT, "local", 4)
+    assert trainer.local_batch(UNIT).batch == 4, "the first of two"
 
 
 def test_an_error_tells_the_batch(scene: Stage) -> None:
     trainer = begun(scene)
     trainer.ctx.scope["w"] = torch.zeros(7, 1)
     with pytest.raises(graphft.ProgramError, match=r"aten\.addmm failed") as caught:
-        trainer.units.run_unit(UNIT, "local", 4)
+        trainer.run_unit(UNIT, "local", 4)
     trainer._report(caught.value)
     (event,) = [e for _, e in read_events(scene.etcd, scene.keys)]
     assert "batch 4 of chunk 2 in pass 1 failed: RuntimeError" in event.text

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from graphft.errors import GraphftError
 from graphft.ir import Kind, registry
 from graphft.ops.context import ChunkWork, EndOfPass, LocalPort, NoData, WorkChanged
-from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.queue.async_queue import AsyncQueue, StaticAssignment, batches_of
@@ -20,10 +19,8 @@ from graphft.runtime.queue.chunk_queue import OpenQueue
 from graphft.runtime.queue.coordinator_queue import CoordinatorOpenQueue
 from graphft.runtime.queue.etcd_queue import EtcdOpenQueue
 from graphft.runtime.roles.programs import learning_rates_of, push_timeout_of
-from graphft.runtime.roles.role import Blocks
 from graphft.runtime.roles.trainer.async_comm import AsyncComm
-from graphft.runtime.roles.trainer.batches import Batches
-from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
+from graphft.runtime.roles.trainer.state import KnownShards
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import Quarantine, TrainerView
 
@@ -121,20 +118,33 @@ class ChunkTrainer(Trainer):
         self.queue.release_all()
 
 
-class Units(LocalPort):
-    """The LocalPort of an async trainer. A unit is pushed when its last batch is computed, so a trainer that dies in it
-    has pushed nothing of it. `learning_rates`: of its last batch, where trainers have the optimizers."""
+class UnitTrainer(ChunkTrainer, LocalPort):
+    """Modes half_async and geo_sgd. The queue, the shards' ledgers and the metrics know units only: the plan is one of
+    units. A unit is pushed when its last batch is computed, so a trainer that dies in it has pushed nothing of it."""
 
-    def __init__(self, member: Member, blocks: Blocks, state: TrainerState, comm: AsyncComm, data: Batches) -> None:
-        self.config, self.blocks, self.state, self.comm, self.data = member.config, blocks, state, comm, data
-        self.learning_rates: dict[str, float] = {}
-        self._rates = learning_rates_of(blocks.program)
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
+        super().__init__(job, job_dir, etcd, index)
+        op = self.program.find_op("local_steps")
+        assert op is not None
+        self.data.begin, self.data.count = id, registry.attr(op, "count")  # a batch is read for its unit
+        self.ctx.local = self
+        self._rates: dict[str, float] = {}
+        """The learning rates of the last batch, where trainers have the optimizers."""
         self._batch: ChunkWork | None = None
-        batches = self.config.data.batches(self.config.batch_size, self.config.drop_last)
-        self._batches = self.config.passes * sum(batches)
+        self._batches = self.config.passes * sum(
+            self.config.data.batches(self.config.batch_size, self.config.drop_last)
+        )
+
+    def compute(self) -> None:
+        super().compute()
+        if not self.check.finite:
+            # The unit was discarded, but mode geo_sgd's own optimizer has seen it: its state may not be finite. It
+            # begins as in a trainer that is started again.
+            for v in self.program.of_kind(Kind.STATE):
+                self.ctx.scope[v.name].copy_(self.program.values[v.name])
 
     def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
-        config = self.config
+        config, names = self.config, learning_rates_of(self.program)
         self.comm.begin(unit)
         self.state.unit = unit
         rates: tuple[Any, ...] = ()
@@ -148,9 +158,9 @@ class Units(LocalPort):
             self._batch = work
             if following is not None:
                 self.data.schedule(following)
-            rates = self.blocks.run(block, self._rates)
+            rates = self.blocks.run(block, names)
             self.comm.pump(0)  # a long unit is no sign of death
-        self.learning_rates = dict(zip(self._rates, map(float, rates), strict=True))
+        self._rates = dict(zip(names, map(float, rates), strict=True))
         self.state.work, self.state.batch_samples = unit, unit.samples
 
     def local_batch(self, unit: ChunkWork) -> ChunkWork:
@@ -162,25 +172,5 @@ class Units(LocalPort):
             )
         return self._batch
 
-
-class UnitTrainer(ChunkTrainer):
-    """Modes half_async and geo_sgd. The queue, the shards' ledgers and the metrics know units only: the plan is one of
-    units."""
-
-    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
-        super().__init__(job, job_dir, etcd, index)
-        op = self.program.find_op("local_steps")
-        assert op is not None
-        self.data.begin, self.data.count = id, registry.attr(op, "count")  # a batch is read for its unit
-        self.units = self.ctx.local = Units(self.member, self.blocks, self.state, self.comm, self.data)
-
-    def compute(self) -> None:
-        super().compute()
-        if not self.check.finite:
-            # The unit was discarded, but mode geo_sgd's own optimizer has seen it: its state may not be finite. It
-            # begins as in a trainer that is started again.
-            for v in self.program.of_kind(Kind.STATE):
-                self.ctx.scope[v.name].copy_(self.program.values[v.name])
-
     def learning_rates(self) -> dict[str, float]:
-        return self.units.learning_rates
+        return self._rates

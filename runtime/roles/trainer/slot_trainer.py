@@ -6,7 +6,6 @@ import functools
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from graphft.errors import GraphftError
 from graphft.ir import registry
 from graphft.ops.context import NoData, NotYet, SlotsPort, WorkChanged
 from graphft.runtime.coordination.job_view import asked_steps, wanted_steps
-from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import Store, absent, create_is, delete_op, put_op, value_is
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.events import SlotLost, Work
@@ -23,8 +21,7 @@ from graphft.runtime.queue.chunk_queue import SlotQueue
 from graphft.runtime.queue.coordinator_queue import CoordinatorSlotQueue
 from graphft.runtime.queue.etcd_queue import EtcdSlotQueue
 from graphft.runtime.queue.sync_queue import SyncQueue
-from graphft.runtime.roles.trainer.batches import Batches
-from graphft.runtime.roles.trainer.state import SyncShards, TrainerState
+from graphft.runtime.roles.trainer.state import SyncShards
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import Quarantine, SyncTrainerView
@@ -41,7 +38,7 @@ LATE_SECONDS = 2.0
 """A view that does not know of a claim by then is of an etcd that was restored from a backup, and lost it."""
 
 
-class SlotTrainer(Trainer):
+class SlotTrainer(Trainer, SlotsPort):
     """A sync trainer's process."""
 
     shards: SyncShards
@@ -54,21 +51,14 @@ class SlotTrainer(Trainer):
         self.shards = SyncShards()
         self.quarantine = Quarantine(member, self.shards, self.claim_timeout)
         claims = self.program.find_op("etcd_claim_slots") is not None
-        self.view = view = ctx.view = SyncTrainerView(member, state, self.quarantine, claims)
+        self.view = ctx.view = SyncTrainerView(member, state, self.quarantine, claims)
         self.queue = SyncQueue(member, self._make_records(), ctx, self.shards, state)
         ctx.queue = ctx.claims = self.queue
         self.comm = ctx.comm = SyncComm(**self.link_parts(), ctx=ctx, queue=self.queue)
         self.data = ctx.data = self.make_data(self.comm)
-        self.slots = ctx.slots = SlotClaims(
-            member=member,
-            state=state,
-            shards=self.shards,
-            quarantine=self.quarantine,
-            queue=self.queue,
-            comm=self.comm,
-            data=self.data,
-            view=view,
-        )
+        self._assignment = Assignment()
+        self._claimed_at, self._claims_again_at = 0, 0.0
+        ctx.slots = self
         self.end.on_hung.append(self._report_hung)
 
     def _make_records(self) -> SlotQueue | None:
@@ -85,7 +75,7 @@ class SlotTrainer(Trainer):
             if self.shards.finished:
                 self.queue.forget_claims()
             if self.quarantine.sidelined():
-                self.slots.release_slots()
+                self.release_slots()
             self.comm.pump(IDLE_SECONDS)
         else:
             self._step(work)
@@ -175,33 +165,17 @@ class SlotTrainer(Trainer):
     def leave(self) -> None:
         if not self.member.view.over:
             for slot in self.shards.slots():
-                self.slots.hand_over(slot)
+                self.hand_over(slot)
         self.queue.settle()
 
     def close(self) -> None:
         self.queue.close()
         super().close()
 
-
-@dataclass(eq=False, repr=False)
-class SlotClaims(SlotsPort):
-    """The SlotsPort of a sync trainer: the daemon thread claims, the main thread hands over."""
-
-    member: Member
-    state: TrainerState
-    shards: SyncShards
-    quarantine: Quarantine
-    queue: SyncQueue
-    comm: SyncComm
-    data: Batches
-    view: SyncTrainerView
-
-    def __post_init__(self) -> None:
-        self._assignment = Assignment()
-        self._claimed_at, self._claims_again_at = 0, 0.0
+    # -- SlotsPort: the daemon thread claims, the main thread hands over ------------------------------------------
 
     def await_pass(self) -> None:
-        step, config, view = self.queue.ctx.step, self.member.config, self.member.view
+        step, config, view = self.ctx.step, self.config, self.member.view
         if step >= asked_steps(config, view):
             raise NotYet("the next epoch to be asked for")
         if step >= wanted_steps(config, view):
@@ -210,8 +184,7 @@ class SlotClaims(SlotsPort):
             raise NotYet(of, validation=True)
 
     def await_validation(self, every: int, passes: bool) -> None:
-        step = self.queue.ctx.step
-        if is_validated(self.member.config.plan, step, every, passes):
+        if is_validated(self.plan, self.ctx.step, every, passes):
             self.await_pass()
 
     def claim_slots(self, slots: int, policy: str) -> None:
@@ -237,15 +210,12 @@ class SlotClaims(SlotsPort):
             result = member.etcd.txn([absent(key)], [put_op(key, member.id.encode(), member.lease)], token=key)
             if result.ok:
                 self._claimed_at, self._claims_again_at = result.revision, time.monotonic() + LATE_SECONDS
-                self._tell_claimed(slot)
+                log.info("claimed slot %d (%s)", slot, self._assignment.reason)
+                if self.ctx.step > 0:  # it has taken part in a step
+                    text = f"trainer {member.index} took over slot {slot}"
+                    member.events.emit("takeover", text, slot=slot, trainer=member.id)
         if self._assignment.claim:
             self.view.watch()
-
-    def _tell_claimed(self, slot: int) -> None:
-        log.info("claimed slot %d (%s)", slot, self._assignment.reason)
-        if self.comm.started:
-            me = self.member
-            me.events.emit("takeover", f"trainer {me.index} took over slot {slot}", slot=slot, trainer=me.id)
 
     def release_slots(self) -> None:
         assignment, self._assignment = self._assignment, Assignment()

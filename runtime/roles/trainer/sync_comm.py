@@ -56,11 +56,6 @@ class SyncComm(ShardLink, CommPort):
     def interrupted(self) -> bool:
         return self.state.leaving or self.member.view.over or self.shards.work_changed
 
-    @property
-    def started(self) -> bool:
-        """True if this trainer has taken part in a step."""
-        return self.ctx.step > 0
-
     def begin(self) -> Work | None:
         """Begins the next work, and returns it; None when there is nothing to do now."""
         self.take_in(0)
