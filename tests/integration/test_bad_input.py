@@ -6,13 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 import graphft
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.transpiler import Job
 from tests.integration import training
-from tests.integration.plays import Played, Program, play
+from tests.integration.plays import Program
 
 pytestmark = pytest.mark.timeout(600)
 START = ("-m", "graphft", "start")
@@ -28,15 +27,6 @@ def fails(folder: Path, *arguments: str | Path, status: int = 2, seconds: float 
     program = Program(folder, *arguments, **environment)
     assert program.wait(seconds) == status, program.output
     return program.output
-
-
-def test_no_job_in_the_folder(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "empty").mkdir()
-    text = fails(folder, *START, "trainer", "--job", folder / "empty", "--etcd", "127.0.0.1:1")
-    assert "error[job-directory]" in text
-    assert "is no job's folder" in text
-    assert "give the folder that Job.save or graphft launch wrote" in text
 
 
 def test_no_etcd_to_start(folder: Path, job: Job) -> None:
@@ -73,22 +63,3 @@ def test_data_that_changed(folder: Path, job: Job) -> None:
     assert re.search("trainer 0 cannot (start|go on)", text), "the latter where it took long to find out"
     assert f"the source of the dataset, {source}, was changed since the job was described" in text
     assert "run the changed script again" in text
-
-
-def test_data_that_is_gone(folder: Path, job: Job) -> None:
-    data = graphft.arrays(chunk_size=40, x=torch.zeros(80, 8), y=torch.zeros(80, dtype=torch.int64))
-    Job.make(job.source, job.config.replace(data=data)).save(folder / "job")
-    (folder / "job" / "data" / "x.npy").unlink()
-    text = fails(folder, "-m", "graphft", "launch", "--job", folder / "job", status=1)
-    assert re.search("trainer 0 cannot (start|go on)", text)
-    assert "cannot read column x from" in text
-
-
-def test_a_complete_job_is_not_run_again(undisturbed: Played) -> None:
-    model = undisturbed.result.model
-    assert model is not None
-    before = model.stat()
-    again = play(undisturbed.job, undisturbed.folder)
-    assert again.statuses == [], "nothing was started"
-    assert again.result.steps == undisturbed.result.steps
-    assert model.stat() == before

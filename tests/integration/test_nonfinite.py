@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 import graphft
 from graphft import ir
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.data import open_reader
 from graphft.runtime.launcher.folder_status import look_at
@@ -110,21 +109,6 @@ def test_the_job_stops_there_and_says_the_same_again(program: ir.Program, folder
     assert (told.state, "the loss is nan" in told.describe()) == ("failed", True)
     assert all(found.step <= step for found in CheckpointStore(folder / "checkpoints").manifests())
     assert not (folder / "model.safetensors").exists()
-
-
-def test_async_batches_are_discarded_once_on_every_shard(program: ir.Program, folder: Path) -> None:
-    played = play(job(program, on_nonfinite="skip", sync=False, trainers=2, pservers=2), folder)
-    assert not_once(played.job, played.folder) == []
-    assert finite(played)
-    assert played.result.skipped_steps == PASSES
-
-
-def test_a_warning(program: ir.Program, folder: Path) -> None:
-    """Training goes on, as it always did; and it is told."""
-    played = play(job(program, on_nonfinite="warn", passes=1), folder)
-    told = [e.text for e in played.statuses[-1].events if e.kind == "nonfinite"]
-    assert "the loss is nan (the 1st that is not finite); training goes on with it" in told[0]
-    assert not finite(played)
 
 
 def overflowing(what: str, **options: Any) -> Job:

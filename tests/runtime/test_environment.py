@@ -14,7 +14,7 @@ import torch
 from graphft.errors import GraphftError
 from graphft.options import find_device
 from graphft.runtime.coordination import connect as connect_module
-from graphft.runtime.coordination.connect import connect, connect_role, read_note, write_endpoints
+from graphft.runtime.coordination.connect import connect, connect_role, write_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
@@ -162,13 +162,6 @@ def test_what_starting_again_may_mend_does_not_end_with_2(
     assert "Traceback" not in err
 
 
-@pytest.mark.usefixtures("logging_restored")
-def test_a_wrong_debug_level_is_an_error(job: Job, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAPHFT_DEBUG", "much")
-    with pytest.raises(GraphftError, match="GRAPHFT_DEBUG is 'much'"):
-        run_role(job, saved, RoleSpec("trainer"))
-
-
 def test_a_role_refuses_a_folder_with_another_job(job: Job, saved: Path) -> None:
     other = Job.make(job.source, job.config.replace(seed=1))
     with pytest.raises(GraphftError, match="holds another job") as caught:
@@ -197,13 +190,6 @@ def test_determinism_is_enforced(job: Job, caplog: pytest.LogCaptureFixture, mon
 # -- etcd -------------------------------------------------------------------------------------------------------------
 
 
-def test_endpoints_are_left_in_the_folder(etcd: Etcd, tmp_path: Path) -> None:
-    assert read_note(tmp_path).endpoints == ""
-    write_endpoints(tmp_path, "h:1,h:2")
-    assert read_note(tmp_path).endpoints == "h:1,h:2"
-    assert [p.name for p in tmp_path.iterdir()] == ["etcd.json"]
-
-
 @pytest.mark.usefixtures("soon")
 def test_what_an_earlier_run_left_is_followed_by_something_newer(etcd: Etcd, tmp_path: Path) -> None:
     write_endpoints(tmp_path, "127.0.0.1:1")
@@ -212,14 +198,6 @@ def test_what_an_earlier_run_left_is_followed_by_something_newer(etcd: Etcd, tmp
     with connect_role(tmp_path, wait=120) as client:
         assert client.endpoints == etcd.endpoints
     later.join()
-
-
-@pytest.mark.usefixtures("soon")
-def test_whoever_comes_when_the_job_is_complete_and_its_etcd_gone_ends_well(job: Job, tmp_path: Path) -> None:
-    job.save(tmp_path / "job")
-    write_endpoints(tmp_path / "job", "127.0.0.1:1")
-    (tmp_path / "job" / "model.safetensors").touch()
-    assert run_role(job, tmp_path / "job", RoleSpec("trainer")) == 0
 
 
 @pytest.mark.usefixtures("soon")

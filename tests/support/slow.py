@@ -101,7 +101,6 @@ SLOW = {
         "test_a_shard_that_does_not_answer_is_skipped_and_made_good",
         "test_shards_come_back_alone_and_older",
     ],
-    "tests/integration/test_bad_input.py": ["test_a_complete_job_is_not_run_again", "test_data_that_is_gone"],
     "tests/integration/test_bad_lines.py": ["test_many_lines_cost_no_process"],
     "tests/integration/test_bound_to_thread.py": ["test_a_job_reads_it_without_a_failure"],
     "tests/integration/test_checkpoint_age.py": ["test_async_shards_take_theirs_by_age"],
@@ -134,8 +133,6 @@ SLOW = {
         "test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work",
     ],
     "tests/integration/test_nonfinite.py": [
-        "test_a_warning",
-        "test_async_batches_are_discarded_once_on_every_shard",
         "test_skipped_steps_count_for_the_schedule_and_for_nothing_else",
         "test_the_job_stops_there_and_says_the_same_again",
         "test_what_no_loss_shows_ends_the_job_before_it_is_saved",

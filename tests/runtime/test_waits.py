@@ -1,4 +1,4 @@
-"""A real trainer waits for storage: for how long, and what ends the wait."""
+"""A real trainer waits for storage, for etcd, for shards: for how long, and what ends the wait."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import graphft
@@ -15,10 +16,14 @@ from graphft.errors import GraphftError
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Generation
 from graphft.runtime.data import BatchKey
-from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.etcd import EmbeddedEtcd, EtcdBusy, EtcdError
+from graphft.runtime.protocol.events import SlotGained
 from graphft.runtime.roles.trainer import batches as storage_wait
-from tests.runtime.trainers import Stage, stage
+from graphft.runtime.roles.trainer import sync_comm
+from graphft.transpiler import Job
+from tests.runtime.trainers import Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
@@ -89,3 +94,55 @@ def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
     assert trainer.member.progress.limit == usual
     assert trainer.status().waiting == ""
     assert not trainer.data.may_claim()
+
+
+def test_a_refusal_for_good_is_not_repeated(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    """The record of what is discarded was sent every 0.1 s for as long as the lease lasted."""
+    with stage(etcd_server, keys, job, tmp_path) as scene:
+        trainer, tries = scene.trainer(0), list[int]()
+        key = keys.discarded(3)
+
+        def record() -> int:
+            tries.append(1)
+            return int(trainer.member.etcd.put(key, bytes(2_000_000)))
+
+        with pytest.raises(EtcdError, match=key) as caught:
+            trainer.member.retry_while_leased(record)
+        assert caught.value.rule == "etcd-request"
+        assert len(tries) == 1
+
+
+def test_a_refusal_for_now_is_tried_again(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    with stage(etcd_server, keys, job, tmp_path) as scene:
+        trainer, refusals = scene.trainer(0), [EtcdBusy("too many requests", rule="etcd-busy")] * 2
+
+        def record() -> int:
+            if refusals:
+                raise refusals.pop()
+            return int(trainer.member.etcd.put(f"{keys.queue(0)}todo/000003", b""))
+
+        assert trainer.member.retry_while_leased(record) > 0
+        assert not refusals
+
+
+def test_a_main_thread_that_was_away_has_not_waited(
+    etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long step, or another thread that holds the interpreter's lock."""
+    monkeypatch.setattr(sync_comm, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(sync_comm, "LOOK_SECONDS", 0.1)
+    with stage(etcd_server, keys, job, tmp_path) as scene:
+        scene.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
+        trainer = scene.trainer(0)
+        shards_at(trainer, version=3)
+        trainer.comm._addresses = dict.fromkeys(range(job.config.pservers), "tcp://127.0.0.1:9")
+        trainer.comm.do(SlotGained(0))
+        trainer.comm.pump(0)
+        for _ in range(2):
+            time.sleep(0.7)
+            trainer.comm.pump(0)
+            assert trainer.state.counters["stalls"] == 0, "it has looked once since"
+        for _ in range(8):
+            time.sleep(0.1)
+            trainer.comm.pump(0)
+        assert trainer.state.counters["stalls"] == 1
