@@ -179,7 +179,7 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
     if is_complete(folder):
         at = _modified(folder / MODEL) or _last_work(folder)  # it may be in its storage alone
         return found("complete", steps_of(folder, config), at, lost=_lost(folder, record))
-    answers, live = _ask(note, record)
+    answers, live = ask(note, record, brief=True)
     if live is not None and not live.idle:
         asked, brief = live.passes if live.on_demand else 0, {"holder": holder, "waiting": live.waiting}
         more = {"etcd": note.endpoints, "pass_index": live.pass_index, "loss": live.loss, "passes": asked}
@@ -226,13 +226,13 @@ def note_of(folder: Path, config: JobConfig) -> EtcdNote:
     return note if note.endpoints else EtcdNote(",".join(config.etcd_endpoints or ()))
 
 
-def _ask(note: EtcdNote, record: JobRecord) -> tuple[bool, JobStatus | None]:
+def ask(note: EtcdNote, record: JobRecord, *, brief: bool) -> tuple[bool, JobStatus | None]:
     """Returns True if the run's etcd answers; and what it tells, if it knows this very run."""
     if not note.endpoints:
         return False, None
     try:
         with connect(note.endpoints, ANSWER_SECONDS) as etcd:
-            status = read_status(etcd, Keys(record.config.name), deadline=ANSWER_SECONDS, brief=True)
+            status = read_status(etcd, Keys(record.config.name), deadline=ANSWER_SECONDS, brief=brief)
     except GraphftError as error:
         return error.rule == UNKNOWN_JOB, None
     return True, status if status.spec.get("run") == record.run_id else None

@@ -11,21 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from graphft.errors import GraphftError, UsageError, plain_text
-from graphft.runtime.coordination.connect import EtcdNote, connect
 from graphft.runtime.coordination.job_storage import JOBS, RUNS, is_complete, is_url
-from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.runs import find_folder, run_folders
-from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
-from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.ending import tell
-from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, list_folders, look_at, note_of
+from graphft.runtime.launcher.folder_status import ask, list_folders, look_at, note_of
 from graphft.runtime.launcher.process_ends import ends_as_events
 from graphft.runtime.page.job_page import JobPage, Look, running
 from graphft.runtime.page.server import OneJob, PageServer, Site
 from graphft.runtime.page.time_keeper import TimeKeeper, read_time, seen_of
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.runtime.process.role_process import EXIT_OK
-from graphft.transpiler.record import JobRecord, read_record
+from graphft.transpiler.record import read_record
 
 log = logging.getLogger("graphft")
 
@@ -62,45 +58,20 @@ class FolderLooks:
         self.folder, self.url = folder, url
         self.kept: Callable[[], Mapping[str, Any] | None] | None = None
         self.at_work = False
-        self._etcd: Etcd | None = None
-        self._endpoints = ""
 
     def __call__(self) -> Look:
         """Raises GraphftError."""
-        record = read_record(self.folder)
+        record, status = read_record(self.folder), None
         kept = self.kept() if self.kept is not None else read_time(self.folder, record.run_id)
-        status = self._ask(record) if not is_complete(self.folder) else None
-        if status is None:
-            told = look_at(self.folder).to_json() | ({"folder": self.url} if self.url else {})
-            return Look(told, ends_as_events(self.folder), kept, self.folder)
-        return Look(running(status, self._endpoints), status.events, kept, self.folder, seen_of(status))
-
-    def _ask(self, record: JobRecord) -> JobStatus | None:
-        """Returns what etcd tells of this very run; None if nobody works on it, or that cannot be told."""
-        note, held = note_of(self.folder, record.config), self.at_work or bool(holder_of(self.folder))
-        try:
-            status = read_status(self._client(note), Keys(record.config.name), deadline=ANSWER_SECONDS)
-        except GraphftError as error:
-            if error.rule != UNKNOWN_JOB:
-                self._drop()
-            if self.at_work and error.rule != UNKNOWN_JOB:
-                raise  # etcd is away for a moment
-            return None
-        return status if status.spec.get("run") == record.run_id and (held or not status.idle) else None
-
-    def _client(self, note: EtcdNote) -> Etcd:
-        """Raises GraphftError."""
-        if self._etcd is None or self._endpoints != note.endpoints:
-            self._drop()
-            if not note.endpoints:
-                raise GraphftError("it names no etcd that can be asked from here", rule=UNKNOWN_JOB)
-            self._etcd, self._endpoints = connect(note.endpoints, wait=ANSWER_SECONDS), note.endpoints
-        return self._etcd
-
-    def _drop(self) -> None:
-        if self._etcd is not None:
-            self._etcd.close()
-        self._etcd = None
+        if not is_complete(self.folder):
+            note = note_of(self.folder, record.config)
+            answers, status = ask(note, record, brief=False)
+            if self.at_work and not answers:
+                raise GraphftError("etcd does not answer", rule="etcd-unreachable")  # it is away for a moment
+            if status is not None and (not status.idle or self.at_work or holder_of(self.folder)):
+                return Look(running(status, note.endpoints), status.events, kept, self.folder, seen_of(status))
+        told = look_at(self.folder).to_json() | ({"folder": self.url} if self.url else {})
+        return Look(told, ends_as_events(self.folder), kept, self.folder)
 
 
 class Folders:

@@ -7,47 +7,28 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
 
 from graphft.errors import GraphftError, UsageError, plain_text
-from graphft.plan import Plan
 from graphft.runtime.coordination.job_storage import is_url
 from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.coordination.runs import run_at, run_numbers
 from graphft.runtime.launcher.folder_status import FolderStatus, list_folders, look_if_there
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
-from graphft.runtime.process.metric_table import Rows, rows_or_why
+from graphft.runtime.process.metric_table import rows_or_why
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.criteria import Criterion
 from graphft.transpiler.record import RECORD, read_record
 
-Values = dict[str, list[tuple[int, float]]]
-"""Of each metric, loss among them: (epoch from 1, value)."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best value of a metric. `epoch`: of which it is, from 1. `of`: of validations, or of the means of the epochs
-    that are over (of the first one, while it goes on)."""
-
-    value: float
-    epoch: int
-    of: Literal["validation", "training"]
-
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run that was found. `config`: None if it cannot be read. What trainers of other machines computed is in their
-    folders."""
+    """A run that was found. `config`: None if it cannot be read. `validated`: of each metric (epoch from 1, value)."""
 
     status: FolderStatus
     config: JobConfig | None
     bytes: int
     ends: ProcessEnds
     last_loss: float | None = None
-    means: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
     validated: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
     unread: str = ""
     """Why its metrics cannot be read."""
@@ -57,32 +38,24 @@ class ListedRun:
         """Of a job that runs, what its trainers told last; else of the last step that is recorded."""
         return self.last_loss if self.status.loss is None else self.status.loss
 
-    @property
-    def names(self) -> set[str]:
-        return {*self.means, *self.validated}
-
     def criterion(self, wanted: Criterion | None) -> Criterion:
         """Returns by what its best value is told: `wanted`, or as the job keeps its best model, or the loss."""
         validate = self.config.validate if self.config is not None else None
         return wanted or (validate.best if validate is not None else None) or Criterion()
 
-    def best(self, wanted: Criterion | None) -> Best | None:
-        """Returns None where there is no value of that metric."""
+    def best(self, wanted: Criterion | None) -> tuple[float, int] | None:
+        """Returns the best value of its validations, and the epoch; None where there is no value of that metric."""
         criterion = self.criterion(wanted)
         sign = 1 if criterion.mode == "min" else -1
-        kinds: tuple[Literal["validation", "training"], ...] = ("validation", "training")
-        for of, values in zip(kinds, (self.validated, self.means), strict=True):
-            found = [(sign * v, epoch) for epoch, v in values.get(criterion.metric, ()) if not math.isnan(v)]
-            if found:
-                value, epoch = min(found)
-                return Best(sign * value, epoch, of)
-        return None
+        values = self.validated.get(criterion.metric, ())
+        value, epoch = min(((sign * v, epoch) for epoch, v in values if not math.isnan(v)), default=(0.0, 0))
+        return (sign * value, epoch) if epoch else None
 
     def goodness(self, wanted: Criterion | None) -> float:
         """Returns what is larger of a better run."""
         best = self.best(wanted)
         sign = 1 if self.criterion(wanted).mode == "max" else -1
-        return -math.inf if best is None else sign * best.value
+        return -math.inf if best is None else sign * best[0]
 
     def remarks(self) -> list[str]:
         """Returns what is told below a table."""
@@ -91,7 +64,7 @@ class ListedRun:
     def to_json(self, wanted: Criterion | None) -> dict[str, object]:
         """Returns what `graphft status --json` has of a job that does not run, and more."""
         best, criterion = self.best(wanted), self.criterion(wanted)
-        found = None if best is None else {"value": best.value, "pass": best.epoch, "of": best.of}
+        found = None if best is None else {"value": best[0], "pass": best[1]}
         return self.status.to_json() | {
             "last_loss": self.loss,
             "best": {"metric": criterion.metric, "mode": criterion.mode} | found if found is not None else None,
@@ -134,22 +107,14 @@ def read_run(status: FolderStatus) -> ListedRun:
         config = read_record(folder).config
     except GraphftError:
         return ListedRun(status, None, size, ends)
-    (rows, why), plan, validated = rows_or_why(folder), config.plan, Values()
+    (rows, why), plan, validated = rows_or_why(folder), config.plan, dict[str, list[tuple[int, float]]]()
     for row in read_validations(folder).values():
         epoch = row.epoch + (row.step not in plan.start_steps)  # within an epoch: of that one
         for name, value in row.metrics.items():
             validated.setdefault(name, []).append((epoch, value))
     _, known = rows.known()
     last = float(known.values("loss")[-1]) if len(known) else None
-    return ListedRun(status, config, size, ends, last, _epoch_means(rows, plan), validated, why)
-
-
-def _epoch_means(rows: Rows, plan: Plan) -> Values:
-    """Returns those of the epochs that are over; of the one that goes on, if it is the first."""
-    samples, means = rows.means(plan.start_steps)
-    begun = np.flatnonzero(samples)
-    over = begun[: max(1, plan.pass_of(rows.first + len(rows)))]
-    return {name: list(zip((over + 1).tolist(), of[over].tolist(), strict=True)) for name, of in means.items()}
+    return ListedRun(status, config, size, ends, last, validated, why)
 
 
 def disk_bytes(path: Path) -> int:

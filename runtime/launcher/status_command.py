@@ -166,7 +166,7 @@ def _show_runs(options: argparse.Namespace) -> int:
     wanted = None
     if options.metric or options.best:
         wanted = Criterion(options.metric or "loss", options.best or "")
-        known = {"loss"}.union(*(run.names for run in found))
+        known = {"loss"}.union(*(run.validated for run in found))
         if wanted.metric not in known:
             raise UsageError(
                 f"none of these jobs has a metric {wanted.metric!r}",
@@ -207,12 +207,11 @@ def _header(metrics: Collection[str]) -> tuple[str, ...]:
 
 def _row(run: ListedRun, wanted: Criterion | None, named: bool) -> tuple[str, ...]:
     ends, best = run.ends, run.best(wanted)
-    of = "" if best is None else "validation" if best.of == "validation" else "epoch"
     name = f"{run.criterion(wanted).metric} " * named
     return (
         *run.status.row(),
         "-" if run.loss is None else f"{run.loss:.4g}",
-        "-" if best is None else f"{name}{best.value:.4g} ({of} {best.epoch})",
+        "-" if best is None else f"{name}{best[0]:.4g} (epoch {best[1]})",
         size_in_words(run.bytes),
         *map(str, (ends.launches, sum(ends.preemptions.values()), sum(ends.failures.values()))),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.status.at)),

@@ -15,7 +15,7 @@ from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.page_command import FolderLooks
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.result import Result
-from graphft.runtime.launcher.run_list import Best, ListedRun, read_run
+from graphft.runtime.launcher.run_list import read_run
 from graphft.runtime.page.job_page import JobPage
 from graphft.transpiler import Job
 from graphft.transpiler.criteria import Criterion
@@ -52,10 +52,6 @@ def saved(job: Job, name: str, at: float, size: int = 0) -> Path:
     return folder
 
 
-def listed(folder: Path) -> ListedRun:
-    return read_run(look_at(folder))
-
-
 def told(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, dict[str, Any]]:
     return {row["folder"]: row for row in json.loads(shown(capsys, "runs", "--json", *arguments))}
 
@@ -63,6 +59,8 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str
 def test_what_a_line_tells(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
     folder = saved(passes, "a", at=1.0, size=1_000_000)
     noted(folder, [4.0, 4.0, 4.0, 4.0, 1.0, 2.0, 1.0, 2.0, 3.0, 3.0, 3.0, 2.5], accuracy=0.75)
+    for epoch, loss in ((1, 4.0), (2, 1.5)):
+        note_validation(folder, epoch, 4 * epoch, {"loss": loss, "accuracy": 0.75})
     for _ in range(2):
         note(folder, "launch")
     for kind in ("preemption", "failure", "preemption"):
@@ -81,7 +79,7 @@ def test_what_a_line_tells(capsys: pytest.CaptureFixture[str], passes: Job) -> N
     ):
         assert line[header.index(title) :].startswith(cell), (title, line)
     found = told(capsys, "--metric", "accuracy")["jobs/a"]
-    assert found["best"] == {"metric": "accuracy", "mode": "max", "value": 0.75, "pass": 1, "of": "training"}
+    assert found["best"] == {"metric": "accuracy", "mode": "max", "value": 0.75, "pass": 1}
     assert (found["last_loss"], found["launches"], found["failures"]) == (2.5, 2, 1)
     assert found["bytes"] >= 1_000_000
     assert "there are no jobs in" in refused(capsys, "runs", "nosuch")
@@ -99,21 +97,21 @@ def test_each_job_tells_its_best_by_what_it_keeps_its_best_model(
         noted(folder, [4.0] * 12)
         note_validation(folder, 1, 4, {"loss": 2.0, "auc": value})
     header, *lines = shown(capsys, "runs", "--sort", "best").splitlines()
-    assert ["best auc" in header, *(" 0.5 (v" in line for line in lines[:2])] == [True, True, False]
+    assert ["best auc" in header, *(" 0.5 (e" in line for line in lines[:2])] == [True, True, False]
     assert sum("MISSING" in line for line in lines) == 2, "they have none"
-    best = {"metric": "auc", "mode": "max", "value": 0.75, "pass": 1, "of": "validation"}
+    best = {"metric": "auc", "mode": "max", "value": 0.75, "pass": 1}
     assert told(capsys)["jobs/b"]["best"] == best
     noted(saved(passes, "c", at=2.0), [3.0] * 12)
     header, *lines = shown(capsys, "runs").splitlines()
     cells = [line[header.index("best ") :].split("  ")[0] for line in lines[:3]]
-    assert cells == ["auc 0.5 (validation 1)", "auc 0.75 (validation 1)", "loss 3 (epoch 1)"]
+    assert cells == ["auc 0.5 (epoch 1)", "auc 0.75 (epoch 1)", "-"]
     assert "name one: --sort best --metric loss" in refused(capsys, "runs", "--sort", "best")
-    assert told(capsys, "--metric", "loss")["jobs/a"]["best"]["metric"] == "loss"
+    assert told(capsys, "--metric", "loss")["jobs/a"]["best"]["value"] == 2.0
 
 
 def test_the_order(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
-    for name, at, losses in (("b", 3.0, [1.0] * 4), ("c", 1.0, [0.5] * 4 + [3.0]), ("a", 2.0, [2.0] * 4)):
-        noted(saved(passes, name, at), losses)
+    for name, at, loss in (("b", 3.0, 1.0), ("c", 1.0, 0.5), ("a", 2.0, 2.0)):
+        note_validation(saved(passes, name, at), 1, 4, {"loss": loss})
 
     def order(*arguments: str) -> str:
         return "".join(name[-1] for name in told(capsys, *arguments))
@@ -121,28 +119,17 @@ def test_the_order(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
     assert (order(), order("--sort", "best"), order("--sort", "best", "--best", "max")) == ("cab", "abc", "cba")
 
 
-def test_the_best_is_that_of_a_validation_where_there_is_one(passes: Job) -> None:
+def test_the_best_is_that_of_a_validation(passes: Job) -> None:
     folder = saved(passes, "a", 1.0)
     noted(folder, [1.0] * 12, accuracy=0.5)
     for epoch, loss in ((1, 0.75), (2, 0.5), (3, 0.875), (2, 0.625)):  # epoch 2 was validated again
         note_validation(folder, epoch, 4 * epoch, {"loss": loss})
     with (folder / "validation.jsonl").open("a") as file:
         file.write('{"epoch": 4, "metrics": {"loss": "x"}}\n{"epoch": 5, "met')
-    found = listed(folder)
-    assert found.best(Criterion("loss", "min")) == Best(0.625, 2, "validation")
-    assert found.best(Criterion("loss", "max")) == Best(0.875, 3, "validation")
-    assert found.best(Criterion("accuracy", "max")) == Best(0.5, 1, "training")
-    assert found.best(Criterion("f1", "max")) is None
-
-
-def test_a_pass_that_goes_on_counts_only_while_it_is_the_first(passes: Job) -> None:
-    folder = saved(passes, "a", 1.0)
-    noted(folder, [1.0, 2.0])
-    assert listed(folder).best(Criterion("loss", "min")) == Best(1.5, 1, "training")
-    noted(folder, [1.0, 2.0, 3.0, 4.0, 0.5])
-    assert listed(folder).best(Criterion("loss", "min")) == Best(2.5, 1, "training")
-    noted(folder, [float("nan")] * 4)
-    assert listed(folder).best(Criterion("loss", "min")) is None
+    found = read_run(look_at(folder))
+    assert found.best(Criterion("loss", "min")) == (0.625, 2)
+    assert found.best(Criterion("loss", "max")) == (0.875, 3)
+    assert found.best(Criterion("accuracy", "max")) is None
 
 
 def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
