@@ -43,7 +43,7 @@ from graphft.runtime.loop.snapshot import TrainStatus
 from graphft.runtime.process.role_process import ROLES, hear_of_children
 from graphft.transpiler import Job
 from graphft.transpiler.evaluation import check_fits, evaluation_of
-from graphft.transpiler.validation import EPOCH, Validation
+from graphft.transpiler.validation import EPOCH, Validation, ValidationConfig
 
 LOOK_SECONDS, MOST_SECONDS = 0.02, 0.5
 SETTLE_SECONDS = 30.0
@@ -102,12 +102,6 @@ class Trainer:
         hear_of_children()
         try:
             check_driver(engine)
-            if not isinstance(validation, (Validation, type(None))):
-                raise UsageError(
-                    f"validation is a {type(validation).__name__}, expected a graphft.Validation",
-                    rule="option",
-                    help="validation=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256))",
-                )
             check_number("max_retries", max_retries, -1)
             told, self._validation, self._max_retries = Callbacks(callbacks), validation, max_retries
             job = make_job(program, options)
@@ -245,15 +239,7 @@ class Trainer:
     def validate(self, validation: Validation | None = None) -> dict[str, float]:
         """Means of the loss and the metrics over data that is not trained on, with the weights of the newest checkpoint
         (after `train()`, the epoch's). Computed in this process. Raises UsageError without a `Validation`."""
-        chosen = self._validation if validation is None else validation
-        if not isinstance(chosen, Validation):
-            given = "is nothing" if chosen is None else f"is a {type(chosen).__name__}, and nothing"
-            raise UsageError(
-                f"there {given} to validate with",
-                rule="option",
-                help="Trainer(..., validation=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256)))",
-            )
-        config, evaluation = chosen.config(), self._evaluation_of(chosen)
+        evaluation, config = self._evaluation_of(self._validation if validation is None else validation)
         with interruptible(lambda: f"interrupted while it validates; run again to go on with {self.job_dir}"):
             state = self.state_dict()
             metrics = validate_here(evaluation, config, state["model"], self.job.config.device)
@@ -263,8 +249,14 @@ class Trainer:
             self._callbacks.validation(state["epoch"], metrics)
         return metrics
 
-    def _evaluation_of(self, validation: Validation) -> Program:
+    def _evaluation_of(self, validation: Validation | None) -> tuple[Program, ValidationConfig]:
         """Captured once. Raises GraphftError if it does not fit the program that is trained."""
+        if not isinstance(validation, Validation):
+            raise UsageError(
+                f"there is no graphft.Validation to validate with, but {validation!r:.40}",
+                rule="option",
+                help="Trainer(..., validation=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256)))",
+            )
         config = validation.config()
         if validation.every != EPOCH or config.criteria:
             given = f"every is {validation.every}" if validation.every != EPOCH else f"{config.criteria[0]} is given"
@@ -279,7 +271,7 @@ class Trainer:
             made = evaluation_of(self._program, validation)
             check_fits(self._program, made, validation.data.columns)
             known = self._evaluations[id(validation)] = (validation, made)
-        return known[1]
+        return known[1], config
 
     def state_dict(self) -> dict[str, Any]:
         """`epoch`, `step`, `model` (the model's state_dict) and `optimizer` (by parameter, as torch.optim names its
