@@ -23,7 +23,7 @@ _DRAWS = "have the model draw in train mode only, dropout(x, training=self.train
 
 
 def evaluation_of(program: Program, validation: Validation) -> Program:
-    """The forward pass of the model of `program`, in eval mode. Raises GraphftError if none can be made of it.
+    """Returns the forward pass of the model of `program`, in eval mode. Raises GraphftError if none can be made of it.
 
     Each result beside the loss is one float: a mean over the batch. With reducers, it may be one entry for each record
     of the batch, too.
@@ -31,12 +31,8 @@ def evaluation_of(program: Program, validation: Validation) -> Program:
     found = validation.program
     if found is None:
         if program.origin is None:
-            raise UsageError(
-                f"program '{program.name}' was not captured by graphft.build in this process: there is no model that "
-                "could be captured in eval mode",
-                rule="option",
-                help="give Validation(program, data), with one that was",
-            )
+            text = f"program '{program.name}' was not captured by graphft.build in this process: it has no model"
+            raise UsageError(text, rule="option", help="give Validation(program, data), with one that was")
         found = program.origin.evaluation(NAME, validation.loss_fn, _more_inputs(program, validation))
     evaluation = forward_only(found)
     check_evaluation(evaluation, help=_IN_EVAL_MODE if validation.program is not None else _DRAWS)
@@ -49,7 +45,7 @@ def evaluation_of(program: Program, validation: Validation) -> Program:
 
 
 def _more_inputs(program: Program, validation: Validation) -> dict[str, Any]:
-    """Columns of the held-out data alone that its `loss_fn` takes: a group, a weight."""
+    """Returns the columns of the held-out data alone that its `loss_fn` takes: a group, a weight."""
     if validation.loss_fn is None or program.origin.targets is not None:
         return {}
     import torch
@@ -79,15 +75,12 @@ def _check_results(program: Program) -> None:
 
 
 def _result(name: str, type: Type, what: str) -> GraphftError:
-    return GraphftError(
-        f"loss_fn returns '{name}' beside the loss as {type}, {what}",
-        rule="metrics",
-        help=f"return its mean, leave '{name}' out, or read it in a reducer: Validation(reduce={{...}})",
-    )
+    help = f"return its mean, leave '{name}' out, or read it in a reducer: Validation(reduce={{...}})"
+    return GraphftError(f"loss_fn returns '{name}' beside the loss as {type}, {what}", rule="metrics", help=help)
 
 
 def forward_only(program: Program, results: Collection[str] = ()) -> Program:
-    """A copy without the ops that no result (by default the loss, and what is beside it) depends on."""
+    """Returns a copy without the ops that no result (by default the loss, and what is beside it) depends on."""
     new, step = program.clone(), program.blocks["step"]
     graph = flow(def_use(step))
     results = set(results or reported(program))
@@ -108,31 +101,22 @@ def forward_only(program: Program, results: Collection[str] = ()) -> Program:
 
 def check_evaluation(program: Program, purpose: str = "validate", help: str = "") -> None:
     """Raises ProgramError for what would depend on which process computes a batch, and when."""
-    block = program.blocks["step"]
+    block, wrong = program.blocks["step"], ""
     for index, op in enumerate(block.ops):
         definition = registry.get(op.type)
-        if op.type in _TRAINS or (definition is not None and definition.effect and not _drops_nothing(op, definition)):
-            raise ProgramError(
-                f"the program to {purpose} with has {op.type}: it is captured in train mode, or draws random numbers",
-                block=block,
-                index=index,
-                rule="option",
-                help=help or _DRAWS,
-            )
         written = [n for n in registry.writes_of(op) if n in program.variables and _lasts(program, n)]
-        if written:
-            raise ProgramError(
-                f"the program to {purpose} with changes %{written[0]}: its value would depend on which process has "
-                "computed what before",
-                block=block,
-                index=index,
-                rule="option",
-                help="let the model change its buffers in train mode only (if self.training)",
-            )
+        if op.type in _TRAINS or (definition is not None and definition.effect and not _drops_nothing(op, definition)):
+            wrong, help = f"has {op.type}: it is captured in train mode, or draws random numbers", help or _DRAWS
+        elif written:
+            wrong = f"changes %{written[0]}: its value would depend on which process has computed what before"
+            help = "let the model change its buffers in train mode only (if self.training)"
+        if wrong:
+            text = f"the program to {purpose} with {wrong}"
+            raise ProgramError(text, block=block, index=index, rule="option", help=help)
 
 
 def _drops_nothing(op: Operator, definition: registry.OpDef) -> bool:
-    """Of attention: torch marks it as one that draws, whether or not it has dropout."""
+    """True for attention without dropout: torch marks it as one that draws all the same."""
     names = [slot.name for slot in definition.slots]
     if "dropout_p" not in names:
         return False
@@ -145,7 +129,7 @@ def _lasts(program: Program, name: str) -> bool:
 
 
 def results_of(program: Program) -> tuple[str, ...]:
-    """The names of what a validation comes to: loss and means, then what is reduced of all records."""
+    """Returns the names of the results of a validation: loss and means, then what is reduced of all records."""
     means = [name for name in reported(program) if not program.variables[name].type.shape]
     return (*means, *(program.blocks["reduce"].attrs["results"] if "reduce" in program.blocks else ()))
 
@@ -156,31 +140,23 @@ def check_fits(program: Program, evaluation: Program, columns: Collection[str]) 
         trained = program.variables.get(v.name)
         if trained is None or trained.type != v.type:
             found = "has none" if trained is None else f"has {trained.type}"
-            raise GraphftError(
-                f"the program to validate with has %{v.name}, {v.type}, and the program that is trained {found}",
-                rule="option",
-                help="build both of the same model",
-            )
+            text = f"the program to validate with has %{v.name}, {v.type}, and the program that is trained {found}"
+            raise GraphftError(text, rule="option", help="build both of the same model")
     check_columns(evaluation, columns)
 
 
 def check_criteria(evaluation: Program, metrics: Collection[str]) -> None:
-    """Raises UsageError for a metric that a validation does not come to."""
+    """Raises UsageError for a metric that a validation does not have."""
     found = results_of(evaluation)
     if unknown := [name for name in metrics if name not in found]:
-        raise UsageError(
-            f"a validation is to decide by '{unknown[0]}', and comes to {', '.join(found)}",
-            rule="option",
-            help="return it beside the loss, or reduce to it: Validation(loss_fn=..., reduce={...})",
-        )
+        help = "return it beside the loss, or reduce to it: Validation(loss_fn=..., reduce={...})"
+        text = f"a validation is to decide by '{unknown[0]}', and has {', '.join(found)}"
+        raise UsageError(text, rule="option", help=help)
 
 
 def check_columns(evaluation: Program, columns: Collection[str]) -> None:
     """Raises UsageError if data of these columns lacks one."""
     inputs = {v.name for v in columns_of(evaluation)}
     if missing := inputs - set(columns):
-        raise UsageError(
-            f"the program to validate with has input {min(missing)}, and the data no such column",
-            rule="columns",
-            help=f"its columns are {', '.join(columns)}",
-        )
+        text = f"the program to validate with has input {min(missing)}, and the data no such column"
+        raise UsageError(text, rule="columns", help=f"its columns are {', '.join(columns)}")

@@ -95,13 +95,10 @@ class Job:
         return self.programs.trainer
 
     def pserver_program(self, index: int) -> Program:
-        """The program of shard `index`. Raises GraphftError if there is no such shard."""
+        """Returns the program of shard `index`. Raises GraphftError if there is no such shard."""
         if not 0 <= index < len(self.programs.pservers):
-            raise GraphftError(
-                f"there is no pserver {index}",
-                rule="pserver-index",
-                help=f"the job has pservers 0 to {len(self.programs.pservers) - 1}",
-            )
+            help = f"the job has pservers 0 to {len(self.programs.pservers) - 1}"
+            raise GraphftError(f"there is no pserver {index}", rule="pserver-index", help=help)
         return self.programs.pservers[index]
 
     def coordinator_program(self) -> Program:
@@ -179,11 +176,8 @@ class Job:
         folder, program = Path(path), self.prediction or prediction_of(self.origin)
         read_record(folder)
         if saved_variables(load_program(folder / "source")) != saved_variables(self.source):
-            raise UsageError(
-                f"{path} holds a run of another model: its weights have other names, shapes or dtypes",
-                rule="predict",
-                help="give the folder of a run of this job",
-            )
+            text = f"{path} holds a run of another model: its weights have other names, shapes or dtypes"
+            raise UsageError(text, rule="predict", help="give the folder of a run of this job")
         save_prediction(program, self.source, folder)
 
     def save(self, path: str | os.PathLike[str], prepare: Callable[[Path], object] = id) -> None:
@@ -207,10 +201,9 @@ class Job:
         except OSError as error:
             if _holds(target, self):
                 return
+            help = "check that the folder above can be written, and has room"
             raise GraphftError(
-                f"cannot save job '{self.config.name}' to {target}: {error}",
-                rule="save",
-                help="check that the folder above can be written, and has room",
+                f"cannot save job '{self.config.name}' to {target}: {error}", rule="save", help=help
             ) from error
 
     def _write(self, folder: Path) -> None:
@@ -228,12 +221,8 @@ class Job:
             self.config.validate.data.store(folder / VALIDATION)
         if self.config.storage:
             (folder / MARKER).write_text(json.dumps({"url": self.config.storage}), encoding="utf-8")
-        record = {
-            "format": FORMAT,
-            "run": self.run_id,
-            "fingerprint": asdict(self.fingerprint),
-            "config": self.config.to_json(),
-        }
+        config, fingerprint = self.config.to_json(), asdict(self.fingerprint)
+        record = {"format": FORMAT, "run": self.run_id, "fingerprint": fingerprint, "config": config}
         with (folder / RECORD).open("w", encoding="utf-8") as f:
             f.write(json.dumps(record))  # at once, and not indented: data may have a million chunks
             f.flush()
@@ -241,31 +230,27 @@ class Job:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Job:
-        """The job that `save` wrote. Raises GraphftError for a folder that is missing, damaged or no job's."""
+        """Returns the job that `save` wrote. Raises GraphftError for a folder that is missing, damaged or no job's."""
         folder = Path(path)
         record = read_record(folder)
         config = record.config
-        pservers = [load_program(folder / "programs" / f"pserver{i}") for i in range(config.pservers)]
-        validates = config.validate is not None
-        programs = Programs(
-            load_program(folder / "programs" / "trainer"),
-            tuple(pservers),
-            load_program(folder / "programs" / "coordinator"),
-            load_program(folder / "programs" / "evaluation") if validates else None,
+        trainer, coordinator, *pservers = (
+            load_program(folder / "programs" / name)
+            for name in ("trainer", "coordinator", *(f"pserver{i}" for i in range(config.pservers)))
         )
-        evaluation = load_program(folder / VALIDATION / "source") if validates else None
+        programs, evaluation = Programs(trainer, tuple(pservers), coordinator), None
+        if config.validate is not None:
+            programs.evaluation = load_program(folder / "programs" / "evaluation")
+            evaluation = load_program(folder / VALIDATION / "source")
         job = Job(load_program(folder / "source"), config, programs, record.run_id, evaluation)
         if job.hash != record.hash:
-            raise GraphftError(
-                f"{folder} is damaged: its files are of job {job.hash[:12]}, job.json is of {record.hash[:12]}",
-                rule="load",
-                help="transpile and save the job again",
-            )
+            text = f"{folder} is damaged: its files are of job {job.hash[:12]}, job.json is of {record.hash[:12]}"
+            raise GraphftError(text, rule="load", help="transpile and save the job again")
         return job
 
 
 def _holds(folder: Path, job: Job) -> bool:
-    """Whether `folder` holds this very job. Raises GraphftError if it holds something else."""
+    """True if `folder` holds this very job. Raises GraphftError if it holds something else."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
@@ -277,11 +262,5 @@ def _holds(folder: Path, job: Job) -> bool:
         if not changed:
             return True
         what = f"holds another job, which differs in: {', '.join(changed)}"
-    raise UsageError(
-        f"cannot save a job to {folder}: it {what}",
-        rule="job-directory",
-        help="choose another folder, or delete this one",
-    )
-
-
-__all__ = ["Job", "pipeline"]
+    help = "choose another folder, or delete this one"
+    raise UsageError(f"cannot save a job to {folder}: it {what}", rule="job-directory", help=help)

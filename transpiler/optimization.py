@@ -44,7 +44,7 @@ class Optimization:
         return [*self.updates.values(), *([self.norm] if self.norm else []), *clips, *self.schedule]
 
     def state_of(self, parameter: Variable) -> list[Variable]:
-        """The optimizer state of a parameter."""
+        """Returns the optimizer state of a parameter."""
         assert parameter.program is not None
         return [parameter.program.variables[r.name] for r in state_operands(self.updates[parameter.name])]
 
@@ -55,13 +55,7 @@ def find_optimization(block: Block) -> Optimization:
     gradients = {op.operand("grad").name for op in updates.values()}
     norms = [op for op in block.ops if op.type == NORM_OP and gradients.issuperset(op.reads)]
     if len(norms) > 1:
-        raise ProgramError(
-            f"{len(norms)} global norms are computed",
-            block=block,
-            index=block.ops.index(norms[1]),
-            rule="two-norms",
-            help="clip all gradients by one global norm",
-        )
+        raise _bad("two-norms", f"{len(norms)} global norms are computed", "use one for all gradients", block, norms[1])
     norm_at = next((i for i, op in enumerate(block.ops) if norms and op is norms[0]), -1)
     before: dict[str, list[Operator]] = {}
     after: dict[str, list[Operator]] = {}
@@ -74,51 +68,37 @@ def find_optimization(block: Block) -> Optimization:
 
 
 def state_operands(update: Operator) -> tuple[Ref, ...]:
-    """The state that an optimizer op evolves beside the parameter: every operand behind the learning rate."""
+    """Returns the state that an optimizer op evolves beside the parameter: every operand behind the learning rate."""
     given = ("param", "grad", "lr")
     return tuple(r for s in registry.require(update).slots if s.name not in given for r in update.operands(s.name))
 
 
 def scalar_state(state: Variable, parameter: Variable) -> bool:
-    """Whether a state variable is one number for the whole parameter, which each of its slices has a copy of."""
+    """True if a state variable is one number for the whole parameter, which each of its slices has a copy of."""
     return state.shape == () and (parameter.shape != () or state.name.endswith(f"@{SCALAR_STATE}"))
 
 
 def _updates(block: Block) -> dict[str, Operator]:
     updates: dict[str, Operator] = {}
-    for i, op in enumerate(block.ops):
+    for op in block.ops:
         if op.type in OPTIMIZER_OPS:
             name = op.operand("param").name
             if name in updates:
-                raise ProgramError(
-                    f"%{name} is updated twice in a step",
-                    block=block,
-                    index=i,
-                    rule="updated-twice",
-                    help="give each parameter one optimizer op",
-                )
+                text = f"%{name} is updated twice in a step"
+                raise _bad("updated-twice", text, "give each parameter one optimizer op", block, op)
             updates[name] = op
-    parameters = [v.name for v in block.program.of_kind(Kind.PARAM)]
-    missing = [name for name in parameters if name not in updates]
+    missing = [v.name for v in block.program.of_kind(Kind.PARAM) if v.name not in updates]
     if missing and not updates:
-        raise ProgramError(
-            f"program '{block.program.name}' has no optimizer",
-            block=block,
-            rule="not-minimized",
-            help="call graphft.minimize(program, graphft.SGD(lr=0.1)) before transpile()",
-        )
+        help = "call graphft.minimize(program, graphft.SGD(lr=0.1)) before transpile()"
+        raise _bad("not-minimized", f"program '{block.program.name}' has no optimizer", help, block)
     if missing:
-        raise ProgramError(
-            f"%{missing[0]} is a parameter, but no optimizer op updates it",
-            block=block,
-            rule="no-optimizer",
-            help="pass it to the optimizer, or freeze it",
-        )
+        text = f"%{missing[0]} is a parameter, but no optimizer op updates it"
+        raise _bad("no-optimizer", text, "pass it to the optimizer, or freeze it", block)
     return updates
 
 
 def _schedule(block: Block, updates: dict[str, Operator]) -> list[Operator]:
-    """The ops that the learning rates, and state of no parameter, come from."""
+    """Returns the ops that the learning rates, and state of no parameter, come from."""
     own = {r.name for op in updates.values() for r in state_operands(op)}
     needed = {op.operand("lr").name for op in updates.values()}
     needed |= {v.name for v in block.program.of_kind(Kind.STATE) if v.name not in own}
@@ -137,32 +117,24 @@ def _check_alone(block: Block, found: Optimization) -> None:
     for op in found.schedule:
         for name in op.reads:
             if variables[name].kind in (Kind.INPUT, Kind.PARAM, Kind.BUFFER):
-                raise ProgramError(
-                    f"the learning rate depends on {variables[name].kind.value} %{name}",
-                    block=block,
-                    index=_index(block, op),
-                    rule="schedule-input",
-                    help="a schedule is a function of the step; pservers see no batch",
-                )
+                text = f"the learning rate depends on {variables[name].kind.value} %{name}"
+                help = "a schedule is a function of the step; pservers see no batch"
+                raise _bad("schedule-input", text, help, block, op)
     moved = {id(op) for op in found.ops}
-    for i, op in enumerate(block.ops):
+    for op in block.ops:
         for name in (*op.reads, *op.writes) if id(op) not in moved else ():
             if variables[name].kind is Kind.STATE:
-                raise ProgramError(
-                    f"{op.type} uses optimizer state %{name}, which trainers do not have",
-                    block=block,
-                    index=i,
-                    rule="state-on-trainer",
-                    help="let only optimizer and schedule ops use it",
-                )
+                text = f"{op.type} uses optimizer state %{name}, which trainers do not have"
+                raise _bad("state-on-trainer", text, "let only optimizer and schedule ops use it", block, op)
 
 
-def _index(block: Block, op: Operator) -> int:
-    return next(i for i, other in enumerate(block.ops) if other is op)
+def _bad(rule: str, text: str, help: str, block: Block, op: Operator | None = None) -> ProgramError:
+    index = next((i for i, other in enumerate(block.ops) if other is op), None)
+    return ProgramError(text, block=block, index=index, rule=rule, help=help)
 
 
 def with_operands(op: Operator, names: dict[str, str]) -> Operator:
-    """`op` with its operands renamed; results and attributes stay."""
+    """Returns `op` with its operands renamed; results and attributes stay."""
     return Operator(
         op.type,
         tuple(Ref(names.get(a.name, a.name)) if isinstance(a, Ref) else a for a in op.args),

@@ -30,18 +30,6 @@ RANGE_BATCHES = 8
 """Batches that a trainer takes at a time: so many of them at least are worth two transactions of etcd."""
 
 
-def is_validated(plan: Plan, step: int, every: int, passes: bool) -> bool:
-    """Whether the model is, after so many steps."""
-    by_steps = bool(every) and (step % every == 0 or step == plan.total_steps)
-    return step > 0 and (by_steps or (passes and plan.begins_pass(step)))
-
-
-def validated_steps(plan: Plan, every: int, passes: bool) -> frozenset[int]:
-    """Each `every` steps and at the end (0: not), or with `passes` at the end of each pass."""
-    steps = (*range(every, plan.total_steps, every), plan.total_steps) if every else ()
-    return frozenset((*steps, *(plan.start_steps[1:] if passes else ())))
-
-
 @dataclass(frozen=True)
 class ValidationConfig:
     """`every`: so many steps, and at the end; 0: at the end of each epoch."""
@@ -59,15 +47,13 @@ class ValidationConfig:
 
     @property
     def waits(self) -> bool:
-        """Whether training waits for a validation: what comes after it depends on what it comes to."""
+        """True if training waits for a validation: what comes after it depends on its result."""
         return self.stop is not None or self.plateau is not None
 
-    def __repr__(self) -> str:
-        return f"Validation({self.data.records} records, every={self.every or EPOCH!r})"
-
     def steps(self, plan: Plan) -> frozenset[int]:
-        """After how many steps of the job the model is validated."""
-        return validated_steps(plan, self.every, not self.every)
+        """Returns after how many steps of the job the model is validated."""
+        ends = range(self.every, plan.total_steps, self.every) if self.every else plan.start_steps[1:]
+        return frozenset((*ends, plan.total_steps))
 
     @cached_property
     def ranges(self) -> tuple[tuple[int, int, int], ...]:
@@ -80,15 +66,15 @@ class ValidationConfig:
 
     @property
     def size(self) -> int:
-        """Of its batches: the longest chunk may be shorter than `batch_size`."""
+        """The size of its batches: the longest chunk may be shorter than `batch_size`."""
         return min(self.batch_size, max(chunk.records for chunk in self.data.chunks))
 
     def samples(self, chunk: int, batch: int) -> int:
-        """Records of a batch."""
+        """Returns the records of a batch."""
         return min(self.size, self.data.chunks[chunk].records - batch * self.size)
 
     def options(self) -> dict[str, Any]:
-        """Without what the data was when it was described."""
+        """Returns the JSON without what the data was when it was described."""
         return self.to_json() | {"data": self.data.options()}
 
     def to_json(self) -> dict[str, Any]:
@@ -97,7 +83,7 @@ class ValidationConfig:
 
     @staticmethod
     def from_json(data: Mapping[str, Any] | None) -> ValidationConfig | None:
-        """The inverse of `to_json`. Raises KeyError, TypeError or GraphftError when `data` is none."""
+        """Returns the inverse of `to_json`. Raises KeyError, TypeError or GraphftError when `data` is none."""
         if data is None:
             return None
         terms = {name: kind(**data[name]) for name, kind in _TERMS.items() if name in data}
@@ -139,30 +125,19 @@ class Validation:
     def __post_init__(self) -> None:
         from graphft.ir import Program
 
-        if not isinstance(self.data, DataSpec) or not isinstance(self.program, (Program, type(None))):
-            given = self.data if not isinstance(self.data, DataSpec) else self.program
-            if isinstance(self.program, DataSpec) and self.data is None:
-                raise UsageError("Validation was given data as its program", rule="option", help="name it: data=...")
-            raise UsageError(
-                f"Validation needs data, and perhaps a program; got a {type(given).__name__}",
-                rule="option",
-                help="Validation(data=graphft.arrays(x=x, chunk_size=64)); with a program of your own, "
-                "Validation(graphft.build(model, loss_fn, inputs, training=False), data)",
-            )
+        if not isinstance(self.data, DataSpec):
+            raise _bad("data", self.data, "what arrays, files or dataset return", "name it: Validation(data=...)")
+        if not isinstance(self.program, (Program, type(None))):
+            raise _bad("program", self.program, "a Program", "graphft.build(model, loss_fn, inputs, training=False)")
         if not is_whole(self.batch_size, 1):
             raise _bad("batch_size", self.batch_size, "a number, 1 or more", "256, or so")
         if self.every != EPOCH and not is_whole(self.every, 1):
             raise _bad("every", self.every, '"epoch", or a number of steps, 1 or more', 'every="epoch"')
         if self.program is not None and (self.loss_fn is not None or self.reduce):
-            raise UsageError(
-                f"Validation has a program, and {'reduce' if self.reduce else 'loss_fn'}, too, which is for capturing "
-                "one",
-                rule="option",
-                help="leave the program out: it is captured from the model of the program that is trained",
-            )
-        for name, function in self.reduce.items() if isinstance(self.reduce, Mapping) else [("", None)]:
-            if not isinstance(name, str) or not callable(function):
-                raise _bad("reduce", self.reduce, "functions by name", 'reduce={"auc": auc}')
+            help = "leave the program out: it is captured from the model of the program that is trained"
+            raise _bad("program", "given", "none, as loss_fn or reduce is given, which is for capturing one", help)
+        if not isinstance(self.reduce, Mapping) or not all(map(callable, self.reduce.values())):
+            raise _bad("reduce", self.reduce, "functions by name", 'reduce={"auc": auc}')
         self.config()
         if self.program is not None:
             from graphft.transpiler.evaluation import check_columns, evaluation_of

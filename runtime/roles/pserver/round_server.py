@@ -45,7 +45,6 @@ from graphft.runtime.roles.pserver.shard_server import ShardServer
 from graphft.runtime.transport import Limits
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler.layout import RATE_SCALE
-from graphft.transpiler.validation import validated_steps
 
 log = logging.getLogger("graphft")
 
@@ -108,7 +107,7 @@ class RoundServer(ShardServer):
     def serve(self, options: ServeOptions) -> None:
         self.options, self.idle_slots = options, IdleSlotWatch(self.member, options.idle_timeout)
         exchanges = self._exchanges()
-        self.validated = validated_steps(self.config.plan, options.validate_every, options.validate_passes)
+        self.validated = self.config.validated
         self.commits.ensure_generation(resume=False)  # load_check_point did, if there was one to resume
         self.buffers.publish(self.recovery.generation.step)
         passes = frozenset(self.config.plan.start_steps[1:] if options.checkpoint_passes else ())

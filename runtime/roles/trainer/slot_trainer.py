@@ -25,7 +25,6 @@ from graphft.runtime.roles.trainer.state import SyncShards
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import Quarantine, SyncTrainerView
-from graphft.transpiler.validation import is_validated
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -184,7 +183,7 @@ class SlotTrainer(Trainer, SlotsPort):
             raise NotYet(of, validation=True)
 
     def await_validation(self, every: int, passes: bool) -> None:
-        if is_validated(self.plan, self.ctx.step, every, passes):
+        if self.ctx.step in self.member.config.validated:
             self.await_pass()
 
     def claim_slots(self, slots: int, policy: str) -> None:
