@@ -12,16 +12,10 @@ from graphft.errors import UsageError
 from graphft.runtime.process.role_process import EXIT_OK
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from graphft.runtime.replay.recompute import Computed, Reached
     from graphft.transpiler import Job
 
-    Names = Callable[[Sequence[int]], list[str]]
-    """What a person finds records by."""
-
-ORIGINS, SAMPLES = 10, 8
-"""So many are shown."""
+ORIGINS, SAMPLES = 10, 8  # that are shown
 INDENT = 13 * " "
 
 
@@ -34,7 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Prints to stdout; how far it is, to stderr."""
+    """Prints to stdout, and its progress to stderr."""
     from graphft.runtime.coordination.job_storage import local_folder
     from graphft.runtime.coordination.runs import find_run
     from graphft.runtime.data import open_reader
@@ -100,31 +94,27 @@ def _origin_of_state(folder: Path, reached: Reached) -> list[str]:
     return lines
 
 
-def _report(options: argparse.Namespace, computed: Computed, names: Names) -> list[str]:
-    from graphft.runtime.execute.finite import nonfinite_of
+def _report(options: argparse.Namespace, computed: Computed, names: Callable[[Sequence[int]], list[str]]) -> list[str]:
+    """`names`: what a person finds records by."""
+    from graphft.runtime.execute.finite import nonfinite_of, nonfinite_rows
 
     work = computed.work
     where = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}, {work.samples} samples"
     lines = [f"batch        step {options.step}, slot {options.slot}: {where}", f"loss         {computed.loss}"]
     for name in nonfinite_of(computed.columns):
-        lines.append(_column(name, computed.columns[name], lambda rows: names([computed.numbers[r] for r in rows])))
+        values = computed.columns[name]
+        rows = nonfinite_rows(values)
+        shown = zip(rows, names([computed.numbers[row] for row in rows[:SAMPLES]]), strict=False)
+        named = ", ".join(f"{row} ({record})" for row, record in shown)
+        more = f" and {len(rows) - SAMPLES} more" if len(rows) > SAMPLES else ""
+        count = int((~values.isfinite()).sum())
+        lines.append(f"column       {name}: {count} values are not finite, in samples {named}{more}")
     lines += [f"parameter    {n}: {count} values are not finite" for n, count in computed.parameters.items()]
     lines += ["gradients    norm, values that are not finite, of all"]
     for name, gradient in computed.gradients.items():
         bad = int((~gradient.isfinite()).sum())
         lines.append(f"{INDENT}{float(gradient.double().norm()):<12.6g} {bad:>8} of {gradient.numel():<10} {name}")
     return [*lines, *_origins(computed)]
-
-
-def _column(name: str, values: Tensor, names: Names) -> str:
-    from graphft.runtime.execute.finite import nonfinite_rows
-
-    rows = nonfinite_rows(values)
-    more = f" and {len(rows) - SAMPLES} more" if len(rows) > SAMPLES else ""
-    shown = rows[:SAMPLES]
-    named = ", ".join(f"{row} ({record})" for row, record in zip(shown, names(shown), strict=True))
-    count = int((~values.isfinite()).sum())
-    return f"column       {name}: {count} values are not finite, in samples {named}{more}"
 
 
 def _origins(computed: Computed) -> list[str]:

@@ -1,8 +1,4 @@
-"""All shards of a sync job in this process: their blocks and buffers, without protocol, transport and etcd.
-
-One contribution computed in this process, by the trainer's own block step; and what of it is not finite.
-
-The state of a sync job at any step: from a checkpoint before, the steps in between are computed again."""
+"""Computes steps of a sync job again, in one process: without protocol, transport and etcd."""
 
 from __future__ import annotations
 
@@ -47,11 +43,11 @@ if TYPE_CHECKING:
 
 
 Pushed = Mapping[tuple[int, int], Tensor]
-"""By shard and bucket, what a slot contributes."""
+"""By (shard, bucket), what a slot contributes."""
 
 
 class LocalShard:
-    """One pserver's program on its values."""
+    """The program and the values of one pserver."""
 
     def __init__(self, program: Program, device: str) -> None:
         self.scope: dict[str, Any] = {name: value.detach().clone() for name, value in program.values.items()}
@@ -66,12 +62,12 @@ class LocalShard:
         self.order = reduce.attrs["order"] if reduce is not None else ()
 
     def block(self, attribute: str) -> None:
-        """Runs the block that this attribute of `listen_and_serv` names, if there is one."""
+        """Runs the block that this attribute of `listen_and_serv` names, if any."""
         self.blocks.run(registry.attr(self.serve, attribute))
 
 
 class LocalShards:
-    """The job's state at a step: that of the initial values, until `restore`."""
+    """The state of all shards: the initial values, until `restore`."""
 
     def __init__(self, job: Job) -> None:
         self.shards = [LocalShard(program, job.config.device) for program in job.programs.pservers]
@@ -81,11 +77,10 @@ class LocalShards:
             shard.buffers.restore(values)
 
     def bucket(self, shard: int, bucket: int) -> Tensor:
-        """A bucket of parameters, or buffers, as it is now: flat."""
         return self.shards[shard].buffers.buckets[bucket].flat
 
     def apply(self, contributions: Mapping[int, tuple[int, Pushed]]) -> None:
-        """A step. By slot, samples and what was pushed; in slot order, as a round has them."""
+        """Applies a step. `contributions`: by slot, its samples and what it pushed."""
         if not contributions:
             return
         for index, shard in enumerate(self.shards):
@@ -94,32 +89,27 @@ class LocalShards:
                 for slot, (samples, pushed) in sorted(contributions.items())
             ]
             shard.buffers.reduce(given)
-        self._exchange_norms()
-        for shard in self.shards:
-            shard.block("schedule_block")
-            for block in registry.attr(shard.serve, "optimize_blocks"):
-                shard.blocks.run(block)
-
-    def leave_out(self) -> None:
-        """A step of which a contribution is not finite, of a job that skips such steps."""
-        for shard in self.shards:
-            shard.block("schedule_block")
-            shard.block("skip_block")
-
-    def _exchange_norms(self) -> None:
-        """Partial sums for clipping by global norm."""
         sums: dict[int, torch.Tensor] = {}
         for index, shard in enumerate(self.shards):
-            if shard.partials:
+            if shard.partials:  # for clipping by the global norm
                 (sums[index],) = shard.blocks.run("reduce", fetch=(shard.partials,))
         for shard in self.shards:
             norms = lay_out(shard.order, sums)
             if norms is not None:
                 shard.scope[ALL_NORMS] = norms
+            shard.block("schedule_block")
+            for block in registry.attr(shard.serve, "optimize_blocks"):
+                shard.blocks.run(block)
+
+    def leave_out(self) -> None:
+        """Skips a step with a contribution that is not finite."""
+        for shard in self.shards:
+            shard.block("schedule_block")
+            shard.block("skip_block")
 
 
 class LocalComm(TrialComm):
-    """Gives the parameters of shards in this process. `finite`: as the job's own check would find."""
+    """Gives the parameters of shards in this process. `finite`: what the job's own check would find."""
 
     def __init__(self, job: Job, shards: LocalShards) -> None:
         super().__init__(job)
@@ -138,7 +128,7 @@ class LocalComm(TrialComm):
 
 @dataclass(frozen=True)
 class Origin:
-    """An op, as text, that makes values that are not finite of operands that are; and which."""
+    """An op, as text, that makes values that are not finite of operands that are, and which values."""
 
     op: str
     what: str
@@ -146,7 +136,8 @@ class Origin:
 
 @dataclass
 class Computed:
-    """A contribution. `gradients`: by parameter; `origins`: in the order of computation; both when observed."""
+    """A contribution. `numbers`: of its records in the data. When observed, `gradients`: by parameter; `parameters`:
+    those received, with the number of values that are not finite; `origins`: in the order of computation."""
 
     work: Located
     columns: Mapping[str, Tensor]
@@ -154,24 +145,22 @@ class Computed:
     pushed: Mapping[tuple[int, int], Tensor]
     finite: bool
     numbers: Sequence[int]
-    """Which records of the data the batch has."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
-    """Of those that were received, how many values are not finite, where any."""
     origins: list[Origin] = field(default_factory=list)
 
 
 class LocalTrainer:
-    """Computes any (step, slot) on the shards' values of now."""
+    """Computes any (step, slot) with the present values of the shards."""
 
     def __init__(self, job: Job, reader: Reader, shards: LocalShards) -> None:
         self.job, self.reader, self.shards = job, reader, shards
         self.program, self.config = job.trainer_program(), job.config
         self.loss = str(self.program.attrs["loss"])
-        self._quiet = lower(self.program.blocks["step"], fetch=(self.loss,), device=self.config.device)
+        self._quiet = self._lowered(None)
 
     def compute(self, step: int, slot: int, observer: Observer | None = None) -> Computed | None:
-        """None: the slot has no batch at this step."""
+        """Returns None if the slot has no batch at this step."""
         found = self.config.plan.locate(step, slot)
         if found is None:
             return None
@@ -182,7 +171,7 @@ class LocalTrainer:
         comm = LocalComm(self.job, self.shards)
         ctx = Context(trainer_scope(self.program), step, slot, self.config.device)
         ctx.queue, ctx.slots, ctx.data, ctx.comm = batch, batch, batch, comm
-        run = self._quiet if observer is None else self._observed(observer.look)
+        run = self._quiet if observer is None else self._lowered(observer.look)
         with undisturbed():
             (loss,) = run(ctx, ctx.scope)
         computed = Computed(found, columns, float(loss), comm.pushed, comm.finite, self.reader.numbers(key))
@@ -191,13 +180,13 @@ class LocalTrainer:
             computed.parameters = nonfinite_of({v.name: ctx.scope[v.name] for v in self.program.of_kind(Kind.PARAM)})
         return computed
 
-    def _observed(self, look: Observe) -> Any:
+    def _lowered(self, look: Observe | None) -> Any:
         return lower(self.program.blocks["step"], fetch=(self.loss,), device=self.config.device, observe=look)
 
 
 class Observer:
-    """Is told of each op that has run. Infinities may be meant (a mask's), so they are told apart from NaN: an op is
-    an origin of NaN if none of its operands has any."""
+    """Looks at each op that has run. Infinities may be meant, as in a mask, so an op is an origin of NaN if none of its
+    operands has NaN."""
 
     def __init__(self, job: Job) -> None:
         parameters = job.trainer_program().of_kind(Kind.PARAM)
@@ -222,13 +211,10 @@ class Observer:
             if new:
                 made.append(f"%{name}: {_counted(nan, infinite)} of {tensors[name].numel()} values")
         for name in written:
-            self._note(name, tensors[name])
+            for known, found in ((self._nan, tensors[name].isnan()), (self._infinite, tensors[name].isinf())):
+                (known.add if found.any() else known.discard)(name)
         if made:
             self.origins.append(Origin(format_operator(op, block.program), ", ".join(made)))
-
-    def _note(self, name: str, value: Tensor) -> None:
-        for known, found in ((self._nan, value.isnan().any()), (self._infinite, value.isinf().any())):
-            (known.add if found else known.discard)(name)
 
 
 def _counted(nan: int, infinite: int) -> str:
@@ -240,9 +226,8 @@ log = logging.getLogger("graphft")
 
 @dataclass(frozen=True)
 class Reached:
-    """Says how the state of `step` was reached: from the checkpoint in `folder` ("": the initial values) of step
-    `start`. Of the steps in between, the losses of `same` are recorded in the job's metrics with the same bits;
-    `other`: (step, here, there) of those that are not."""
+    """How the state of `step` was reached: from the checkpoint of step `start` in `folder` ("": the initial values).
+    `same`: steps in between whose losses are recorded with the same bits; `other`: (step, here, there) of others."""
 
     step: int
     start: int
@@ -252,8 +237,8 @@ class Reached:
 
 
 def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
-    """The newest checkpoint of this run at or before `step` that is whole, and its parts; those that are damaged are
-    told. Raises StorageUnavailable; UsageError where a state was loaded that no checkpoint has."""
+    """Returns the newest whole checkpoint of this run at or before `step`, and its parts. Raises StorageUnavailable;
+    UsageError where a state was loaded that no checkpoint has."""
     store = checkpoints_of(job_dir)
     for directory in (d for d in store.directories() if directory_key(d)[0] <= step):
         try:
@@ -275,7 +260,7 @@ def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[di
 def reach(
     job: Job, job_dir: Path, shards: LocalShards, trainer: LocalTrainer, step: int, tell: Callable[[str], object]
 ) -> Reached:
-    """Brings the shards to `step`. Raises UsageError where the job itself would not have got there."""
+    """Brings the shards to `step`. Raises UsageError if the job itself would not have got there."""
     found, start, folder = newest_before(job, job_dir, step), 0, ""
     if found is not None:
         manifest, parts = found
@@ -287,10 +272,10 @@ def reach(
         computed = {v: c for v in range(job.config.trainers) if (c := trainer.compute(k, v)) is not None}
         if computed and k in recorded:
             here, there = _mean_loss(list(computed.values())), recorded[k]
-            if _differ(here, there):
-                other.append((k, here, there))
-            else:
+            if here == there or (math.isnan(here) and math.isnan(there)):
                 same += 1
+            else:
+                other.append((k, here, there))
         _apply(job, shards, k, computed)
         tell(f"step {k} of {step}")
     return Reached(step, start, folder, same, tuple(other))
@@ -311,12 +296,8 @@ def _apply(job: Job, shards: LocalShards, step: int, computed: dict[int, Compute
 
 
 def _mean_loss(computed: Sequence[Computed]) -> float:
-    """Over the samples of the slots, as shard 0 has it."""
+    """Returns the mean over the samples of the slots, as shard 0 computes it."""
     if len(computed) == 1:
         return computed[0].loss
     samples = sum(c.work.samples for c in computed)
     return sum(c.loss * c.work.samples for c in computed) / samples
-
-
-def _differ(one: float, other: float) -> bool:
-    return one != other and not (math.isnan(one) and math.isnan(other))

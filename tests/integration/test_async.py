@@ -13,7 +13,6 @@ import torch
 import graphft
 from graphft import ir
 from graphft.runtime.checkpoint.store import CheckpointStore
-from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from tests.integration import training
@@ -50,10 +49,6 @@ def trained(played: Played) -> bool:
     data = training.Blobs()
     with torch.no_grad():
         return float((model.eval()(data.x).argmax(1) == data.y).float().mean()) > 0.7
-
-
-def skipped(status: JobStatus) -> int:
-    return sum(t.get("skipped", 0) for t in status.trainers.values())
 
 
 def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace) -> None:
@@ -99,18 +94,3 @@ def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pac
     assert "requeued" in kinds
     versions = [s.pservers[0]["version"] for s in played.statuses if "version" in s.pservers.get(0, {})]
     assert versions == sorted(versions), "the other shard never goes back"
-
-
-def test_a_shard_that_does_not_answer_is_skipped_and_made_good(program: ir.Program, folder: Path, pace: Pace) -> None:
-    played = play(
-        async_job(program, pace=pace.file, push_timeout=0.5, lease_ttl=60),
-        folder,
-        [
-            Act(at(20), send(signal.SIGSTOP, "pserver", 1)),
-            Act(lambda s: skipped(s) >= 2, send(signal.SIGCONT, "pserver", 1)),
-            Act(lambda s: True, lambda _: pace.set(0)),
-        ],
-    )
-    assert_exact(played)
-    assert max(skipped(s) for s in played.statuses) >= 2
-    assert played.result.preemptions == {}

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import graphft
-from graphft.errors import UsageError
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.revoker import Revoker
@@ -89,10 +88,3 @@ def test_each_task_is_done_once_though_coordinators_die(
         until(lambda: etcd.get(keys.state).value == b"complete")  # type: ignore[union-attr]
         until(lambda: other.process.poll() == 0)
         assert f"coordinator {1 - number} gives out tasks" in other.output
-
-
-def test_a_sync_jobs_tasks_are_its_slots(tmp_path: Path, etcd_server: EmbeddedEtcd, keys: Keys) -> None:
-    data = graphft.arrays(chunk_size=1, x=torch.zeros(4, 200), y=torch.zeros(4, 1))
-    job = graphft.transpile(linear(), chunks=data, batch_size=1, ft=True, dispatch="coordinator", name=keys.job)
-    with pytest.raises(UsageError, match="gives no tasks to loops of others"):
-        graphft.TaskLoop(job, etcd_server.endpoints[0])

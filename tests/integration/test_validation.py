@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.driver.validation import validate_here
 from graphft.transpiler.evaluation import evaluation_of
 from tests.integration import training
-from tests.integration.plays import Act, Pace, Played, Program, at, kill, play
+from tests.integration.plays import Act, Pace, Played, at, kill, play
 
 pytestmark = pytest.mark.timeout(600)
 sys.path.insert(0, str(Path(__file__).parent))  # as the script has it
@@ -95,36 +94,11 @@ def test_kills_do_not_change_a_digit(program: ir.Program, folder: Path, pace: Pa
     assert not (folder / "entries").exists() or not any((folder / "entries").iterdir())
 
 
-def test_a_script_that_is_killed_tells_each_validation_once(folder: Path, pace: Pace, calm: Played) -> None:
-    slow = Pace(pace.file.with_suffix(".slow"))
-    slow.set(0.02)
-    script = [Path(validated.__file__), pace.file, slow.file]
-    job_dir = folder / "jobs/validated/runs/1"
-    for step in (20, 55):
-        run = Program(folder, *script)
-        run.until(job_dir, lambda status, step=step: status.step >= step)
-        run.kill()
-    pace.set(0.0)
-    slow.set(0.0)
-    run = Program(folder, *script)
-    assert run.wait() == 0, run.output
-    assert "validations: 7" in run.output
-    rows = list(csv.DictReader((job_dir / "steps-validation.csv").open()))
-    found = {int(row.pop("step")): {name: float(value) for name, value in row.items()} for row in rows}
-    assert found == calm.result.validations
-
-
 def test_held_out_data_that_cannot_be_read_end_the_job(program: ir.Program, folder: Path) -> None:
     data = graphft.dataset(f"{training.__file__}:Blobs", {"records": 60, "broken": 31}, chunk_size=60)
     job = training.job(program, validate=graphft.Validation(data=data), max_failures=2, lease_ttl=3)
     with pytest.raises(GraphftError, match=r"the validation of step 20 cannot be made: (?s:.*)record 31 is damaged"):
         play(job, folder)
-
-
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
 
 
 def test_the_steps_that_are_validated() -> None:

@@ -1,8 +1,7 @@
-"""A user's script: a job that is validated while it trains. Arguments: the files that pace training and validation."""
+"""What jobs are validated with while they train."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import training  # beside this file
 from torch import Tensor, nn
 
 import graphft
-from graphft.callbacks import CSVLogger
 
 RECORDS, CHUNK, BATCH = 230, 60, 7
 """Held out: chunks of 9 batches, the last of which has 4 records, are two ranges each; one of 50 records is one."""
@@ -29,25 +27,9 @@ def balanced(best: Tensor, labels: Tensor) -> Tensor:
     return sum(shares[1:], shares[0]) / 3
 
 
-class Truncated(training.Blobs):
-    """A file in it cannot be opened, ever: no storage that is away, though it is told like that."""
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        if i == 31:
-            raise OSError(f"image file {i} is truncated")
-        return super().__getitem__(i)
-
-
 def validation(pace: Path | str, opening: str = "", **options: Any) -> graphft.Validation:
     blobs = {"records": RECORDS, "pace": str(pace), "opening": opening}
     data = graphft.dataset(f"{training.__file__}:Blobs", blobs, chunk_size=CHUNK)
     return graphft.Validation(
         data=data, batch_size=BATCH, loss_fn=with_scores, reduce={"balanced": balanced}, **options
     )
-
-
-if __name__ == "__main__":
-    pace, slow = map(Path, sys.argv[1:3])
-    job = training.job(training.program(), pace=pace, validate=validation(slow, every=13), name="validated")
-    result = job.run(callbacks=[CSVLogger()], quiet=True)
-    print(f"validations: {len(result.validations)}")

@@ -73,22 +73,6 @@ def complete(trainer: Any) -> None:
     trainer.queue.settle()
 
 
-def test_every_chunk_has_records_of_its_own(scene: Stage) -> None:
-    """What happens to one chunk writes nothing of another, and no record grows with their number."""
-    trainer = scene.trainer(0)
-    begin(scene, trainer)
-    prefix = scene.keys.queue(0)
-    before = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
-    assert len(before) == CHUNKS
-    trainer.queue.get(TERMS)
-    shards_at(trainer, 2)
-    complete(trainer)
-    after = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
-    changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
-    assert {int(k.rsplit("/", 1)[1]) for k in changed} == {chunk_at(scene)}
-    assert max(len(kv.value) for kv in after.values()) < 200
-
-
 def test_a_chunk_is_done_when_its_last_batch_is_applied_not_when_it_was_read(scene: Stage) -> None:
     trainer = scene.trainer(0)
     begin(scene, trainer)
@@ -179,20 +163,6 @@ def test_a_slot_that_was_lost_is_claimed_for_anew(scene: Stage) -> None:
         trainer.queue.get(TERMS)
 
 
-def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
-    zombie, successor = scene.trainer(0), scene.trainer(1)
-    for trainer in (zombie, successor):
-        begin(scene, trainer)
-        trainer.queue.get(TERMS)
-        shards_at(trainer, 2)
-    chunk = chunk_at(scene)
-    complete(zombie)
-    assert "done" not in scene.records()
-    assert scene.records()["pending"] == {chunk}
-    complete(successor)
-    assert scene.records()["done"] == {chunk}
-
-
 def test_whoever_lost_the_slot_claims_nothing(scene: Stage) -> None:
     trainer, other = scene.trainer(0), scene.trainer(1)
     begin(scene, trainer)
@@ -237,15 +207,6 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
     assert "pending" not in scene.records()
     assert chunk_at(scene) in scene.records()["todo"]
     assert scene.etcd.get(scene.keys.slot(0)) is None, "nor does it keep the slot"
-
-
-def test_a_claim_goes_with_its_trainer(scene: Stage) -> None:
-    trainer = scene.trainer(0)
-    begin(scene, trainer)
-    trainer.queue.get(TERMS)
-    scene.etcd.lease_revoke(trainer.member.lease)
-    assert "pending" not in scene.records()
-    assert len(scene.records()["todo"]) == CHUNKS
 
 
 def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None:
@@ -389,32 +350,6 @@ def test_what_is_discarded_is_known_for_as_long_as_the_job_lasts(scene: Stage) -
     trainer.queue.settle()
     assert [bool(scene.records(index)) for index in range(4)] == [False, True, True, True]
     assert discarded(scene) == {chunk_at(scene): (0, 0)}
-
-
-def test_who_lost_the_chunk_leaves_nothing_out(scene: Stage) -> None:
-    trainer, other = scene.trainer(0), scene.trainer(1)
-    begin(scene, trainer)
-    trainer.queue.get(TERMS)
-    begin(scene, other)
-    other.queue.get(TERMS)
-    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    assert not discarded(scene)
-    assert generation_of(scene) == Generation(0, 0)
-
-
-def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:
-    """Also what a trainer left that is dead, and cannot complete it any more."""
-    dead, trainer = scene.trainer(0), scene.trainer(1)
-    last = trainer.plan.total_steps - 1
-    for t in (dead, trainer):
-        begin(scene, t, trainer.plan.start_steps[1])
-    dead.ctx.step, trainer.ctx.step = last, last
-    scene.etcd.put(scene.keys.slot(0), dead.member.id.encode(), dead.member.lease)
-    dead.queue.get(TERMS)
-    shards_at(trainer, last + 1)
-    until(lambda: trainer.shards.finished)
-    close_passes(trainer.member.etcd, scene.keys, trainer.plan, trainer.plan.total_steps)
-    assert scene.records(1) == {"done": set(range(CHUNKS))}
 
 
 def test_nothing_is_claimed_of_a_job_that_is_over(scene: Stage) -> None:
