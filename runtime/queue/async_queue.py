@@ -1,4 +1,4 @@
-"""The chunk queue of async training: any trainer works on any chunk, batch by batch, as the shards lack them."""
+"""The chunk queue of async training: any trainer works on any chunk, on the batches that the shards lack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphft.runtime.queue.chunk_queue import Claim, OpenQueue, Pace, TrainerQue
 
 
 class Ledgers(Protocol):
-    """The trainer's side of the data plane, as the queue needs it: it knows what the shards have of the chunks."""
+    """What the queue needs of a trainer's side of the data plane, which knows what the shards have of the chunks."""
 
     def took(self, key: ChunkKey, batches: int, discarded: frozenset[int]) -> None: ...
     def dropped(self, key: ChunkKey) -> None: ...
@@ -28,8 +28,8 @@ class Ledgers(Protocol):
 
 
 class AsyncQueue(TrainerQueue):
-    """The QueuePort of an async trainer: the main thread's, but for `renew`, the daemon thread's. `read_ahead` begins
-    to make a batch that will be wanted."""
+    """The QueuePort of an async trainer, for its main thread; `renew` is for the daemon thread. `read_ahead` begins to
+    make a batch that will be wanted."""
 
     def __init__(
         self, member: Member, records: OpenQueue, ledgers: Ledgers, pace: Pace, read_ahead: Callable[[ChunkWork], None]
@@ -73,11 +73,10 @@ class AsyncQueue(TrainerQueue):
     # -- for the trainer ----------------------------------------------------------------------------------------
 
     def next_pass(self) -> int:
-        """Returns the pass to go on with at the end of the trainer's own."""
         return self.records.next_pass()
 
     def release_all(self) -> None:
-        """Gives all chunks back; others go on with them where the shards' ledgers say."""
+        """Gives all chunks back; others go on where the shards' ledgers say."""
         self._complete_whole()
         claims = list(self.claims.values())
         self.records.release(claims)
@@ -93,20 +92,20 @@ class AsyncQueue(TrainerQueue):
         *,
         certain: bool = False,
     ) -> bool:
-        """This batch of a claimed chunk (None: the one that was begun last) cannot be computed. From any thread. True
-        if the queue knows now."""
+        """Counts a failure of this batch of a claimed chunk (None: of the last one): see `ChunkQueue.fail`. From any
+        thread. True if the failure is recorded."""
         claim = self.claims.get(key)
         if claim is None:
             return False
         return self.records.fail(claim, claim.last if batch is None else batch, reason, records, certain)
 
     def drop(self, key: ChunkKey) -> None:
-        """The chunk is not this trainer's any more, if it was."""
+        """Forgets a chunk that is not this trainer's any more."""
         if self.claims.pop(key, None) is not None:
             self.ledgers.dropped(key)
 
     def _next(self) -> ChunkWork | None:
-        """Returns the next batch that a shard lacks, of the chunk that was taken first."""
+        """Returns the next batch that a shard lacks, of the first chunk that was taken."""
         for claim in self.claims.values():
             self.ledgers.await_ledgers(claim.key)
             batch = self.ledgers.next_batch(claim.key, claim.last)
@@ -117,7 +116,7 @@ class AsyncQueue(TrainerQueue):
         return None
 
     def _note(self, claim: Claim) -> None:
-        """Progress that holders before made, and did not live to tell, is told at once: nothing is held against it."""
+        """Has progress told at once that holders before had made, so that their end does not count as a failure."""
         claim.progress = self.ledgers.progress(claim.key)
         if claim.last < 0 and claim.progress:
             claim.renewed = float("-inf")
@@ -138,8 +137,7 @@ class AsyncQueue(TrainerQueue):
 
 
 class StaticAssignment(OpenQueue):
-    """Without fault tolerance: trainer i of T works on chunks i, i + T, ... of each pass's order, pass by pass. Nothing
-    is recorded."""
+    """Without fault tolerance: trainer i of T works on chunks i, i + T, ... of each pass. Nothing is recorded."""
 
     def __init__(self, member: Member) -> None:
         plan, index, trainers = member.config.plan, member.index, member.config.trainers
@@ -160,10 +158,10 @@ class StaticAssignment(OpenQueue):
 def batches_of(
     unit: ChunkWork, *, count: int, batch_size: int, seed: int, order: np.ndarray, number: int = 0
 ) -> list[ChunkWork]:
-    """The batches of a unit that have samples, in order. `count`: of a whole unit; `seed`: the job's; `order`: the
-    positions in the chunk of its records, as the pass reads them; `number`: of the first batch.
+    """Returns the batches of a unit that have samples, which are those of any other mode, with their random seeds.
 
-    Batches are those that the chunk has in any other mode, with their random seeds.
+    `count`: batches of a whole unit; `seed`: the job's; `order`: positions in the chunk, as the pass reads them;
+    `number`: of the first batch.
     """
     first, discarded = unit.batch * count, list(unit.without)
     batches = []

@@ -1,8 +1,7 @@
-"""Defines who keeps the records of a trainer's chunks: an interface with two implementations that know nothing of each
-other.
+"""The interface to the records of a trainer's chunks, which have two independent implementations.
 
-`etcd_queue.py`: trainers read and write the records in etcd. `coordinator_queue.py`: a coordinator has the queue, and
-trainers ask it for tasks. What a trainer does with the chunks that it holds is in `sync_queue.py` and `async_queue.py`.
+`etcd_queue.py`: trainers read and write them in etcd. `coordinator_queue.py`: trainers ask a coordinator for tasks.
+What a trainer does with the chunks that it holds is in `sync_queue.py` and `async_queue.py`.
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ from graphft.runtime.protocol.events import ChunkKey
 T = TypeVar("T")
 
 CLAIM_BATCHES = 16
-"""Async: short chunks are claimed several at a time, until there are so many batches."""
+"""Async: several short chunks are claimed at a time, with so many batches in all."""
 
 
 @dataclass(slots=True)
 class Claim:
-    """A chunk that this trainer works on, and of which `progress` batches are applied, as far as known.
+    """A chunk that this trainer works on. `progress`: its batches that are applied, as far as known.
 
-    `revision`: of the pending record's creation (with a coordinator, the number of the attempt): the fence of what
-    relies on the claim; 0 without fault tolerance. `discards`: what is discarded of the chunk. Sync: `first_step`, of
-    its slot. Async: `last`, the batch that was computed last.
+    `revision`: the fence of what relies on the claim: the create_revision of its record, the number of the attempt with
+    a coordinator, 0 without fault tolerance. `first_step`: sync, of its slot. `last`: async, the last computed batch.
     """
 
     key: ChunkKey
@@ -54,11 +52,11 @@ class Claim:
 
     @property
     def discarded(self) -> frozenset[int]:
-        """Batches that no shard is to have."""
+        """Returns the batches that no shard is to have."""
         return self.discards.batches(self.key[0]) if self.discards is not None else frozenset()
 
     def without_discarded(self, work: ChunkWork) -> ChunkWork:
-        """Returns a batch (or unit) without the records that its pass discards; perhaps it has no samples then."""
+        """Returns a batch (or unit) without the records that its pass discards, perhaps without any samples."""
         without = self.discards.records(work.pass_index) if self.discards is not None else frozenset()
         if self.discards is None or not without:
             return work
@@ -66,7 +64,7 @@ class Claim:
 
 
 def by_pass(claims: Iterable[Claim]) -> list[tuple[int, list[Claim]]]:
-    """Returns the claims of each pass: a transaction, or a call, is about one."""
+    """Returns the claims of each pass: a transaction, or a call, is about one pass."""
     found: defaultdict[int, list[Claim]] = defaultdict(list)
     for claim in claims:
         found[claim.key[0]].append(claim)
@@ -74,8 +72,7 @@ def by_pass(claims: Iterable[Claim]) -> list[tuple[int, list[Claim]]]:
 
 
 def shard_generations(member: Member, acknowledged: Sequence[int]) -> list[KV] | None:
-    """Returns each shard's record of the generation whose acknowledgements a trainer has; None if one is known to be in
-    another."""
+    """Returns each shard's record of the generation that has acknowledged; None if one is known to be in another."""
     known, found = member.watcher.snapshot(), []
     for shard, generation in enumerate(acknowledged):
         kv = known.get(member.keys.of_shard(shard).generation)
@@ -87,18 +84,17 @@ def shard_generations(member: Member, acknowledged: Sequence[int]) -> list[KV] |
 
 
 class ChunkQueue:
-    """The records of one trainer's claims; this one keeps none. A method may be called again after a failure: it looks
-    before it changes."""
+    """The records of one trainer's claims; this base keeps none. Methods may be repeated after a failure."""
 
     def begin_pass(self, index: int) -> None:
-        """Makes the pass's records (a coordinator does that itself)."""
+        """Makes the pass's records; a coordinator does that itself."""
 
     def complete(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """All batches of the claims are applied. Returns the claims that are settled, by whomever."""
+        """Completes claims, all batches of which are applied. Returns those that are settled, by any trainer."""
         return claims
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Gives claims back. Their next holder goes on inside the chunks."""
+        """Gives claims back; their next holder goes on inside the chunks."""
 
     def fail(self, claim: Claim, batch: int, reason: str, records: Collection[int] = (), certain: bool = False) -> bool:
         """Counts a failure of a batch. `records`: positions in the chunk of those to blame, if known; `certain`: no
@@ -106,17 +102,17 @@ class ChunkQueue:
         return False
 
     def forget(self, claims: Sequence[Claim]) -> None:
-        """The claims are others' to make."""
+        """Forgets claims that are others' to make."""
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> None:
-        """Some times in `timeout` seconds: says that the own claims are worked on."""
+        """Says that the own claims are worked on: some times in `timeout` seconds."""
 
 
 class SlotQueue(ChunkQueue):
-    """Sync: the pass plan says which chunks are a slot's."""
+    """Sync: the pass plan says which chunks a slot has."""
 
     def claim(self, slot: int, group: Sequence[Located], terms: ClaimTerms) -> list[Claim]:
-        """Claims these chunks of one pass for the slot. Raises WorkChanged when that is not this trainer's any more."""
+        """Claims these chunks of one pass for the slot. Raises WorkChanged if the slot is lost."""
         raise NotImplementedError
 
 
@@ -133,22 +129,20 @@ class OpenQueue(ChunkQueue):
 
 
 class Pace(Protocol):
-    """Tells how a trainer gets on. From any thread."""
+    """The progress of a trainer, for any thread. `pass_index`: the pass that it works on; -1 before its first."""
 
     pass_index: int
-    """The pass that it works on; -1 before its first."""
 
     @property
     def pace(self) -> float:
         """Batches per second of late."""
 
     def alive_since(self, then: float) -> bool:
-        """True if it has computed, or waited for others as it should, after this time of the monotonic clock."""
+        """True if it has computed, or waited for others, after this time of the monotonic clock."""
 
 
 class TrainerQueue(QueuePort):
-    """The base of the queues of sync and async trainers. `failing`: reports the batch that has just failed; `counted`:
-    what that returned."""
+    """Base of sync and async queues. `failing`: reports the batch that has just failed; `counted`: its result."""
 
     failing: Callable[[], bool] | None = None
     counted = False
@@ -159,31 +153,31 @@ class TrainerQueue(QueuePort):
 
 
 class BackgroundTasks:
-    """Calls that a step need not wait for: one thread makes them, one after the other. Used by one thread. What a call
-    raises is raised to it: by `wait`, or by the next `check`."""
+    """Makes calls that a step need not wait for, one after the other, on one thread. Exceptions are raised by `wait`,
+    or by the next `check`."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._open: deque[Future[object]] = deque()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Makes `call` after those that were submitted before. The caller looks at its result."""
+        """Makes `call` after those before. The caller looks at its result."""
         return self._thread.submit(call)
 
     def run(self, call: Callable[[], object]) -> None:
-        """Makes `call` in the same order; `check` and `wait` look at how it ended."""
+        """Makes `call` after those before; `check` and `wait` look at its result."""
         self._open.append(self.submit(call))
 
     def check(self) -> None:
-        """Raises what a call that was run has raised since."""
+        """Raises what a finished call has raised."""
         while self._open and self._open[0].done():
             self._open.popleft().result()
 
     def wait(self) -> None:
-        """Returns when all calls that were run are made."""
+        """Returns when all calls of `run` are made."""
         while self._open:
             self._open.popleft().result()
 
     def close(self) -> None:
-        """Ends the thread after the call that it is making; those that wait are not made."""
+        """Ends the thread after the present call; those that wait are not made."""
         self._thread.shutdown(cancel_futures=True)

@@ -1,13 +1,11 @@
-"""The chunk queue of sync training: the record of how far each slot is in the pass plan.
+"""The chunk queue of sync training.
 
-Which chunk a slot works on follows from the plan, so claims never contend; the records (see `protocol.chunk_queue`)
-say what is todo, pending and done, and count failures. A batch that fails too often is discarded: the slot contributes
-"empty" there. Later passes leave its records out of the batches that they are in then.
+The pass plan says which chunk a slot works on, so claims never contend; the records (see `protocol.chunk_queue`) say
+what is todo, pending and done, and count failures. Of a batch that is discarded, the slot contributes "empty".
 
-A step waits for none of it: the next chunks are claimed some steps before they are begun, as many as are worth about a
-second, so that short ones do not keep etcd busy; and what is done is recorded later (`BackgroundTasks`). A step still
-relies on its claim: it is made under the slot's key, and only its holder may discard a batch; so when it was made
-does not matter, as long as that was before the chunk's first batch.
+A step waits for none of it: chunks are claimed some steps before they are begun, as many as are worth about a second,
+and completed later (`BackgroundTasks`). A claim is made under the slot's key before the chunk's first batch, and only
+its holder may discard a batch; so it does not matter when it was made.
 """
 
 from __future__ import annotations
@@ -29,41 +27,34 @@ if TYPE_CHECKING:
     from graphft.runtime.protocol.events import Work
 
 AHEAD = 8
-"""A slot's next chunk is claimed so many steps before its first one (but in the second half of the chunk before)."""
+"""Steps before its first one at which a chunk is claimed, but in the second half of the chunk before."""
 CLAIM_SECONDS = 1.0
-"""What is claimed at once is worth so much time, at the pace of late; ..."""
+"""Chunks worth so much time are claimed at once, ..."""
 CLAIM_CHUNKS = 24
-"""... but no more chunks: a transaction of etcd has at most 128 operations."""
+"""... but no more of them: a transaction of etcd has at most 128 operations."""
 
 
 class Shards(Protocol):
-    """The trainer's side of the data plane, as the queue needs it."""
+    """What the queue needs of a trainer's side of the data plane: the lowest version among the shards (-1: unknown),
+    the slots that the trainer holds, with the revisions of their claims, and the generation."""
 
-    def lowest(self) -> int:
-        """The lowest version among the shards; -1 while that is not known."""
-
-    def slots(self) -> list[int]:
-        """The slots that this trainer holds."""
-
+    def lowest(self) -> int: ...
+    def slots(self) -> list[int]: ...
+    def claim_of(self, slot: int) -> int: ...
     @property
-    def generation(self) -> int:
-        """The generation that its shards are in."""
-
-    def claim_of(self, slot: int) -> int:
-        """The revision of the claim of a slot."""
+    def generation(self) -> int: ...
 
 
 class SyncQueue(TrainerQueue):
-    """The QueuePort of a sync trainer. `records`: who keeps them; None: it only follows the plan. `ctx`: tells which
-    (step, slot) is computed."""
+    """The QueuePort of a sync trainer. `records`: None without fault tolerance, which only follows the plan. `ctx`: has
+    the (step, slot) that is computed."""
 
     def __init__(self, member: Member, records: SlotQueue | None, ctx: Context, shards: Shards, pace: Pace) -> None:
         self.member, self.plan = member, member.config.plan
         self.records, self.ctx, self.shards, self.pace = records, ctx, shards, pace
         self.claims: dict[ChunkKey, Claim] = {}
-        """A slot's next chunk is claimed before the last batch of the one before is applied."""
         self._begun: dict[ChunkKey, tuple[int, Future[None]]] = {}
-        """Claims that are being made: the slot and the end of it."""
+        """Claims that are being made, with their slot."""
         self._background = BackgroundTasks("queue")
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
@@ -91,7 +82,7 @@ class SyncQueue(TrainerQueue):
         return claim.without_discarded(replace(work, claim=claim.revision)) if claim is not None else work
 
     def complete(self) -> None:
-        """Chunks that were claimed together are completed together."""
+        """Completes together what was claimed together."""
         self._background.check()
         lowest, claims = self.shards.lowest(), list(self.claims.values())
         unfinished = {claim.revision for claim in claims if claim.last_step >= lowest}
@@ -104,30 +95,28 @@ class SyncQueue(TrainerQueue):
     # -- for the trainer ----------------------------------------------------------------------------------------
 
     def expects(self, located: Located) -> bool:
-        """True if a batch will be computed here, as far as known."""
+        """True if a batch will be computed by this trainer, as far as known."""
         return self.records is None or (located.pass_index, located.chunk) in self.claims
 
     def release(self, slot: int) -> None:
-        """Gives the slot's chunks back; its next holder goes on inside them. Those that are applied, it completes: the
-        next holder goes on behind them."""
+        """Completes the slot's chunks that are applied, and gives the others back: its next holder goes on in them."""
         held = self._leave(slot)
         if self.records is not None and held:
             self.records.release(self._with_progress(held))
 
     def rolled_back(self) -> None:
-        """A new generation began: what is pending is what the plan says of its first step, and what is discarded is
-        what the records say now."""
+        """Releases everything, as a new generation began."""
         for slot in {claim.slot for claim in list(self.claims.values())} | {slot for slot, _ in self._begun.values()}:
             self.release(slot)
 
     def lost(self, slot: int) -> None:
-        """The slot is somebody else's: what was claimed for it is theirs to claim, but for what is applied already."""
+        """Completes what is applied of a slot that is another trainer's now, and forgets its other claims."""
         held = self._leave(slot)
         if self.records is not None:
             self.records.forget(held)
 
     def _leave(self, slot: int) -> list[Claim]:
-        """Begins to complete what is applied of a slot, and returns the rest, which this trainer holds no more."""
+        """Begins to complete what is applied of a slot, and returns the rest, which is held no more."""
         self._await_claims(slot)
         lowest = self.shards.lowest()
         mine = [claim for claim in list(self.claims.values()) if claim.slot == slot]
@@ -145,12 +134,9 @@ class SyncQueue(TrainerQueue):
         self._background.close()
 
     def report_failure(self, work: Work, reason: str, records: Collection[int] = (), *, certain: bool = False) -> bool:
-        """Counts a failure of the batch of (step, slot); after too many in a row it is discarded.
-
-        Then a new generation begins: a holder before may have sent the batch to some of the shards, so this step and
-        what follows is done again, without it on all of them. `certain`: no trainer can read `records`, so one failure
-        is too many. True if the queue knows now.
-        """
+        """Counts a failure of the batch of (step, slot): see `ChunkQueue.fail`. After too many in a row the batch is
+        discarded, and a new generation begins: a holder before may have sent it to some of the shards. True if the
+        failure is recorded."""
         located = self.plan.locate(work.step, work.slot)
         if located is None:
             return False
@@ -159,14 +145,14 @@ class SyncQueue(TrainerQueue):
     def report_batch(
         self, pass_index: int, chunk: int, batch: int, reason: str, records: Collection[int] = (), certain: bool = False
     ) -> bool:
-        """As `report_failure`, of a batch of a claimed chunk. `records`: positions of those to blame, if known."""
+        """Does as `report_failure` for a batch of a claimed chunk."""
         claim = self.claims.get((pass_index, chunk))
         if claim is None or self.records is None:
             return False
         return self.records.fail(claim, batch, reason, records, certain)
 
     def forget_claims(self) -> None:
-        """The last step is applied: what is claimed still, the first shard completes."""
+        """Forgets all claims after the last step: the first shard completes them."""
         for slot in {slot for slot, _ in self._begun.values()}:
             self._await_claims(slot)
         self.claims.clear()
@@ -199,7 +185,7 @@ class SyncQueue(TrainerQueue):
         return not (key in self._begun or key in self.claims)
 
     def _begin_claims(self, slot: int, first: Located, terms: ClaimTerms) -> None:
-        """Begins to claim this chunk, if it is not known yet, and of those behind it what will be wanted soon."""
+        """Begins to claim this chunk, and those behind it that will be wanted soon, unless they are known."""
         wanted = CLAIM_SECONDS * self.pace.pace / max(1, len(self.shards.slots()))
         group: list[Located] = []
         located: Located | None = first
@@ -214,12 +200,12 @@ class SyncQueue(TrainerQueue):
             self._begun |= {(one.pass_index, one.chunk): (slot, future) for one in group}
 
     def _make_claims(self, slot: int, group: list[Located], terms: ClaimTerms) -> None:
-        """Claims the chunks. Raises WorkChanged when the slot is not ours any more."""
+        """Claims the chunks. Raises WorkChanged if the slot is lost."""
         assert self.records is not None
         self.claims |= {claim.key: claim for claim in self.records.claim(slot, group, terms)}
 
     def _join(self, key: ChunkKey) -> None:
-        """Returns when this claim is made, and with it those that are made together."""
+        """Returns when this claim, and those that are made together with it, are made."""
         _, future = self._begun[key]
         self._begun = {k: begun for k, begun in self._begun.items() if begun[1] is not future}
         future.result()

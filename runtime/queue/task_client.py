@@ -1,4 +1,4 @@
-"""Calls of the coordinator: found in etcd, repeated until they are answered, whichever coordinator that is by then."""
+"""Calls of the coordinator, repeated until the one that serves, as etcd says, has answered."""
 
 from __future__ import annotations
 
@@ -25,27 +25,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 LIMITS = Limits(max_frame=4096, max_header=64 << 20)
-"""Of answers. The coordinator takes in much less: what is long is told in several calls, ..."""
+"""Of answers; the coordinator takes in much less."""
 MAX_TASKS = 4096
-"""... about so many tasks at most."""
+"""Tasks that one call names."""
 ASK_AGAIN_SECONDS = 1.0
-"""After which a call that has no answer is sent again: it, or its answer, was lost."""
+"""A call without an answer is sent again after so long."""
 LOOK_SECONDS = 0.25
 LEAVE_SECONDS = 5.0
-"""For which a process that was asked to leave waits for an answer: its lease gives back what it holds."""
-WAIT_SECONDS = 5.0
-"""After so long without a coordinator, that is said, ..."""
-TELL_SECONDS = 60.0
-"""... and again."""
+"""How long a process that was asked to leave waits for an answer: its lease gives back what it holds."""
+WAIT_SECONDS, TELL_SECONDS = 5.0, 60.0
+"""After so long without a coordinator there is a warning, and then one each `TELL_SECONDS`."""
 UNKNOWN_SECONDS = 0.05
-"""A coordinator that does not know this process yet is asked again so much later: its view of etcd is behind."""
+"""A coordinator whose view of etcd does not have this process yet is asked again so much later."""
 MAX_RECORDS = 1 << 16
-"""Records that are told, of a batch; a batch of which more are bad is bad."""
+"""Bad records of a batch that are named; a batch with more of them is bad as a whole."""
 A = TypeVar("A", bound=TASK_ANSWERS)
 
 
 def waking(transport: ServerTransport | ClientTransport, client: TaskClient) -> Callable[[], None]:
-    """Wakes a role's main thread, and who waits for the coordinator's answer."""
+    """Returns a function that wakes a role's main thread, and the thread that waits for the coordinator."""
 
     def wake() -> None:
         transport.wake()
@@ -55,7 +53,7 @@ def waking(transport: ServerTransport | ClientTransport, client: TaskClient) -> 
 
 
 class CallRefused(GraphftError):
-    """The coordinator has refused a call; it changed nothing. `code`: see TasksRefused."""
+    """The coordinator has refused a call. `code`: see TasksRefused."""
 
     def __init__(self, refused: TasksRefused) -> None:
         super().__init__(
@@ -67,21 +65,18 @@ class CallRefused(GraphftError):
 
 
 class TaskClient:
-    """One process's calls, one after the other, from any of its threads. Calls that change something may be repeated:
-    see `protocol.task_queue`."""
+    """The calls of one process, one after the other, from any of its threads. Repeated calls are answered alike: see
+    `protocol.task_queue`. `leaving`: no answer is waited for longer than `LEAVE_SECONDS`."""
 
     def __init__(self, member: Member) -> None:
         self.member, self.leaving = member, False
-        """`leaving`: nothing is waited for longer than `LEAVE_SECONDS`."""
         self.transport = ZmqClient(member.id, LIMITS, member.login)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._address, self._waiting = "", False
-        self._sent, self._refusals = 0, 0
-        """How often the call was sent; refusals that belong to calls before."""
 
     def wake(self) -> None:
-        """The view has changed: who waits looks where the coordinator is. From any thread."""
+        """Has a waiting call look for the coordinator, as the view has changed. From any thread."""
         if self._waiting:
             self.transport.wake()
 
@@ -89,15 +84,14 @@ class TaskClient:
         self.transport.close()
 
     def call(self, make: Callable[[int], TASK_CALLS], answer: type[A]) -> A:
-        """The coordinator's answer to the call that `make` makes of its number; waits as long as this process may
-        believe in its lease. Raises CallRefused, LeaseLost; WorkChanged when the job is over, or when this process was
-        asked to leave and there is no answer for a while."""
+        """Returns the answer to the call that `make` makes of its number. Raises CallRefused, LeaseLost; WorkChanged
+        when the job is over, or when this process was asked to leave and there is no answer for a while."""
         from graphft.ops.context import WorkChanged  # with torch, which a launcher does without
 
         with self._lock:
             message, sent, began = make(next(self._numbers)), float("-inf"), time.monotonic()
             tell_at = began + WAIT_SECONDS
-            self._waiting, self._sent = True, 0
+            self._waiting = True
             try:
                 while True:
                     ended = self._ended(began)
@@ -106,7 +100,6 @@ class TaskClient:
                         tell_at = time.monotonic() + TELL_SECONDS
                     if not ended and (self._find() or time.monotonic() - sent > ASK_AGAIN_SECONDS):
                         self.transport.send(0, message)
-                        self._sent += 1
                         sent = time.monotonic()
                     # The answer to a call that ends the job follows the news of its end.
                     found = self._answer(message.call, through_wakes=ended) if sent > float("-inf") else None
@@ -123,7 +116,7 @@ class TaskClient:
                 self._waiting = False
 
     def cast(self, make: Callable[[int], TASK_CALLS]) -> None:
-        """Sends a call that is not answered, if there is a coordinator: at once, while others wait for theirs."""
+        """Sends a call that is not answered, if there is a coordinator, while another call may wait."""
         if self._address:
             self.transport.send(0, make(0))
 
@@ -135,7 +128,7 @@ class TaskClient:
         )
 
     def _ended(self, began: float) -> bool:
-        """True when there is nothing to wait for any more. Raises LeaseLost."""
+        """True if nothing is to be waited for any more. Raises LeaseLost."""
         member = self.member
         member.check_lease()
         member.progress.beat()  # a wait for another process, which the lease limits
@@ -143,7 +136,7 @@ class TaskClient:
         return member.view.over or (leaving and time.monotonic() - began > LEAVE_SECONDS)
 
     def _find(self) -> bool:
-        """Connects to the coordinator that serves now; whether that is another one than before."""
+        """Connects to the coordinator that serves now. True if it is another one than before."""
         serving = self.member.view.coordinator
         address = serving.address if serving is not None else ""
         if address in ("", self._address):
@@ -155,18 +148,14 @@ class TaskClient:
         return True
 
     def _answer(self, number: int, through_wakes: bool) -> TASK_ANSWERS | None:
-        """The answer to this call, if it comes within a moment. Those to earlier ones are dropped: whatever they gave
-        is given back by the next renewal, which does not name it. `through_wakes`: whatever changes meanwhile."""
+        """Returns the answer to this call, if it comes within a moment. Answers to earlier ones are dropped: what they
+        gave is not named by the next renewal, and so given back. `through_wakes`: goes on waiting when woken."""
         end = time.monotonic() + LOOK_SECONDS
         while (left := end - time.monotonic()) > 0:
             reply = self.transport.receive(left)
             if reply is None and not through_wakes:
                 return None
             if reply is not None and isinstance(reply.message, Refused) and reply.message.code == "malformed":
-                if self._refusals:
-                    self._refusals -= 1
-                    continue
-                self._refusals = self._sent - 1
                 return TasksRefused(number, "malformed", "it cannot be read")
             if reply is not None and isinstance(reply.message, TASK_ANSWERS) and reply.message.call == number:
                 return reply.message
@@ -184,8 +173,8 @@ def fail_task(
     certain: bool = False,
     rest: bool = False,
 ) -> Change | None:
-    """Counts a failure of the batch, with `rest` of all behind it; what became of it, or None: the task is another's by
-    now."""
+    """Counts a failure of the batch, with `rest` of all behind it, and returns what was recorded; None: the task is
+    another's by now."""
 
     def call(number: int) -> FailTask:
         where = pass_index, chunk, attempt, batch
@@ -196,7 +185,6 @@ def fail_task(
 
 
 def change_of(answer: TaskFailed) -> Change | None:
-    """Returns the change that the coordinator has recorded."""
     if not answer.outcome:
         return None
     return msgspec.convert(
@@ -207,8 +195,8 @@ def change_of(answer: TaskFailed) -> Change | None:
 def report_failed(
     etcd: Store, keys: Keys, login: Login, place: tuple[int, int, int], claim: int, reason: str, deadline: float
 ) -> Change | None:
-    """`fail_task` for a process that is no member of the job: of (pass, chunk, batch), under the claim (the
-    attempt) of its trainer, which is dead. None also when no coordinator has answered within `deadline` seconds."""
+    """Does as `fail_task` for a process that is no member of the job: of (pass, chunk, batch), under the claim (the
+    attempt) of a dead trainer. None also if no coordinator has answered within `deadline` seconds."""
     end = time.monotonic() + deadline
     client = ZmqClient("launcher", LIMITS, login)
     message = FailTask(1, "", place[0], place[1], claim, place[2], plain_text(reason))
