@@ -91,7 +91,7 @@ zoo: setup .zoo  ## what users of torch train, captured and compared with torch 
 converge: setup  ## sync, async and its modes side by side, with the tables of docs/convergence.md (about 15 minutes)
 	@$(PY) benchmarks/convergence.py --faults 4
 
-chaos: setup  ## 955 random faults on 14 jobs, sync and async (an hour or more; fewer: ARGS="--only sync --share 0.5")
+chaos: setup  ## 720 random faults on 10 jobs, sync and async (an hour or more; fewer: ARGS="--only sync --share 0.5")
 	@$(PY) -m tests.chaos $(ARGS)
 
 sim: setup  ## real roles in a simulated world: SEEDS sync and async jobs, with and without a coordinator

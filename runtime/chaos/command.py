@@ -31,7 +31,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--faults", type=int, default=50, metavar="N", help="how many (default: 50)")
     add("--seed", type=int, default=0, help="of the schedule (default: 0)")
     add("--kinds", default="", metavar="K,K...", help="only these kinds of faults (default: all)")
-    add("--etcd-members", type=int, choices=(1, 3, 5), default=1, help="size of etcd (default: 1)")
     hang = f"seconds without progress that count as a hang (default: {PATIENCE:.0f})"
     add("--patience", type=float, default=PATIENCE, metavar="S", help=hang)
     add("--dir", default="", metavar="DIR", help="where to run (default: jobs/<name>-chaos-<seed>)")
@@ -51,7 +50,7 @@ def _chaos(options: argparse.Namespace) -> int:
         raise GraphftError("which job?", rule="usage", help="give a script, or --job DIR of a saved job")
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     kinds = tuple(k for k in options.kinds.split(",") if k)
-    chosen = ChaosOptions(options.faults, options.seed, kinds, options.etcd_members, options.patience)
+    chosen = ChaosOptions(options.faults, options.seed, kinds, options.patience)
     name = Path(options.job or options.script).resolve().name.removesuffix(".py")
     work = Path(options.dir or f"jobs/{name}-chaos-{options.seed}")
     source = Path(options.job or work / "job")
@@ -137,7 +136,7 @@ def run_chaos(prepared: Prepared, options: ChaosOptions, say: Callable[[str], ob
 
     job = prepared.job
     steps = last_step(job, prepared.reference) if job.config.sync else job.config.total_steps  # it may stop early
-    kinds = kinds_of(options.kinds, options.members, job.config.dispatch == "coordinator")
+    kinds = kinds_of(options.kinds, job.config.dispatch == "coordinator")
     schedule = make_schedule(options.seed, options.faults, kinds, steps, job.config.lease_ttl)
     report = Run(job, prepared.folder, options, schedule, say, steps).play()
     if report.completed and not job.config.sync:

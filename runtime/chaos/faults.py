@@ -33,9 +33,6 @@ kill: SIGKILL; with a plural, of all of them at once; kill-job: of the launcher 
 job is launched again. pause and freeze: SIGSTOP, then SIGCONT before or after the lease has ended. remove: SIGTERM.
 """
 
-CLUSTER_WEIGHTS = {"kill-leader": 3}
-"""Only with several members of etcd; the etcd faults above then befall any of them, but freeze-etcd all."""
-
 COORDINATOR_WEIGHTS = {"kill-coordinator": 10, "kill-coordinators": 4, "pause-coordinator": 2, "freeze-coordinator": 2}
 """Only of a job whose tasks a coordinator gives out. They befall the one that serves twice out of three times."""
 
@@ -63,10 +60,10 @@ class Fault:
         return candidates[int(self.target * len(candidates))]
 
 
-def kinds_of(wanted: Sequence[str], members: int, coordinator: bool = False) -> tuple[str, ...]:
-    """Returns the kinds that are asked for (none: all). Raises GraphftError for one that is not possible with so many
-    `members` of etcd, or without a `coordinator`."""
-    possible = WEIGHTS | (CLUSTER_WEIGHTS if members > 1 else {}) | (COORDINATOR_WEIGHTS if coordinator else {})
+def kinds_of(wanted: Sequence[str], coordinator: bool = False) -> tuple[str, ...]:
+    """Returns the kinds that are asked for (none: all). Raises GraphftError for one that is not possible
+    without a `coordinator`."""
+    possible = WEIGHTS | (COORDINATOR_WEIGHTS if coordinator else {})
     unknown = [k for k in wanted if k not in possible]
     if unknown:
         raise GraphftError(
@@ -77,7 +74,7 @@ def kinds_of(wanted: Sequence[str], members: int, coordinator: bool = False) -> 
 
 def make_schedule(seed: int, count: int, kinds: Sequence[str], total_steps: int, lease_ttl: float) -> list[Fault]:
     """`count` faults over the job's steps, each kind at least once if there is room for all."""
-    weights = {k: w for k, w in (WEIGHTS | CLUSTER_WEIGHTS | COORDINATOR_WEIGHTS).items() if k in kinds}
+    weights = {k: w for k, w in (WEIGHTS | COORDINATOR_WEIGHTS).items() if k in kinds}
     if not weights or not count:
         return []
     rng = random.Random(seed)

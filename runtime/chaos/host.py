@@ -14,11 +14,10 @@ from typing import Any
 import psutil
 
 from graphft.errors import GraphftError, plain_text
-from graphft.runtime.chaos.faults import Fault
 from graphft.runtime.coordination.connect import connect_role, write_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
-from graphft.runtime.etcd import EmbeddedCluster, Etcd, EtcdError
+from graphft.runtime.etcd import Etcd
 from graphft.runtime.process.role_process import role_environment, spawn, start_role
 from graphft.transpiler import Job
 
@@ -32,12 +31,11 @@ COORDINATORS = 2
 
 
 class Host:
-    """One job on this machine. `members` of etcd: 1, the launcher's own; more, a cluster beside the launcher."""
+    """One job on this machine, with the launcher's own etcd."""
 
-    def __init__(self, job: Job, folder: Path, members: int) -> None:
+    def __init__(self, job: Job, folder: Path) -> None:
         self.job, self.folder = job, folder.resolve()
         self.has_coordinator = job.config.dispatch == "coordinator"
-        self.cluster = EmbeddedCluster(self.folder / "etcd-cluster", members) if members > 1 else None
         self.launcher: subprocess.Popen[bytes] | None = None
         self.status: JobStatus | None = None
         """As of the last look at which etcd answered."""
@@ -48,16 +46,9 @@ class Host:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._stopped: dict[int, float] = {}
 
-    def start(self) -> None:
-        if self.cluster is not None:
-            self.cluster.start()
-        self.launch()
-
     def launch(self) -> None:
         """Starts the launcher, and waits until its etcd answers. Raises GraphftError if it does not."""
         command = ["launch", "--quiet", "--job", str(self.folder)]
-        if self.cluster is not None:
-            command += ["--etcd", ",".join(self.cluster.endpoints)]
         if self.has_coordinator:
             command += ["--coordinators", str(COORDINATORS)]
         write_endpoints(self.folder, "")
@@ -116,8 +107,6 @@ class Host:
             except subprocess.TimeoutExpired:
                 self.launcher.kill()
                 self.launcher.wait()
-        if self.cluster is not None:
-            self.cluster.stop()
 
     def _forget(self) -> None:
         """Ends the trainers that were added, and the connection to etcd."""
@@ -147,29 +136,10 @@ class Host:
         except psutil.Error:
             return None
 
-    def etcd_processes(self) -> list[psutil.Process]:
-        """Returns the launcher's etcd, or the members of the cluster that run."""
-        if self.cluster is not None:
-            found = [self._process(m.pid) for m in self.cluster.members if m.running]
-        else:
-            assert self.launcher is not None
-            found = [p for p in psutil.Process(self.launcher.pid).children() if _is_etcd(p)]
-        return [p for p in found if p is not None]
-
-    def kill_member(self, fault: Fault, leader: bool) -> str:
-        """Kills a member of the cluster, which comes back with its data after the fault's seconds. Returns "" if none
-        runs."""
-        assert self.cluster is not None
-        running = [m for m in self.cluster.members if m.running]
-        if not running:
-            return ""
-        member = fault.pick(running)
-        if leader:
-            with contextlib.suppress(EtcdError):
-                member = self.cluster.leader()
-        member.kill()
-        self.later(fault.seconds, lambda: None if member.running else member.launch())
-        return f"etcd member {self.cluster.members.index(member)}, away for {fault.seconds:.1f} s"
+    def etcd(self) -> list[tuple[str, psutil.Process]]:
+        """Returns the launcher's etcd, if it runs."""
+        assert self.launcher is not None
+        return [("etcd", p) for p in psutil.Process(self.launcher.pid).children() if _is_etcd(p)]
 
     def add_trainer(self) -> str:
         """Starts one more trainer, which is not started again when it dies."""
@@ -188,16 +158,13 @@ class Host:
         return f"trainer {name}"
 
     def kill_all(self) -> None:
-        """Kills the launcher, with which its roles and its etcd die, added trainers, and the cluster; then launches the
-        job again, in the folder that it left."""
+        """Kills the launcher, with which its roles and its etcd die, and added trainers; then launches the job again,
+        in the folder that it left."""
         assert self.launcher is not None
         roles = psutil.Process(self.launcher.pid).children(recursive=True)
         self.launcher.kill()
         self.launcher.wait()
         self._forget()
-        members = self.cluster.members if self.cluster is not None else ()
-        for member in members:
-            member.kill()
         self._timers.clear()
         self._stopped.clear()
         _, left = psutil.wait_procs(roles, timeout=DEATH_SECONDS)
@@ -207,10 +174,6 @@ class Host:
                 rule="chaos",
                 help="roles and etcd are to die with the process that started them",
             )
-        for member in members:
-            member.launch()
-        for member in members:
-            member.await_healthy()
         self.launch()
 
     def tell_stories(self) -> None:

@@ -38,8 +38,6 @@ NEARLY = 0.98
 LATE_SHARE = 0.02
 """A fault that is late by this share of the steps waits for nothing but that the job goes on: else a fast one is over
 before it has suffered what it was to suffer."""
-SPARE_TRAINERS = 2
-"""So many trainers more than slots are added at most."""
 DIFFERENCES_SHOWN = 20
 
 
@@ -50,7 +48,6 @@ class ChaosOptions:
     faults: int = 50
     seed: int = 0
     kinds: tuple[str, ...] = ()
-    members: int = 1
     patience: float = 120.0
 
 
@@ -58,14 +55,12 @@ class ChaosOptions:
 class Recovery:
     """One fault, and the seconds until later steps were complete; None while they are not.
 
-    `alone`: the job was whole, and recovered before the next fault. `gone`: the ids of processes that it killed. What
-    is seen before `since` proves nothing.
+    `gone`: the ids of processes that it killed. What is seen before `since` proves nothing.
     """
 
     kind: str
     what: str
     step: int
-    alone: bool
     at: float
     since: float
     gone: frozenset[str] = frozenset()
@@ -89,7 +84,6 @@ class Report:
 
     job: str
     seed: int
-    members: int
     total_steps: int
     planned: int
     recoveries: list[Recovery] = field(default_factory=list)
@@ -139,14 +133,14 @@ class Report:
 
 
 def recovery_table(title: str, recoveries: Sequence[Recovery]) -> Table:
-    """Returns seconds by kind of fault, and of those that came during another's recovery."""
+    """Returns seconds by kind of fault."""
     table = Table(title=title, title_justify="left")
     for column in ("fault", "times", "median s", "worst s"):
         table.add_column(column, justify="left" if column == "fault" else "right")
     groups: dict[str, list[float]] = {}
     for r in recoveries:
         if r.seconds is not None:
-            groups.setdefault(r.kind if r.alone else "during a recovery", []).append(r.seconds)
+            groups.setdefault(r.kind, []).append(r.seconds)
     for kind, seconds in sorted(groups.items()):
         table.add_row(kind, str(len(seconds)), f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}")
     return table
@@ -167,8 +161,8 @@ class Run:
         self.job, self.folder, self.options, self.say = job, folder, options, say
         self.steps = job.config.total_steps if steps is None else steps
         self.left = list(schedule)
-        self.host = Host(job, folder, options.members)
-        self.report = Report(job.config.name, options.seed, options.members, self.steps, len(schedule))
+        self.host = Host(job, folder)
+        self.report = Report(job.config.name, options.seed, self.steps, len(schedule))
         self.step = 0
         """The lowest version of the shards when all were last seen."""
         self._trainers = job.config.trainers
@@ -179,7 +173,7 @@ class Run:
     def play(self) -> Report:
         report = self.report
         try:
-            self.host.start()
+            self.host.launch()
             self._follow()
         except GraphftError as error:
             report.problem = str(error)
@@ -263,18 +257,16 @@ class Run:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def _fire(self, fault: Fault) -> None:
-        alone, at = not self._open and self.host.whole and self._all_there(), time.monotonic()
+        at, during = time.monotonic(), " (during a recovery)" * bool(self._open)
         done = self._do(fault)
         if done is None:  # there is no process that it could befall: later
             self.left.insert(0, replace(fault, after=None))
             return
         self._fired_at, (kind, what, gone) = at, done
-        for other in self._open:
-            other.alone = False
         without_etcd = fault.seconds if kind in ("pause-etcd", "freeze-etcd") else 0.0  # steps may go on for a while
         since = time.monotonic() + max(SETTLE_SECONDS, without_etcd)
-        self.report.recoveries.append(Recovery(kind, what, self.step, alone, at, since, gone))
-        self._tell(f"! step {self.step:>5}  {kind}: {what}{'' if alone else ' (during a recovery)'}")
+        self.report.recoveries.append(Recovery(kind, what, self.step, at, since, gone))
+        self._tell(f"! step {self.step:>5}  {kind}: {what}{during}")
 
     def _do(self, fault: Fault) -> tuple[str, str, frozenset[str]] | None:
         """Carries a fault out. Returns its kind, a text, and the ids of those that it killed; None: there is no process
@@ -285,42 +277,20 @@ class Run:
             self._trainers = self.job.config.trainers
             self._progress_at = time.monotonic() + START_SECONDS
             return fault.kind, "launcher, roles and etcd; launched again", frozenset()
-        if whom in ("etcd", "leader"):
-            what = self._hurt_etcd(fault, verb, whom)
-            return (fault.kind, what, frozenset()) if what else None
-        if verb in ("add", "remove"):
-            return self._resize(fault, verb)
-        live = self.host.members(whom.removesuffix("s"))
-        if not live:
+        if verb == "add":
+            return fault.kind, self.host.add_trainer(), frozenset()
+        live = self.host.members(whom.removesuffix("s")) if whom != "etcd" else self.host.etcd()
+        if len(live) <= (verb == "remove"):  # the last trainer stays
             return None
+        if verb == "remove":
+            self._trainers = min(self._trainers, len(live)) - 1
+            return fault.kind, self.host.remove_trainer(*fault.pick(live)), frozenset()
         often = [live[0]] if whom == "coordinator" else []  # the one that serves
         chosen = live if whom.endswith("s") else [fault.pick([*often, *live])]
         for _, process in chosen:
             self._hurt(process, verb, fault.seconds)
         ids = [name for name, _ in chosen]
         return fault.kind, ", ".join(ids) + _lasting(verb, fault.seconds), frozenset(ids if verb == "kill" else ())
-
-    def _hurt_etcd(self, fault: Fault, verb: str, whom: str) -> str:
-        """Returns what was done; "" when etcd does not run at the moment."""
-        if verb == "kill" and self.host.cluster is not None:
-            return self.host.kill_member(fault, whom == "leader")
-        processes = self.host.etcd_processes()
-        if not processes:
-            return ""
-        chosen = processes if verb == "freeze" else [fault.pick(processes)]
-        for process in chosen:
-            self._hurt(process, verb, fault.seconds)
-        return f"{len(chosen)} of {len(processes)} servers{_lasting(verb, fault.seconds)}"
-
-    def _resize(self, fault: Fault, verb: str) -> tuple[str, str, frozenset[str]]:
-        """Adds or removes a trainer; the other of the two when there are too many, or only one."""
-        live = self.host.members("trainer")
-        if verb == "add" and len(live) >= self.job.config.trainers + SPARE_TRAINERS:
-            verb = "remove"
-        if verb == "remove" and len(live) > 1:
-            self._trainers = min(self._trainers, len(live)) - 1
-            return "remove-trainer", self.host.remove_trainer(*fault.pick(live)), frozenset()
-        return "add-trainer", self.host.add_trainer(), frozenset()
 
     def _hurt(self, process: psutil.Process, verb: str, seconds: float) -> None:
         if verb == "kill":

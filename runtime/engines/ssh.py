@@ -47,26 +47,16 @@ CONNECTING = 8
 """At most so many connections to a machine begin at once: sshd drops some of more than ten (MaxStartups)."""
 BEGIN_SECONDS = 180.0
 """A process may take so long to begin: to connect, to log in, and to import from a slow file system."""
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
-"""Between two tries of a machine that refuses processes: twice as long each time."""
-TRIES = 5
-"""Each machine is tried so often before a launch is given up that has not begun a single process."""
+AGAIN_SECONDS = 10.0
+"""Between two tries of a machine that refuses processes."""
+NEVER_SECONDS = 60.0
+"""A launch that has not begun a single process, and that all machines refuse, is given up after so long."""
 
 BOOT = (
     "import json,os,sys;o=json.loads(sys.stdin.buffer.readline());os.environ.update(o['environment']);"
     "os.path.isdir(o['folder']) and os.chdir(o['folder']);os.execv(sys.executable,[sys.executable,*o['command']])"
 )
 """Run there: takes the variables, goes to the launcher's working directory if there is one, and becomes the command."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a machine took no process, `times` in a row; the last one was learnt `at`, and it is left alone `until`."""
-
-    why: str
-    at: float
-    until: float
-    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +119,10 @@ class SshEngine(RemoteEngine[SshStep]):
     def __init__(self, run: Run, options: Ssh) -> None:
         super().__init__(run)
         self._options, self._hosts = options, list(options.hosts)
-        self._refusals: dict[str, Refusal] = {}
-        self._worked = False
-        """True if any process has ever begun."""
+        self._refused: dict[str, tuple[str, float]] = {}
+        """By machine that takes no processes: why, and until when it is left alone."""
+        self._worked, self._opened_at = False, time.monotonic()
+        """`_worked`: True if any process has ever begun."""
 
     @property
     def host(self) -> str:
@@ -148,8 +139,7 @@ class SshEngine(RemoteEngine[SshStep]):
     def start(self, order: Order) -> SshStep:
         self.look()
         self.check_open()
-        now = time.monotonic()
-        free = [host for host in self._hosts if host not in self._refusals or now >= self._refusals[host].until]
+        free = [host for host in self._hosts if time.monotonic() >= self._refused.get(host, ("", 0.0))[1]]
         if not free:
             raise EngineError(f"no machine takes it now: {self._reasons()}", rule="ssh", help="see `ssh HOST`")
         host = min(free, key=lambda host: self._load(host, order.role))
@@ -172,8 +162,8 @@ class SshEngine(RemoteEngine[SshStep]):
         for step in self._processes:
             if step.begun is None and step.asked_at < late:
                 step.refuse(f"it has not begun within {BEGIN_SECONDS:.0f} s")
-        tried = [self._refusals[host].times if host in self._refusals else 0 for host in self._hosts]
-        if not self._worked and min(tried) >= TRIES:
+        refused_by_all = len(self._refused) == len(self._hosts)
+        if refused_by_all and not self._worked and time.monotonic() > self._opened_at + NEVER_SECONDS:
             try_it = f"`ssh HOST {self._python} -m graphft --help`"
             raise UsageError(
                 f"no machine takes a process: {self._reasons()} (see {try_it}; --python names another interpreter)",
@@ -182,23 +172,19 @@ class SshEngine(RemoteEngine[SshStep]):
             )
 
     def noted(self, step: SshStep) -> None:
-        """Leaves a machine alone that refuses processes, for a while that grows."""
-        before, now = self._refusals.get(step.host), time.monotonic()
-        why = "the connection to it is lost" if step.lost else step.refused
+        """Leaves a machine alone for a while that refuses processes."""
         self._worked = self._worked or step.begun is not None
-        if step.poll() is None:
-            if before is not None and step.asked_at > before.at:
-                del self._refusals[step.host]
-                log.warning("%s takes processes again", step.host)
-        elif why and before is None:
-            self._refusals[step.host] = Refusal(why, now, now + FIRST_WAIT_SECONDS, 1)
-            log.warning("%s takes no process (%s); others do what they can, and it is tried again", step.host, why)
-        elif why and before is not None and step.asked_at > before.at:
-            wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2**before.times)
-            self._refusals[step.host] = Refusal(why, now, now + wait, before.times + 1)
+        why = "the connection to it is lost" if step.lost else step.refused
+        if why:
+            if step.host not in self._refused:
+                log.warning("%s takes no process (%s); others do what they can, and it is tried again", step.host, why)
+            self._refused[step.host] = (why, time.monotonic() + AGAIN_SECONDS)
+        elif step.host in self._refused and step.poll() is None and step.asked_at > self._refused[step.host][1]:
+            del self._refused[step.host]
+            log.warning("%s takes processes again", step.host)
 
     def _reasons(self) -> str:
-        return "; ".join(f"{host}: {refusal.why}" for host, refusal in self._refusals.items())
+        return "; ".join(f"{host}: {why}" for host, (why, _) in self._refused.items())
 
     def _load(self, host: str, role: str) -> tuple[int, int]:
         there = [step.order.role for step in self._processes if step.host == host]

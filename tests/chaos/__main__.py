@@ -17,12 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from graphft.runtime.chaos.command import Prepared, prepare, run_chaos, save_script
-from graphft.runtime.chaos.faults import CLUSTER_WEIGHTS, COORDINATOR_WEIGHTS, WEIGHTS
+from graphft.runtime.chaos.faults import COORDINATOR_WEIGHTS
 from graphft.runtime.chaos.run import ChaosOptions, Report, recovery_table
 
 WIDTH = 120
 PATIENCE = 300.0
-PROCESSES = (*WEIGHTS, *CLUSTER_WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,10 @@ class Plan:
     group: str
     script: tuple[str, ...]
     faults: int
-    members: int
     kinds: tuple[str, ...] = ()
 
     def options(self, seed: int, share: float) -> ChaosOptions:
-        possible = tuple(k for k in self.kinds if self.members > 1 or k not in CLUSTER_WEIGHTS)
-        return ChaosOptions(max(1, round(self.faults * share)), seed, possible, self.members, PATIENCE)
+        return ChaosOptions(max(1, round(self.faults * share)), seed, self.kinds, PATIENCE)
 
 
 FLIGHTS = ("examples/03_flights.py", "--small", "--kill-at", "0", "--passes")
@@ -47,18 +44,16 @@ TASKS = ("tests/chaos/many_tasks.py", "--passes")
 COORDINATED = (*COORDINATOR_WEIGHTS, "kill-etcd", "kill-trainer", "kill-pserver", "pause-trainer", "kill-job")
 """Of the faults of processes that are no coordinators some: those that may come between one and its queue."""
 PLANS = (
-    Plan("flights", "sync", (*FLIGHTS, "80"), 65, 1, PROCESSES),
-    Plan("digits", "sync", (*DIGITS, "100"), 65, 3, PROCESSES),
-    Plan("gpt", "sync", ("examples/04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
-    Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 80, 1, PROCESSES),
-    Plan("async-digits", "async", (*DIGITS, "110", "--mode", "async"), 80, 3, PROCESSES),
-    Plan("coordinator-sync", "coordinator", (*TASKS, "100"), 160, 1, COORDINATED),
-    Plan("coordinator-async", "coordinator", (*TASKS, "80", "--mode", "async"), 160, 1, COORDINATED),
-    Plan("coordinator-sync-cluster", "coordinator", (*TASKS, "60"), 60, 3),
-    Plan("coordinator-async-cluster", "coordinator", (*TASKS, "60", "--mode", "async"), 60, 3),
-    Plan("dc-asgd", "modes", (*DIGITS, "40", "--mode", "dc_asgd"), 20, 1, PROCESSES),
-    Plan("half-async", "modes", (*FLIGHTS, "60", "--mode", "half_async"), 20, 1, PROCESSES),
-    Plan("geo-sgd", "modes", (*DIGITS, "60", "--mode", "geo_sgd"), 20, 1, PROCESSES),
+    Plan("flights", "sync", (*FLIGHTS, "80"), 65),
+    Plan("digits", "sync", (*DIGITS, "100"), 65),
+    Plan("gpt", "sync", ("examples/04_tiny_gpt.py", "--small", "--passes", "30"), 50),
+    Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 80),
+    Plan("async-digits", "async", (*DIGITS, "110", "--mode", "async"), 80),
+    Plan("coordinator-sync", "coordinator", (*TASKS, "100"), 160, COORDINATED),
+    Plan("coordinator-async", "coordinator", (*TASKS, "80", "--mode", "async"), 160, COORDINATED),
+    Plan("dc-asgd", "modes", (*DIGITS, "40", "--mode", "dc_asgd"), 20),
+    Plan("half-async", "modes", (*FLIGHTS, "60", "--mode", "half_async"), 20),
+    Plan("geo-sgd", "modes", (*DIGITS, "60", "--mode", "geo_sgd"), 20),
 )
 
 
@@ -83,7 +78,7 @@ def main() -> int:
     shutil.rmtree(work, ignore_errors=True)
     started, reports, known = time.monotonic(), dict[str, Report](), dict[tuple[str, ...], Prepared]()
     for number, plan in enumerate(plans):
-        console.print(f"===== {plan.name}: {' '.join(plan.script)}, {plan.members} etcd, seed {options.seed + number}")
+        console.print(f"===== {plan.name}: {' '.join(plan.script)}, seed {options.seed + number}")
         prepared = _prepare(plan, work / plan.name, known)
         report = run_chaos(prepared, plan.options(options.seed + number, options.share), console.print)
         console.print(report.render())

@@ -140,19 +140,19 @@ def test_what_cannot_be_done(
 
 
 def test_only_what_is_complete_and_identical_is_well() -> None:
-    assert not Report("j", 0, 1, 10, 0, completed=True, identical=False, different=["w: differs"]).ok
-    assert not Report("j", 0, 1, 10, 0, completed=True).ok, "nothing was compared"
-    assert Report("j", 0, 1, 10, 1, completed=True, exactly_once=True).ok
+    assert not Report("j", 0, 10, 0, completed=True, identical=False, different=["w: differs"]).ok
+    assert not Report("j", 0, 10, 0, completed=True).ok, "nothing was compared"
+    assert Report("j", 0, 10, 1, completed=True, exactly_once=True).ok
 
 
 def test_a_recovery_is_over_two_steps_after_where_it_fell_back_to() -> None:
-    fault = Recovery("kill-pserver", "", 14, True, at=1.0, since=1.5, gone=frozenset("b"))
+    fault = Recovery("kill-pserver", "", 14, at=1.0, since=1.5, gone=frozenset("b"))
     assert not fault.look(14, frozenset("ab"), 100, 2.0), "still the one that was killed"
     assert not fault.look(5, frozenset("ac"), 100, 2.1)
     assert not fault.look(6, frozenset("ac"), 100, 2.2), "the step in flight does not count"
     assert fault.look(7, frozenset("ac"), 100, 2.5)
     assert fault.seconds == 1.5
-    late = Recovery("kill-trainer", "", 100, True, at=1.0, since=1.5)
+    late = Recovery("kill-trainer", "", 100, at=1.0, since=1.5)
     assert not late.look(100, frozenset(), 100, 1.4)
     assert late.look(100, frozenset(), 100, 1.6)
 
@@ -168,7 +168,7 @@ def test_when_a_fault_is_due(tmp_path: Path, prepared: Prepared, step: int, afte
     run.host.later(60.0, lambda: None)
     fault = Fault("kill-job", step=50, after=after, target=0.0, seconds=1.0)
     assert run.due(fault, now=30.0) is due
-    run.report.recoveries.append(Recovery("kill-pserver", "", 0, True, 29.0, 29.0))
+    run.report.recoveries.append(Recovery("kill-pserver", "", 0, 29.0, 29.0))
     assert run.due(fault, now=30.0) is (due and after is not None)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.compare import differences, metric_differences
-from graphft.runtime.chaos.faults import CLUSTER_WEIGHTS, COORDINATOR_WEIGHTS, WEIGHTS, kinds_of, make_schedule
+from graphft.runtime.chaos.faults import COORDINATOR_WEIGHTS, WEIGHTS, kinds_of, make_schedule
 from tests.support.metric_rows import write_rows
 
 KINDS = tuple(WEIGHTS)
@@ -32,13 +32,12 @@ def test_schedules() -> None:
 
 
 def test_kinds() -> None:
-    assert set(kinds_of((), 1)) == {*WEIGHTS}
-    assert set(kinds_of((), 3)) == {*WEIGHTS, *CLUSTER_WEIGHTS}
-    assert set(kinds_of((), 1, coordinator=True)) == {*WEIGHTS, *COORDINATOR_WEIGHTS}
-    assert kinds_of(("add-trainer", "kill-job"), 1) == ("add-trainer", "kill-job")
-    for impossible in ("kill-leader", "kill-coordinator"):
+    assert set(kinds_of(())) == {*WEIGHTS}
+    assert set(kinds_of((), coordinator=True)) == {*WEIGHTS, *COORDINATOR_WEIGHTS}
+    assert kinds_of(("add-trainer", "kill-job")) == ("add-trainer", "kill-job")
+    for impossible in ("flood", "kill-coordinator"):
         with pytest.raises(GraphftError) as caught:
-            kinds_of((impossible,), 1)
+            kinds_of((impossible,))
         assert caught.value.rule == "chaos-kind"
 
 

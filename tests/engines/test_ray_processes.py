@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from graphft.errors import UsageError
 from graphft.runtime.engines.base import EngineError, Order, Process, Run
 from graphft.runtime.engines.ray import Ray
 from graphft.runtime.process.role_process import role_environment
@@ -62,19 +61,6 @@ def test_it_keeps_the_contract_of_engines(nodes: Nodes, job: Path) -> None:
     check(Ray(nodes.address, resources=half).open(Run(job, str(job), role_environment())))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_it(engine: Any, signum: int) -> None:
-    process = made(engine.start(trainer(0)))
-    assert process.await_made() == process.identity
-    assert process.place.startswith("node ")
-    assert [(listed.role, listed.state) for listed in engine.list()] == [("trainer", "running")]
-    until(lambda: any("etcd did not answer" in line for line in engine.logs(trainer(0), 20)), SECONDS)
-    process.send_signal(signum)
-    assert process.wait(SECONDS) == process.poll() == -signum
-    until(lambda: process.identity.dead)
-    assert engine.list() == []
-
-
 def demands(nodes: Nodes) -> list[tuple[dict[str, float], int]]:
     """What an autoscaler is told: what has no room, and how often."""
     from ray.autoscaler.v2.sdk import get_cluster_status
@@ -119,13 +105,6 @@ def test_who_waits_for_room_that_others_have(nodes: Nodes, job: Path) -> None:
         engine.close()
 
 
-def test_its_exit_status_and_its_last_words_are_told(engine: Any, job: Path, tmp_path: Path) -> None:
-    engine.run = Run(job, str(tmp_path / "no-job"), role_environment())
-    assert engine.start(trainer(7)).wait(SECONDS) == 2
-    assert "no-job" in "\n".join(engine.logs(trainer(7), 5))
-    assert engine.run.log(trainer(7)).read_text().splitlines()[-5:] == engine.logs(trainer(7), 5)
-
-
 def test_it_ends_with_its_actor_and_that_is_sigkill(engine: Any) -> None:
     process = made(engine.start(trainer(0)))
     with open(f"/proc/{process.pid}/stat") as file:
@@ -143,8 +122,3 @@ def test_close_ends_everything(nodes: Nodes, job: Path) -> None:
     assert (process.poll(), waiting.poll()) == (-signal.SIGKILL, -signal.SIGKILL)
     until(lambda: process.identity.dead)
     assert not ray.is_initialized()
-
-
-def test_options_are_checked() -> None:
-    with pytest.raises(UsageError, match="resources names worker"):
-        Ray(resources={"worker": {"CPU": 1}})

@@ -73,16 +73,6 @@ def test_the_first_node_is_lost(saved: SlurmJob, undisturbed: Played) -> None:
     assert_trained(saved, undisturbed)
 
 
-def test_the_whole_job_is_requeued(saved: SlurmJob, undisturbed: Played) -> None:
-    number = saved.submit("--nodes", "2")
-    saved.until(at(20))
-    saved.cluster.call("scontrol", "requeue", number)
-    assert saved.ends(number) == "COMPLETED"
-    assert saved.cluster.job_field(number, "Restarts") == "1"
-    assert "resuming" in saved.said()
-    assert_trained(saved, undisturbed)
-
-
 def test_drained_before_its_time_is_over_and_queued_again(saved: SlurmJob, undisturbed: Played) -> None:
     number = saved.submit("--nodes", "2")
     saved.until(at(20))

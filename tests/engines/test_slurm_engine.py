@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from graphft.errors import UsageError
-from graphft.runtime.engines.base import EngineError, Order, Run
+from graphft.runtime.engines.base import Order, Run
 from graphft.runtime.engines.slurm import Slurm, SlurmEngine, SlurmStep
 from graphft.runtime.etcd.embedded import free_ports
 from graphft.runtime.process.identity import UNKNOWN
@@ -94,27 +94,6 @@ def test_what_holds_in_an_allocation(opened: Opened, allocation: dict[str, str])
     check(opened(**allocation))
 
 
-def test_begun_and_killed(opened: Opened, cluster: SlurmCluster) -> None:
-    engine = opened()
-    step = engine.start(trainer())
-    identity = step.await_made()
-    assert psutil.Process(step.pid).cmdline()[-4:-1] == [
-        "trainer",
-        f"--job={engine.run.job}",
-        f"--etcd={step.order.etcd}",
-    ]
-    assert identity.visible  # all nodes are this machine
-    assert not identity.dead
-    assert step.place in cluster.nodes
-    assert [(each.role, each.index, each.place, each.state) for each in engine.list()] == [
-        ("trainer", 0, step.place, "running")
-    ]
-    step.send_signal(signal.SIGKILL)
-    assert step.wait(PATIENCE) == step.poll() == -signal.SIGKILL
-    assert engine.list() == []
-    assert identity.dead
-
-
 def test_signals_reach_the_role(opened: Opened) -> None:
     step = opened().start(trainer())
     log = opened().run.log(step.order)
@@ -151,20 +130,6 @@ def test_what_slurm_refuses_is_told(opened: Opened, caplog: pytest.LogCaptureFix
     assert step.pid == 0
     assert "not available" in step.refused
     assert "Slurm refuses trainer 0" in caplog.text
-
-
-def test_orders_are_taken_back(opened: Opened) -> None:
-    engine = opened({"CPU": CPUS})
-    begun = [engine.start(trainer()) for _ in range(2)]
-    for step in begun:
-        step.await_made()
-    waiting = engine.start(trainer(1))
-    engine.cancel_orders()
-    waiting.wait(PATIENCE)
-    assert waiting.pid == 0
-    assert [step.poll() for step in begun] == [None, None]
-    with pytest.raises(EngineError, match="taken back"):
-        engine.start(trainer(1))
 
 
 def test_trainers_come_after_what_they_wait_for(opened: Opened) -> None:

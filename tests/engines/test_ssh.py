@@ -79,10 +79,6 @@ def test_what_holds_for_every_engine(folder: Path, ways: StandIn | Sshd) -> None
         engine.close()
 
 
-def test_what_holds_for_this_machine_without_ssh(opened: Callable[..., SshEngine]) -> None:
-    check(opened("localhost", ssh=("true",)))
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Played:
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -134,15 +130,13 @@ def test_a_job(ways: StandIn | Sshd, undisturbed: Played, tmp_path: Path) -> Non
     assert not played.result.failures
 
 
-def test_each_role_is_spread(opened: Callable[..., SshEngine]) -> None:
-    engine = opened(*NAMES)
-    wanted = [Order(role, n, SILENT) for role, count in (("pserver", 2), ("trainer", 4)) for n in range(count)]
-    assert [engine.start(order).host for order in wanted] == ["a", "b", "c", "a", "b", "c"]
-
-
 def test_a_machine_that_refuses_is_left_to_others_for_a_while(
-    opened: Callable[..., SshEngine], stand_in: StandIn, caplog: pytest.LogCaptureFixture
+    opened: Callable[..., SshEngine],
+    stand_in: StandIn,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(ssh_module, "AGAIN_SECONDS", 1.0)
     caplog.set_level(logging.WARNING, "graphft")
     stand_in.refuse("a", "No route to host")
     engine = opened("a", "b")
@@ -186,7 +180,7 @@ def _begins(engine: SshEngine) -> bool:
 def test_no_machine_ever_takes_a_process(
     opened: Callable[..., SshEngine], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh_module, "TRIES", 2)
+    monkeypatch.setattr(ssh_module, "NEVER_SECONDS", 0.0)
     stand_in.refuse("a", "Permission denied")
     engine = opened("a", "b", python="/no/such/python")
 
@@ -304,20 +298,11 @@ def test_a_role_ends_with_its_stdin(tmp_path: Path) -> None:
     until(lambda: ended(int(child.read_text())), PATIENCE)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({}, "--hosts a,b,c"),
-        ({"hosts": "a,-oProxyCommand=x"}, "names of machines"),
-        ({"hosts": ["a b"]}, "names of machines"),
-        ({"hosts": "a", "ssh": ("no-such-program",)}, "there is no no-such-program"),
-    ],
-)
-def test_refused(options: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HOSTS, raising=False)
-    with pytest.raises(UsageError) as caught:
-        Ssh(**options).open(Run(tmp_path, "job"))
-    assert told in str(caught.value)
+    for wrong in (Ssh(), Ssh("a,-oProxyCommand=x"), Ssh(["a b"]), Ssh("a", ssh=("no-such-program",))):
+        with pytest.raises(UsageError):
+            wrong.open(Run(tmp_path, "job"))
 
 
 def test_this_machine_must_be_reached(opened: Callable[..., SshEngine], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,6 @@ SLOW = {
         "test_a_job[sshd]",
         "test_a_job[stand-in]",
         "test_a_launch_on_machines_that_the_command_line_names",
-        "test_what_holds_for_this_machine_without_ssh",
     ],
     "tests/etcd/test_failover.py": [
         "test_a_frozen_leader_is_passed_over",
