@@ -126,25 +126,6 @@ def test_names_and_selectors(made: list[dict[str, Any]]) -> None:
             assert sum(set(own) <= set(known.items()) for known in labels) == 1, "it would take another's pods"
 
 
-def test_containers(made: list[dict[str, Any]]) -> None:
-    for name, template in templates(made):
-        spec = template["spec"]
-        (container,) = spec["containers"]
-        ports = {port["name"] for port in container["ports"]}
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            assert container[probe]["httpGet"]["port"] in ports, name
-        assert {m["name"] for m in container["volumeMounts"]} - {"data"} <= {v["name"] for v in spec.get("volumes", ())}
-        security = container["securityContext"]
-        assert security["readOnlyRootFilesystem"]
-        assert not security["allowPrivilegeEscalation"]
-        assert security["capabilities"] == {"drop": ["ALL"]}
-        assert spec["securityContext"]["runAsNonRoot"]
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert set(container["resources"]["requests"]) >= {"cpu", "memory"}
-        written = {word for text in container["command"] for word in text.split("$(")[1:]}
-        assert {word.split(")")[0] for word in written} <= {variable["name"] for variable in container["env"]}
-
-
 def test_a_role_that_hangs_ends_itself_before_it_is_killed(rich: list[dict[str, Any]]) -> None:
     """And a batch may be finished before a pod is."""
     for name, template in templates(rich):
