@@ -8,8 +8,10 @@ To write one: an `Engine`, whose `start` returns a `Process`, and a dataclass of
 from __future__ import annotations
 
 import importlib
+import signal
 import subprocess
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +30,10 @@ ENGINES = {
     "ssh": "ssh:Ssh",
 }
 """Names the file of this folder and the class in it that holds the engine's options (`Options`)."""
+
+
+CLOSE_SECONDS = 3.0
+"""Processes have so long to end when their engine is closed."""
 
 
 class EngineError(GraphftError):
@@ -133,6 +139,7 @@ class Engine(ABC):
         self.run = run
         self._processes: list[Any] = []
         """Those that have not ended, and some that have."""
+        self._cancelled = False
 
     @property
     def host(self) -> str:
@@ -169,13 +176,26 @@ class Engine(ABC):
         """True for an order that waits for room that others have; False for one that may just take its time."""
         return False
 
-    @abstractmethod
+    def check_open(self) -> None:
+        """Raises EngineError once it is to start nothing more."""
+        if self._cancelled:
+            raise EngineError("this engine starts nothing more", rule="engine", help="the launch ends")
+
     def cancel_orders(self) -> None:
         """Starts nothing more; a process that does not exist yet never will."""
+        self._cancelled = True
+        for process in self._processes:
+            if not process.pid:
+                process.send_signal(signal.SIGKILL)
 
-    @abstractmethod
     def close(self) -> None:
         """Ends all that it started, the engine's own helpers, too."""
+        self._cancelled = True
+        for process in self._processes:
+            process.send_signal(signal.SIGKILL)
+        end = time.monotonic() + CLOSE_SECONDS
+        while any(process.poll() is None for process in self._processes) and time.monotonic() < end:
+            time.sleep(0.05)
 
 
 class Options(Protocol):

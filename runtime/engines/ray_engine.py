@@ -57,15 +57,13 @@ class RayEngine(Engine):
         self._folder = os.path.join(tempfile.gettempdir(), "graphft-ray", self._namespace)
         self._processes: list[RayProcess] = []
         self._numbers = itertools.count()
-        self._closing = False
 
     @property
     def host(self) -> str:
         return os.environ.get("GRAPHFT_HOST") or str(get_node_ip_address())
 
     def start(self, order: Order) -> RayProcess:
-        if self._closing:
-            raise EngineError("the engine is being closed", rule="engine")
+        self.check_open()
         command = ["start", *self.run.arguments(order)]
         try:
             actor = self._actor(order).remote(order.name, self._folder, command, dict(self.run.environment))
@@ -93,16 +91,8 @@ class RayEngine(Engine):
         except NO_ANSWER:
             return False
 
-    def cancel_orders(self) -> None:
-        self._closing = True
-        for process in self._processes:
-            if not process.pid:
-                process.send_signal(signal.SIGKILL)
-
     def close(self) -> None:
-        self._closing = True
-        for process in self._processes:
-            process.send_signal(signal.SIGKILL)
+        super().close()
         end = time.monotonic() + CLOSE_SECONDS
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from graphft.runtime.engines.base import Engine, EngineError, Order, Process, Run
+from graphft.runtime.engines.base import Engine, Order, Process, Run
 from graphft.runtime.engines.remote_task import Begun, Ended
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, tied
 
@@ -27,9 +27,6 @@ KILL_SECONDS = 5.0
 the role, if it lives, has lost its lease."""
 LINGER_SECONDS = 30.0
 """The program may take so long to end after its role: what a role has left there may hold its output open."""
-TURN_SECONDS = 10.0
-"""One waits for so long for those that are to begin before it."""
-CLOSE_SECONDS = 3.0
 LOOKED_AT = 20
 """So many machines' addresses are looked at, to find the one of this machine that they reach."""
 
@@ -38,7 +35,7 @@ class RemoteStep(Process):
     """A role on another machine, or the wish for one. Its output is appended to `log`.
 
     `command`: the program, with `given` on its stdin, which stays open; None: it has none. `waits_for`: what it waits
-    for until it begins, for people. `after`: others that are to begin, or to be given up, before it.
+    for until it begins, for people.
     """
 
     error_prefix = ""
@@ -53,7 +50,6 @@ class RemoteStep(Process):
         *,
         waits_for: str,
         given: bytes | None = None,
-        after: Sequence[RemoteStep] = (),
     ) -> None:
         super().__init__(order)
         self.environment = environment
@@ -70,7 +66,7 @@ class RemoteStep(Process):
         self._spawning = threading.Lock()
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
-        threading.Thread(target=self._run, args=(command, log, after), name=f"start {order.name}", daemon=True).start()
+        threading.Thread(target=self._run, args=(command, log), name=f"start {order.name}", daemon=True).start()
 
     def send_signal(self, signum: int) -> None:
         if self._status is not None:
@@ -115,10 +111,8 @@ class RemoteStep(Process):
             if self._program is not None:
                 self._program.send_signal(signum)
 
-    def _run(self, command: Sequence[str], log: Path, after: Sequence[RemoteStep]) -> None:
-        end, status = time.monotonic() + TURN_SECONDS, EXIT_LEASE_LOST
-        for other in after:
-            other._made.wait(max(0.0, end - time.monotonic()))
+    def _run(self, command: Sequence[str], log: Path) -> None:
+        status = EXIT_LEASE_LOST
         try:
             status = self._await_end(command, log)
         except OSError as error:
@@ -184,35 +178,18 @@ class RemoteEngine(Engine, Generic[Step]):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._processes: list[Step] = []
-        self._cancelled = False
 
     @abstractmethod
     def noted(self, step: Step) -> None:
         """Takes in what there is to be learnt of a process that exists, or has ended. Called again and again."""
-
-    def check_open(self) -> None:
-        """Raises EngineError once all orders were taken back."""
-        if self._cancelled:
-            raise EngineError("all orders were taken back", rule="engine", help="the launch ends")
 
     def step(self) -> None:
         self.look()
         for step in self._processes:
             step.give_up()
 
-    def cancel_orders(self) -> None:
-        self._cancelled = True
-        for step in self._processes:
-            if step.begun is None:
-                step.send_signal(signal.SIGKILL)
-
     def close(self) -> None:
-        self._cancelled = True
-        for step in self._processes:
-            step.send_signal(signal.SIGKILL)
-        end = time.monotonic() + CLOSE_SECONDS
-        while any(step.poll() is None for step in self._processes) and time.monotonic() < end:
-            time.sleep(0.05)
+        super().close()
         for step in self._processes:
             step.give_up(0.0)
 

@@ -2,9 +2,8 @@
 
 Inside an allocation (of `sbatch` or `salloc`) the steps lie in it. Trainers take CPUs and GPUs of it, and wait while
 none are free; pservers and coordinators, without which no trainer works, share what there is, so that they never wait.
-Elsewhere, on a login node, each process gets an allocation of its own, trainers after the others, for which they would
-wait. It waits in Slurm's queue; the options of its job come from srun's environment variables (SLURM_PARTITION,
-SLURM_TIMELIMIT, SLURM_ACCOUNT, ...).
+Elsewhere, on a login node, each process gets an allocation of its own. It waits in Slurm's queue; the options of its
+job come from srun's environment variables (SLURM_PARTITION, SLURM_TIMELIMIT, SLURM_ACCOUNT, ...).
 """
 
 from __future__ import annotations
@@ -107,10 +106,8 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
     def start(self, order: Order) -> SlurmStep:
         self.look()
         self.check_open()
-        served = [step for step in self._processes if step.order.role != "trainer"]
-        after = served if order.role == "trainer" and not self._allocated else ()
         environment, log_file = self._role_environment(), self.run.log(order)
-        step = SlurmStep(order, self.command(order), environment, log_file, waits_for="a node", after=after)
+        step = SlurmStep(order, self.command(order), environment, log_file, waits_for="a node")
         self._processes.append(step)
         return step
 

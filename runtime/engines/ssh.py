@@ -43,8 +43,6 @@ FORWARDED = (
     *("GRAPHFT_ETCD_*", "GRAPHFT_DEBUG", "GRAPHFT_TRACE", "AWS_*", "FSSPEC_*", "HF_*"),
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"),
 )
-CONNECTING = 8
-"""At most so many connections to a machine begin at once: sshd drops some of more than ten (MaxStartups)."""
 BEGIN_SECONDS = 180.0
 """A process may take so long to begin: to connect, to log in, and to import from a slow file system."""
 AGAIN_SECONDS = 10.0
@@ -143,16 +141,8 @@ class SshEngine(RemoteEngine[SshStep]):
         if not free:
             raise EngineError(f"no machine takes it now: {self._reasons()}", rule="ssh", help="see `ssh HOST`")
         host = min(free, key=lambda host: self._load(host, order.role))
-        connecting = [step for step in self._processes if step.host == host and step.begun is None]
-        step = SshStep(
-            host,
-            order,
-            self._command(host),
-            os.environ,
-            self.run.log(order),
-            given=self._given(order),
-            after=connecting[: 1 - CONNECTING],
-        )
+        log_file, given = self.run.log(order), self._given(order)
+        step = SshStep(host, order, self._command(host), os.environ, log_file, given=given)
         self._processes.append(step)
         return step
 

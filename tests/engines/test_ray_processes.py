@@ -83,7 +83,7 @@ def test_what_has_no_room_waits_and_can_be_taken_back(engine: Any, nodes: Nodes)
     made(third)
     engine.cancel_orders()
     assert third.poll() is None
-    with pytest.raises(EngineError, match="is being closed"):
+    with pytest.raises(EngineError):
         engine.start(trainer(3))
 
 

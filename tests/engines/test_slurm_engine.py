@@ -132,19 +132,6 @@ def test_what_slurm_refuses_is_told(opened: Opened, caplog: pytest.LogCaptureFix
     assert "Slurm refuses trainer 0" in caplog.text
 
 
-def test_trainers_come_after_what_they_wait_for(opened: Opened) -> None:
-    """They might take the room that these need."""
-    engine = opened()
-    pserver, other = engine.start(Order("pserver", 0, trainer().etcd)), engine.start(trainer())
-    other.await_made()
-    numbers = [int(step.begun.step.partition(".")[0]) for step in (pserver, other)]
-    assert numbers == sorted(numbers)
-    waiting = engine.start(trainer(1))
-    waiting.send_signal(signal.SIGTERM)
-    waiting.wait(PATIENCE)
-    assert not waiting.refused
-
-
 def test_each_trainer_of_an_allocation_has_its_gpus(opened: Opened, allocation: dict[str, str]) -> None:
     engine = opened(**allocation)
     steps = [engine.start(trainer(index)) for index in range(4)]

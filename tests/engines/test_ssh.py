@@ -226,7 +226,7 @@ def test_an_order_is_taken_back(opened: Callable[..., SshEngine]) -> None:
     engine.cancel_orders()
     steps[2].wait(PATIENCE)
     assert [(step.pid, step.refused) for step in steps] == [(0, "")] * 3
-    with pytest.raises(EngineError, match="taken back"):
+    with pytest.raises(EngineError):
         engine.start(TRAINER)
 
 

@@ -104,7 +104,6 @@ class KubernetesEngine(Engine):
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._pods: dict[str, PodProcess] = {}
         """The newest pod of each order."""
-        self._cancelled = False
         self._thread = threading.Thread(target=self._watch, name="kubectl", daemon=True)
 
     @property
@@ -133,8 +132,7 @@ class KubernetesEngine(Engine):
 
     def start(self, order: Order) -> Process:
         """Takes as long as kubectl does, about half a second."""
-        if self._cancelled:
-            raise EngineError("this engine starts nothing more", rule="engine", help="the launch ends")
+        self.check_open()
         self.prepare()
         if (before := self._pods.get(order.name)) is not None:
             self._keep_log(before)
@@ -153,11 +151,6 @@ class KubernetesEngine(Engine):
             return self.kubectl.logs(pod.name, lines) if pod is not None else []
         except EngineError:
             return []
-
-    def cancel_orders(self) -> None:
-        self._cancelled = True
-        for pod in [p for p in self._pods.values() if not p.pid]:
-            pod.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
         self._cancelled = True
