@@ -83,23 +83,6 @@ def test_drained_before_its_time_is_over_and_queued_again(saved: SlurmJob, undis
     assert_trained(saved, undisturbed)
 
 
-def test_drained_for_good(saved: SlurmJob, undisturbed: Played) -> None:
-    """SIGTERM to a step is a trainer's leave; to the batch script, the job's."""
-    number = saved.submit("--nodes", "2", "--trainers-per-node", "2")
-    saved.until(lambda status: status.step >= 5 and len(status.trainers) == 4)
-    steps = saved.cluster.call("squeue", "--noheader", "--steps", "--format=%i %j").split("\n")
-    (step,) = [line.split()[0] for line in steps if line.endswith(" trainer-3")]
-    saved.signal(step, signal.SIGTERM)
-    saved.until(lambda status: len(status.trainers) == 3 and status.step >= 20)
-    saved.signal(number, signal.SIGTERM, "--batch")
-    assert saved.ends(number) == "FAILED"
-    assert saved.cluster.job_field(number, "ExitCode") == f"{128 + signal.SIGTERM}:0"
-    assert "interrupted at step" in saved.said()
-    assert "left: SIGTERM" in (saved.folder / "logs" / "trainer-3.log").read_text()
-    assert saved.ends(saved.submit("--nodes", "1")) == "COMPLETED"
-    assert_trained(saved, undisturbed)
-
-
 def test_a_node_joins_later(saved: SlurmJob, undisturbed: Played) -> None:
     number = saved.submit("--nodes", "1")
     saved.until(lambda status: status.step >= 5 and len(status.trainers) == 1)

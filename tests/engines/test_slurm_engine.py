@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -11,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphft.errors import UsageError
 from graphft.runtime.engines.base import Order, Run
-from graphft.runtime.engines.slurm import Slurm, SlurmEngine, SlurmStep
+from graphft.runtime.engines.slurm import SlurmEngine, SlurmStep
 from graphft.runtime.etcd.embedded import free_ports
 from graphft.runtime.process.identity import UNKNOWN
 from tests.engines.conformance import check
@@ -157,19 +155,3 @@ def test_a_lost_node_of_an_allocation_is_a_kill(
     assert [step.wait(PATIENCE) for step in lost] == [-signal.SIGKILL] * 2
     cluster.start_node("n2")
     until(lambda: "n2" in cluster.in_state("idle"), PATIENCE)
-
-
-def test_a_controller_that_is_not_there_is_told(
-    job_dir: Path, cluster: SlurmCluster, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When a launch begins; within an allocation it comes back."""
-    opened().check()
-    conf = tmp_path / "slurm.conf"
-    own = (cluster.folder / "slurm.conf").read_text()
-    conf.write_text(re.sub("SlurmctldPort=.*", f"SlurmctldPort={free_ports(1)[0]}", own))
-    opened(SLURM_CONF=str(conf), SLURM_JOB_ID="1").check()
-    for name, value in {**cluster.environment, "SLURM_CONF": str(conf)}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=r"controller does not answer: .*DOWN") as caught:
-        Slurm().open(Run(job_dir, str(job_dir)))
-    assert "sinfo" in str(caught.value)

@@ -16,10 +16,9 @@ import psutil
 import pytest
 
 from graphft.errors import UsageError
-from graphft.runtime import cli
 from graphft.runtime.engines import ssh as ssh_module
 from graphft.runtime.engines.base import EngineError, Order, Run
-from graphft.runtime.engines.ssh import HOSTS, PYTHON, Ssh, SshEngine, SshStep
+from graphft.runtime.engines.ssh import HOSTS, Ssh, SshEngine, SshStep
 from graphft.runtime.etcd.embedded import free_ports
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.engines.conformance import SILENT, check, started
@@ -314,12 +313,3 @@ def test_this_machine_must_be_reached(opened: Callable[..., SshEngine], monkeypa
         _ = engine.host
     monkeypatch.setenv("GRAPHFT_HOST", "10.1.2.3")
     assert engine.host == "10.1.2.3"
-
-
-def test_a_launch_on_machines_that_the_command_line_names(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(HOSTS, "")
-    monkeypatch.delenv(PYTHON, raising=False)
-    assert cli.main(["launch", "--hosts", "localhost", "--quiet", "--job", str(folder)]) == 0
-    assert (folder / "model.safetensors").exists()

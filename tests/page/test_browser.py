@@ -65,17 +65,3 @@ def test_a_job_from_training_to_its_end(job: Job, server: PageServer, tmp_path: 
             error for error in browser.errors if "ERR_CONNECTION" not in error and "Failed to fetch" not in error
         ]
         assert not refused, "no script failed, and the policy refused nothing"
-
-
-def test_on_a_phone(job: Job, server: PageServer, tmp_path: Path) -> None:
-    """Nothing is wider than the screen, however long names and texts are; what must be is scrolled by itself."""
-    job.status = status(
-        slots=dict.fromkeys(range(24), "0-aa"), spec={**job.status.spec, "trainers": 24, "folder": "/a" * 90}
-    )
-    job.events = [Event(time.time(), "trainer 1", "step-failed", "x" * 4000)]
-    with Browser(tmp_path / "profile", dark=True) as browser:
-        browser.open(server.url, width=390, height=844)
-        browser.until(lambda: "step 400" in browser.text("#head"))
-        browser.until(lambda: browser.text("#events"))
-        assert browser.evaluate("document.documentElement.scrollWidth") == 390
-        assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 18, 22)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -90,11 +89,6 @@ class Browser:
         while not condition():
             assert time.monotonic() < end, f"waited in vain; the page: {self.text()}; its errors: {self.errors}"
             time.sleep(0.1)
-
-    def screenshot(self, file: Path, whole: bool = True) -> None:
-        """As PNG; `whole`: with what is below the window, too."""
-        data = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        file.write_bytes(base64.b64decode(data))
 
     def _call(self, method: str, **parameters: Any) -> Any:
         self._count += 1

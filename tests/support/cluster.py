@@ -74,10 +74,6 @@ class Cluster:
         self.folder = folder
         self.objects: dict[tuple[str, str], Object] = {}
         self.pods: dict[str, Pod] = {}
-        self.secrets: dict[str, Mapping[str, bytes]] = {}
-        """What a pod's volume of that Secret, or ConfigMap, holds, by file."""
-        self.gone: list[Pod] = []
-        """Pods that were replaced."""
         self.room = 1 << 30
         """For so many pods that no controller made."""
         self._jobs: dict[str, JobState] = {}
@@ -111,8 +107,6 @@ class Cluster:
                     self._serve(item)
                 if item["kind"] == "Pod":
                     self._make(key[1], {"metadata": item["metadata"], "spec": item["spec"]}, {})
-                if item["kind"] == "ConfigMap":
-                    self.secrets[key[1]] = {name: text.encode() for name, text in item["data"].items()}
                 if item["kind"] == "Job":
                     self._jobs[key[1]] = JobState(item["spec"])
                 self.objects[key] = item
@@ -128,7 +122,6 @@ class Cluster:
                 pod = self.pods.pop(name, None)
                 if pod is not None:
                     pod.end()
-                    self.gone.append(pod)
 
     def job(self, name: str) -> JobState:
         return self._jobs[name]
@@ -201,15 +194,14 @@ class Cluster:
         address = self.address(name) if stable else self.numbered(number)
         claims = {"data": self.folder / "claims" / name} if stable else {}
         folder = self.folder / f"{name}-{number}"
-        self.pods[name] = Pod(name, template, fields, folder, address, self._resolve, claims, self.secrets)
+        self.pods[name] = Pod(name, template, fields, folder, address, self._resolve, claims)
 
     def _bury(self, name: str) -> Pod | None:
         """The pod of this name, if it has ended: it is taken away."""
         pod = self.pods.get(name)
         if pod is None or pod.finished is None:
             return None
-        self.gone.append(self.pods.pop(name))
-        return pod
+        return self.pods.pop(name)
 
     def _stateful_set(self, name: str, spec: Object) -> None:
         assert spec["podManagementPolicy"] == "Parallel"

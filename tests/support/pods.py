@@ -39,8 +39,6 @@ Object = Mapping[str, Any]
 
 def program(name: str) -> list[str]:
     """The image's program, as this machine has it."""
-    if name == "python":
-        return [sys.executable]
     if name == "graphft":
         return [sys.executable, "-m", "graphft"]
     if Path(name).name == "etcd":
@@ -54,8 +52,7 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 class Pod:
-    """Used by one thread, but for `signal`. `resolve`: a name's address. `claims`: folders of its claims. `files`: of
-    Secrets and ConfigMaps, by name."""
+    """Used by one thread, but for `signal`. `resolve`: a name's address. `claims`: folders of its claims."""
 
     def __init__(
         self,
@@ -66,14 +63,13 @@ class Pod:
         address: str,
         resolve: Callable[[str], str],
         claims: Mapping[str, Path],
-        files: Mapping[str, Mapping[str, bytes]],
     ) -> None:
         self.name, self.template, self.folder, self.address = name, template, folder, address
         self.labels: Mapping[str, str] = template["metadata"]["labels"]
         self.spec = template["spec"]
         (self.container,) = self.spec["containers"]
         labels = {f"metadata.labels['{key}']": value for key, value in self.labels.items()}
-        self.fields = {"metadata.name": name, "metadata.uid": folder.name, "status.podIP": address, **labels, **fields}
+        self.fields = {"metadata.name": name, "status.podIP": address, **labels, **fields}
         self.resolve = resolve
         mounts = self.container["volumeMounts"]
         shared = {v["name"] for v in self.spec.get("volumes", []) if "persistentVolumeClaim" in v}
@@ -81,10 +77,6 @@ class Pod:
         self.mounts |= {m["mountPath"]: Path(m["mountPath"]) for m in mounts if m["name"] in shared}
         for place in (folder, *self.mounts.values()):
             place.mkdir(parents=True, exist_ok=True)
-        for volume in self.spec.get("volumes", []):
-            held = volume.get("configMap", {}).get("name")
-            for file, content in files[held].items() if held else ():
-                (folder / volume["name"] / file).write_bytes(content)
         self.log = folder.parent / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.restarts, self.exits = 0, list[int]()

@@ -58,15 +58,10 @@ SLOW = {
         "test_a_script_that_is_killed_logs_each_step_once",
         "test_an_epoch_whose_script_died_is_told_to_the_next_one_first",
     ],
-    "tests/engines/test_kubernetes_driver.py": ["test_a_driver_that_is_killed_is_followed_by_another"],
     "tests/engines/test_kubernetes_engine.py": ["test_a_job"],
     "tests/engines/test_kubernetes_pods.py": ["test_a_job_that_loses_pods_gives_the_same_bits"],
     "tests/engines/test_local.py": ["test_what_holds_for_every_engine[False]"],
-    "tests/engines/test_ssh.py": [
-        "test_a_job[sshd]",
-        "test_a_job[stand-in]",
-        "test_a_launch_on_machines_that_the_command_line_names",
-    ],
+    "tests/engines/test_ssh.py": ["test_a_job[sshd]", "test_a_job[stand-in]"],
     "tests/etcd/test_failover.py": [
         "test_a_frozen_leader_is_passed_over",
         "test_without_a_majority_nothing_is_reported_as_done",
