@@ -120,7 +120,7 @@ def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared, monke
     assert not report.completed
     assert not report.ok
     assert "no progress for 5 s" in report.problem
-    assert "asked for its story" in report.problem, "of the trainers, which wait"
+    assert f"--- {log}" in report.problem, "of the trainers, which wait"
 
 
 def test_what_cannot_be_done(
