@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from graphft.runtime.checkpoint.commit import Commits, reaches
+from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.metadata import recorded
 from graphft.runtime.checkpoint.store import CheckpointStore
@@ -140,18 +140,6 @@ def test_a_later_history_counts_more_than_a_later_step(cluster: Cluster) -> None
     assert cluster.generation.step == 75
 
 
-def test_no_generation_that_has_left_files_is_used_again(cluster: Cluster) -> None:
-    """Also where it left nothing whole: other contents would come under the same names."""
-    cluster.write(50)
-    early = cluster.backup()
-    for _ in range(3):
-        cluster.shards[0].rollback("restarted")
-    cluster.write(100, parts=1)
-    cluster.restore(early)
-    assert cluster.start() == [True, False]
-    assert (cluster.generation.step, cluster.generation.number > 3) == (50, True)
-
-
 def test_what_etcd_knows_is_not_overruled(cluster: Cluster) -> None:
     """A checkpoint that became void stays so: etcd is not older than the disk."""
     cluster.write(50)
@@ -162,15 +150,6 @@ def test_what_etcd_knows_is_not_overruled(cluster: Cluster) -> None:
     assert cluster.start() == [False, False]
     assert cluster.committed == Committed(0, 50, "step-00000050.g0")
     assert cluster.generation.step == 50
-
-
-def test_a_damaged_newer_checkpoint_is_gone_back_from(cluster: Cluster) -> None:
-    early = cluster.backup()
-    for step in (50, 100):
-        cluster.write(step)
-    cluster.restore(early)
-    cluster.start()
-    assert cluster.shards[0].rollback("its checksum is wrong", below=100).step == 50
 
 
 def test_processes_that_live_on_overtake_an_etcd_that_is_restored(cluster: Cluster) -> None:
@@ -259,17 +238,6 @@ def test_what_is_discarded_is_known_again_when_etcd_is_restored(cluster: Cluster
     assert {k: v for k, v in cluster.backup().items() if KEYS.all_discarded in k} == {
         k: v for k, v in before.items() if KEYS.all_discarded in k
     }, "what is known is not written again"
-
-
-def test_a_later_pass_at_the_same_step_counts_more() -> None:
-    """A shard whose last batches were discarded ends at the step of its checkpoint before."""
-    early, late = Committed(1, 8, "step-00000008.g1", 1), Committed(1, 8, "step-00000008.g1", 2)
-    assert [reaches(early, late), reaches(late, early), reaches(None, early), reaches(None, None)] == [
-        False,
-        True,
-        False,
-        True,
-    ]
 
 
 class Asked:

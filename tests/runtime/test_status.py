@@ -105,16 +105,6 @@ def test_status_when_all_processes_are_gone(etcd: Etcd, keys: Keys, job: Job) ->
     assert "step 4/4" in format_line(status)
 
 
-def test_a_job_without_fault_tolerance_has_no_queue(etcd: Etcd, keys: Keys, job: Job) -> None:
-    put_job(etcd, keys, Job.make(job.source, job.config.replace(ft=False, name=keys.job)))
-    for name, pass_index in (("0-aa", 2), ("1-bb", 1)):
-        etcd.put(keys.trainer(name), msgspec.json.encode(Registration(name, "", 20, "host")))
-        etcd.put(keys.status_of("trainer", name), msgspec.json.encode(TrainerStatus(5, pass_index)))
-    status = read_status(etcd, keys)
-    assert (status.queue, status.pass_index) == ({}, 1), "the pass is the slowest trainer's"
-    assert format_line(status).endswith("2 trainers  0/2 pservers  (no fault tolerance)")
-
-
 def coordinate(etcd: Etcd, keys: Keys, job: Job) -> None:
     """The job of `fill`, with two coordinators: the second one serves."""
     fill(etcd, keys, job)
@@ -170,18 +160,6 @@ def test_a_pass_that_the_coordinator_has_dropped_is_done(etcd: Etcd, keys: Keys)
     etcd.put(keys.task_counts, msgspec.json.encode({3: TaskCounts(1, 2, 3)}))
     assert count_queue(etcd, keys, "coordinator", 3, 6) == TaskCounts(1, 2, 3)
     assert count_queue(etcd, keys, "coordinator", 2, 6) == TaskCounts(0, 0, 6)
-
-
-def test_the_panel_tells_how_stale_the_gradients_are(etcd: Etcd, keys: Keys, job: Job) -> None:
-    fill(etcd, keys, job)
-    report = ShardStatus(9, 0, 1.5, 9, {}, [6, 2, 0, 1], 5 / 9, 3)
-    etcd.put(keys.status_of("pserver", "1"), msgspec.json.encode(report))
-    status = read_status(etcd, keys)
-    assert status.pservers[1]["staleness"] == [6, 2, 0, 1]
-    text = io.StringIO()
-    Console(file=text, width=120).print(render(status))
-    assert text.getvalue().count("staleness") == 1, "none where nothing is counted"
-    assert "staleness 0.6, at most 3" in text.getvalue()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "a" * 65, "..", "jöb", "a\n"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
@@ -15,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphft.disk.fileio import write_atomically
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.manifest import Manifest, Part
@@ -29,7 +27,6 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, decode
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.run_folder import open_run
-from graphft.runtime.process.metric_table import TableWriter, read_rows
 from graphft.runtime.roles.pserver.recovery import Recovery
 from graphft.transpiler import Job
 from tests.support.disks import small_file_system
@@ -135,20 +132,6 @@ def test_a_job_is_not_complete_before_its_model_is_written(job: Job, etcd: Etcd,
     saver.close()
 
 
-def test_metrics_that_the_disk_does_not_take_stop_nobody(small_disk: Path) -> None:
-    table, filler = TableWriter(small_disk, ("loss",), 0), small_disk / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(bytes(4096)) == 4096:
-            pass
-    for step in range(2000):
-        table.append(step, 4, (0.5,))
-    assert table.waiting
-    assert len(read_rows(small_disk)) < 2000
-    filler.unlink()
-    table.append(2000, 4, (0.25,))
-    assert [step for step, _ in read_rows(small_disk).steps()] == list(range(2001))
-
-
 def snapshot(step: int, generation: int = 0) -> Snapshot:
     return Snapshot(generation, step, {}, "", 2, {})
 
@@ -177,13 +160,6 @@ def test_shards_that_write_at_different_paces_keep_the_same_steps() -> None:
     both = written(3, 0) & written(5, 2)
     assert len(both) >= 128 // 16
     assert max(both) > 100
-
-
-def test_what_a_rollback_made_void_is_given_up_first() -> None:
-    pending = PendingSnapshots()
-    for one in (snapshot(64), snapshot(1, 1), snapshot(3, 1)):
-        given_up = pending.add(one)
-    assert given_up == [snapshot(64)]
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -224,17 +200,6 @@ def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Pa
     assert etcd.get(keys.generation) == before
     (tmp_path / "away").rename(root)
     assert commits.rollback("restarted").step == 100
-
-
-def test_a_part_that_cannot_be_read_is_no_damaged_one(tmp_path: Path) -> None:
-    """A real error of the operating system, and one that root gets, too: EISDIR."""
-    store = CheckpointStore(tmp_path / "checkpoints")
-    manifest = write(store, 50)
-    part = Path(store.root, manifest.parts[0].file)
-    part.unlink()
-    part.mkdir()
-    with pytest.raises(StorageUnavailable):
-        store.read_part(manifest, 0)
 
 
 def test_a_run_whose_folder_cannot_be_read_is_not_begun_anew_in_another(
@@ -290,9 +255,3 @@ def test_a_new_folder_is_in_its_parent_before_the_checkpoint_counts(tmp_path: Pa
     synced.clear()
     store.write_manifest(Manifest(0, 50, "program", (part, other)))
     assert {store.root, f"{store.root}/step-00000050.g0"} <= set(synced)
-
-
-def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        write_atomically(tmp_path / "file" / "name", b"")

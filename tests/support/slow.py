@@ -103,8 +103,6 @@ SLOW = {
         "test_a_job_that_was_damaged_in_its_storage",
         "test_a_machine_and_its_etcd_are_lost_and_the_storage_is_s3",
         "test_a_storage_that_is_away_is_not_filled_anew",
-        "test_another_storage_is_another_run",
-        "test_of_two_machines_that_begin_at_once_the_later_one_finds_the_run_of_the_other",
         "test_of_two_runs_that_take_a_storage_one_has_it",
     ],
     "tests/integration/test_loading.py": [
