@@ -45,6 +45,8 @@ from graphft.transpiler.layout import SKIPPED_STEPS
 log = logging.getLogger("graphft")
 
 POLL_SECONDS = 0.25
+LOOK_SECONDS = 0.005
+"""Between two looks at the view and the clock, while messages come."""
 SPARE_PEERS = 64
 """Trainers that stand by, probes, and those that are gone, but whose leases have not ended."""
 
@@ -81,6 +83,8 @@ class ShardServer(ServerPort):
         self._events: deque[SyncShardEvent | AsyncShardEvent] = deque()
         """For the machine to take in; the first is at work."""
         self._trainers: frozenset[str] = frozenset()
+        self._looked, self._unseen = 0.0, False
+        """When the view and the clock were looked at, and whether messages came since."""
         self._rounds: deque[float] = deque(maxlen=51)
         self._applied = 0
         self._checkpoint_seconds = 0.0
@@ -139,8 +143,14 @@ class ShardServer(ServerPort):
     def serve_once(self) -> None:
         self.end.check_lease()
         self.member.progress.beat()
-        for peer, message, frame in self.transport.poll(POLL_SECONDS):
+        received = self.transport.poll(LOOK_SECONDS if self._unseen else POLL_SECONDS)
+        for peer, message, frame in received:
             self.step(Received(peer.decode("latin-1"), message, frame, self.fault(message, frame)))
+        now = time.monotonic()
+        self._unseen = bool(received) and now < self._looked + LOOK_SECONDS
+        if self._unseen:
+            return
+        self._looked = now
         self.follow()
         self.step(Tick())
         if self.metrics is not None:
