@@ -39,9 +39,9 @@ _TORCH_ONLY = (
 
 
 def auc(scores: Tensor, labels: Tensor) -> Tensor:
-    """The area under the ROC curve: how probably a record with label 1 has a higher score than one with label 0; equal
-    scores count half. `scores`: [records]; `labels`: [records], 0 or 1. float64; NaN if all labels are the same, or
-    one is neither 0 nor 1, or a score is NaN.
+    """Returns the area under the ROC curve: how probably a record with label 1 has a higher score than one with label
+    0; equal scores count half. `scores`: [records]; `labels`: [records], 0 or 1. float64; NaN if all labels are the
+    same, or one is neither 0 nor 1, or a score is NaN.
 
     By ranks (Mann and Whitney, 1947), in n log n."""
     ordered = scores.sort()[0]
@@ -56,12 +56,12 @@ def auc(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def all_name(entry: str) -> str:
-    """The input of block `reduce` that holds this result of all batches."""
+    """Returns the input of block `reduce` that holds this result of all batches."""
     return f"{entry}{_ALL}"
 
 
 def columns_of(program: Program) -> list[Variable]:
-    """The inputs that a batch has: without those that hold results of all batches."""
+    """Returns the inputs that a batch has: without those that hold results of all batches."""
     return [v for v in program.of_kind(Kind.INPUT) if not v.name.endswith(_ALL)]
 
 
@@ -101,11 +101,8 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any], re
         raise _fail(f"reducer '{name}' cannot be captured: {error.message}", help) from error
     for condition, line in assume:
         if not evaluate(condition, {RECORDS: records}):
-            raise _fail(
-                f"reducer '{name}' was captured for {condition} only ({line} decides on it), and the data has "
-                f"{records} records",
-                "leave out what depends on their number",
-            )
+            text = f"reducer '{name}' was captured for {condition} only ({line} decides on it), not {records} records"
+            raise _fail(text, "leave out what depends on their number")
     for entry, type in types.items():
         if all_name(entry) not in program.variables:
             program.variable(all_name(entry), type, Kind.INPUT)

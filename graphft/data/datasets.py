@@ -97,19 +97,16 @@ def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[d
         types = types or found
         where = f"record {index} of the dataset of {reference}"
         if found != types:
-            raise UsageError(
-                f"{where} has {_listed(found)}, and those before {_listed(types)}",
-                rule="dataset",
-                help="give all items one shape and dtype, in __getitem__: pad what is shorter (there is no collate_fn)",
-            )
+            help = "give all items one shape and dtype, in __getitem__: pad what is shorter (there is no collate_fn)"
+            text = f"{where} has {_listed(found)}, and those before {_listed(types)}"
+            raise UsageError(text, rule="dataset", help=help)
         if changing := [name for name in one if _digest({name: one[name]}) != _digest({name: two[name]})]:
-            raise GraphftError(
-                f"{where} is another one when it is read again, with the same seeds: {', '.join(changing)} differs",
-                rule="dataset-changes",
-                help="an item may depend on its index, and on random generators of torch, NumPy and Python that are "
-                "global or in the dataset's attributes, as these are seeded per batch; not on the time, on what was "
-                "read before, or on a generator elsewhere (in a closure): make one for each item, from its index",
+            text = f"{where} is another one when it is read again, with the same seeds: {', '.join(changing)} differs"
+            help = (
+                "an item may depend on its index, and on random generators that are global or in the dataset's "
+                "attributes, which are seeded per batch; else make one for each item, from its index"
             )
+            raise GraphftError(text, rule="dataset-changes", help=help)
     text = f"{len(unreadable)} of {len(sampled)} records of {reference} cannot be read: {unreadable} of {len(made)}"
     if isinstance(failed, OSError) or 2 * len(unreadable) > len(sampled):
         help = "does its __len__ fit its records? items must be what torch's default_collate takes"

@@ -82,12 +82,9 @@ def files(
     options = dict(storage_options or {})
     by_column = isinstance(urls, Mapping)
     if by_column != (format == "npy") or bool(columns or dtypes) != (format != "npy"):
-        raise GraphftError(
-            f"format {format} needs {'urls by column' if format == 'npy' else 'a list of urls, and columns'}",
-            rule="columns",
-            help='for example files(["a.csv"], "csv", columns={"x": ("f1", "f2"), "y": "label"}), or '
-            'files({"x": ["x0.npy"], "y": ["y0.npy"]}, "npy")',
-        )
+        text = f"format {format} needs {'urls by column' if format == 'npy' else 'a list of urls, and columns'}"
+        help = 'files(["a.csv"], "csv", columns={"x": ("f1", "f2"), "y": "label"}), or files({"x": ["x0.npy"]}, "npy")'
+        raise GraphftError(text, rule="columns", help=help)
     if isinstance(urls, Mapping):
         return _describe_npy({c: expand_urls(urls[c], options) for c in check_columns(urls)}, chunk_size, options)
     names = check_columns(columns or {})

@@ -62,12 +62,9 @@ class DatasetReader(Reader):
         _check_settings(before, thread_settings(), "making the dataset")
         self._settings = process_settings() | before  # a thread of its own begins with the same
         if reference.code_digest() != self.spec.fingerprint()["code"]:
-            raise UsageError(
-                f"the source of the dataset, {reference.file or reference.module}, was changed since the job was "
-                "described",
-                rule=CHANGED,
-                help="put it back as it was; or run the changed script again, which begins a run of its own",
-            )
+            what = f"the source of the dataset, {reference.file or reference.module}, was changed since then"
+            help = "put it back as it was; or run the changed script again, which begins a run of its own"
+            raise UsageError(what, rule=CHANGED, help=help)
         if len(self._dataset) != self.spec.records:
             what = f"the dataset of {reference} has {len(self._dataset)} records, the job expects {self.spec.records}"
             raise UsageError(what, rule="data", help="describe the data and the job again")
@@ -75,17 +72,15 @@ class DatasetReader(Reader):
     def _read(self, info: ChunkInfo, order: np.ndarray, key: BatchKey, ahead: bool) -> Batch:
         indices = [int(i) + info.start for i in order]
         seed = mix(self.seed, key.pass_index, key.chunk, key.batch_index)
-        return self._call(lambda: self._checked(info, indices, seed, ahead))
 
-    def _checked(self, info: ChunkInfo, indices: list[int], seed: int, ahead: bool) -> Batch:
-        try:
-            return self._make(info, indices, seed, ahead)
-        finally:  # also when it raised: else this process's bits would depend on who read what, and when
-            _check_settings(
-                self._settings,
-                process_settings() | thread_settings(),
-                f"reading some of the records {min(indices)} to {max(indices)}",
-            )
+        def checked() -> Batch:
+            try:
+                return self._make(info, indices, seed, ahead)
+            finally:  # also when it raised: else this process's bits would depend on who read what, and when
+                what = f"reading some of the records {min(indices)} to {max(indices)}"
+                _check_settings(self._settings, process_settings() | thread_settings(), what)
+
+        return self._call(checked)
 
     def _make(self, info: ChunkInfo, indices: list[int], seed: int, ahead: bool) -> Batch:
         if not self.calling_thread:
@@ -138,11 +133,8 @@ class DatasetReader(Reader):
 def _check_settings(before: Mapping[str, object], now: Mapping[str, object], what: str) -> None:
     """Raises GraphftError[settings-changed] if user code has changed what all of this process computes with."""
     if changed := [f"{n}: {before[n]} -> {now[n]}" for n in now if now[n] != before[n]]:
-        raise UsageError(
-            f"{what} changed settings: {', '.join(changed)}",
-            rule=SETTINGS_CHANGED,
-            help="set them where the dataset's module is loaded, or set them back before it returns",
-        )
+        help = "set them where the dataset's module is loaded, or set them back before it returns"
+        raise UsageError(f"{what} changed settings: {', '.join(changed)}", rule=SETTINGS_CHANGED, help=help)
 
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1)
@@ -223,24 +215,22 @@ _watch: contextvars.ContextVar[DrawWatch | None] = contextvars.ContextVar("watch
 """Under which watch this thread reads."""
 
 
-def _guard(name: str) -> None:
+def _guarded(original: Callable[..., T]) -> Callable[..., T]:
     """Has a function of torch that sets the global generator end a read that is watched. It is no operator, so the
     dispatch mode does not see it; and it would move the generator of the thread that trains."""
-    original = getattr(torch, name)
 
     @functools.wraps(original)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        watch = _watch.get()
-        if watch is not None:
+    def guarded(*args: Any, **kwargs: Any) -> T:
+        if (watch := _watch.get()) is not None:
             watch.stop()
         return original(*args, **kwargs)
 
-    setattr(torch, name, guarded)
-    setattr(torch.random, name, guarded)
+    return guarded
 
 
-for _name in ("manual_seed", "seed", "set_rng_state"):
-    _guard(_name)
+torch.manual_seed = torch.random.manual_seed = _guarded(torch.manual_seed)
+torch.seed = torch.random.seed = _guarded(torch.seed)
+torch.set_rng_state = torch.random.set_rng_state = _guarded(torch.set_rng_state)
 
 
 @functools.cache
