@@ -74,7 +74,7 @@ class Executor:
         wanted = [fetch] if isinstance(fetch, (str, Variable)) else list(fetch)
         names = tuple(w if isinstance(w, str) else w.name for w in wanted)
         function = self._lowered(session, program.blocks[block], names)
-        fed = check_feed(program.blocks[block], feed or {}, self.device)
+        fed = check_feed(program.blocks[block], feed or {}, self.device, function.inputs)
         if session.unchecked is not None and block == "step" and program.of_kind(Kind.INPUT):
             from graphft.runtime.capture_check import STEPS, check_capture  # loads what only captures need
 

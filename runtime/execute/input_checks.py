@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from graphft.ir import Block, Kind, Program, Variable
 from graphft.ir.literals import dtype_of, evaluate, names_in
 
 
-def check_feed(block: Block, feed: Mapping[str, Any], device: str | torch.device) -> dict[str, Any]:
-    """`feed` as tensors on `device`, if it is all inputs that `block` reads, and inputs only.
+def check_feed(
+    block: Block, feed: Mapping[str, Any], device: str | torch.device, needed: Sequence[str]
+) -> dict[str, Any]:
+    """`feed` as tensors on `device`, if it is all of the `needed` inputs, and inputs only.
 
     Raises ProgramError[feed] for missing and unknown names, dtypes, ranks and sizes that differ from the program's,
     one dimension with two sizes, and sizes for which the program was not captured.
@@ -23,12 +25,9 @@ def check_feed(block: Block, feed: Mapping[str, Any], device: str | torch.device
     if unknown := [n for n in feed if n not in inputs]:
         what = f"'{unknown[0]}' is fed, but is no input of program '{program.name}'"
         raise _error(block, what, f"its inputs are {', '.join(inputs) or 'none'}")
-    written: set[str] = set()
-    for op in block.ops:
-        if missing := [n for n in op.reads if n in inputs and n not in feed and n not in written]:
-            what = f"input %{missing[0]} ({inputs[missing[0]].type}) is not fed"
-            raise _error(block, what, f"give feed={{{missing[0]!r}: ...}}")
-        written.update(op.writes)
+    if missing := [n for n in needed if n not in feed]:
+        what = f"input %{missing[0]} ({inputs[missing[0]].type}) is not fed"
+        raise _error(block, what, f"give feed={{{missing[0]!r}: ...}}")
     values = {n: _value(block, inputs[n], value, device) for n, value in feed.items()}
     check_dims(program, {n: v for n, v in values.items() if isinstance(v, torch.Tensor)})
     return values

@@ -62,6 +62,8 @@ class Lowered:
         self.source = self._writer.source()
         exec(compile(self.source, f"<{block.program.name}.{block.name}>", "exec"), self._writer.globals)
         self._function = self._writer.globals["run"]
+        inputs = {v.name for v in block.program.of_kind(Kind.INPUT)}
+        self.inputs = [n for n in self._writer.loads if n in inputs]
 
     def __call__(self, ctx: Any, scope: Scope) -> tuple[Any, ...]:
         try:
@@ -126,6 +128,7 @@ class _Writer:
         self._bound: dict[Any, str] = {}
         self._lines = ["def run(ctx, scope):"]
         self._loaded: set[str] = set()
+        self.loads: list[str] = []
 
     def source(self) -> str:
         """The whole text; fills `globals`, `slots` and `op_of_line`."""
@@ -185,6 +188,7 @@ class _Writer:
     def _load(self, name: str, index: int) -> None:
         if name not in self._loaded:
             self._loaded.add(name)
+            self.loads.append(name)
             self._line(f"{self._slot(name)} = scope[{name!r}]", index)
 
     def _slot(self, name: str) -> str:

@@ -171,29 +171,6 @@ def test_sound_models_are_not_refused(name: str, dtype: torch.dtype) -> None:
     assert not graphft.check_capture(program, feeds), "nothing can be compared of a loss that is not finite"
 
 
-class Complex(nn.Module):
-    """Its weight is complex."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(8, dtype=torch.complex64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (torch.fft.fft(x) * self.w).abs()
-
-
-def by_func(net: Net, h: Tensor) -> Tensor:
-    slope = torch.func.vmap(torch.func.grad(lambda row: net.b(row).square().sum()))(h)
-    return h + slope
-
-
-@pytest.mark.parametrize("capture", [True, False])
-@pytest.mark.parametrize("make", [Complex, lambda: Net(by_func)], ids=["complex", "torch.func"])
-def test_rare_parts_are_compared(make: Callable[[], nn.Module], capture: bool) -> None:
-    torch.manual_seed(0)
-    assert graphft.check_capture(build(make(), capture=capture), BATCHES)
-
-
 @pytest.mark.parametrize("later", [lambda net: net.eval(), lambda net: net.double(), lambda net: net.to("meta")])
 def test_what_becomes_of_the_model_later_is_no_matter(later: Callable[[Net], Any]) -> None:
     torch.manual_seed(0)

@@ -101,18 +101,6 @@ def locked() -> nn.Module:
     return net
 
 
-def test_what_validates_runs_on_the_example_too() -> None:
-    def picky(net: Net, h: Tensor) -> Tensor:
-        assert len(h) == 8, "a made-up batch has another size"
-        return h
-
-    program = graphft.build(Net(picky), classify, INPUTS, capture=False, example=batches(1)[0])
-    assert program.origin.evaluation("evaluation").find_op("eager_forward")
-    assert program.origin.forward("prediction", lambda m, x: (torch.zeros(()), {"p": m(x)}), ["x"]).attrs["extras"] == (
-        "p",
-    )
-
-
 @pytest.mark.parametrize(
     ("make", "options", "rule"),
     [

@@ -76,14 +76,6 @@ def test_two_changes_in_place_keep_their_order() -> None:
     assert kinds(once) == {(0, 1): "output"}
 
 
-def test_random_ops_keep_their_order() -> None:
-    b = block(
-        "program p\ninput %x: float32[4]\nblock step:\n  %a: float32[4] = aten.bernoulli(%x)\n"
-        "  %b: float32[4] = aten.bernoulli(%x)\n"
-    )
-    assert kinds(b) == {(0, 1): "effect"}
-
-
 def test_topological_order() -> None:
     b = block()
     assert topological_order(b) == list(range(9)), "the written one where that is legal"

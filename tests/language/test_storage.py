@@ -74,13 +74,6 @@ def test_saving_again_replaces_the_program_and_leaves_nothing_else(tmp_path: Pat
     assert sorted(os.listdir(tmp_path / "p")) == [TEXT, VALUES]
 
 
-def test_the_text_is_the_printed_program(tmp_path: Path) -> None:
-    p = program_of(w=torch.zeros(3))
-    p.attrs["note"] = "Grüße \u2028"
-    save_program(p, tmp_path / "p")
-    assert (tmp_path / "p" / TEXT).read_text(encoding="utf-8") == str(p)
-
-
 # -- what is refused ------------------------------------------------------------------------------------------
 
 

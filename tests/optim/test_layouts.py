@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
-import graphft
-from tests.support.eager import assert_trains_like_torch, in_torch, sgd
+from tests.support.eager import assert_trains_like_torch, sgd
 
 
 class Turned(nn.Module):
@@ -25,11 +24,6 @@ class Turned(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.w
-
-
-def conv() -> nn.Module:
-    layers = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
-    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
 
 def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -53,37 +47,6 @@ def test_a_transposed_parameter_trains_like_torch(capture: bool) -> None:
     )
     assert program.values["w"].is_contiguous()
     assert not model.w.is_contiguous()
-
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
-    "adamw": lambda p: torch.optim.AdamW(p, 0.01),
-    "amsgrad": lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9),
-}
-
-
-@pytest.mark.parametrize(("make", "name"), [(conv, "adamw"), *((Turned, name) for name in OPTIMIZERS)])
-def test_optimizers_and_their_state(make: Callable[[], nn.Module], name: str) -> None:
-    model, inputs, batches = case(make)
-    eager, executor = copy.deepcopy(model), graphft.Executor()
-    program = graphft.build(model, classify, inputs)
-    graphft.minimize(program, OPTIMIZERS[name](model.parameters()), model=model)
-    for batch in batches:
-        executor.run(program, batch)
-    _, optimizer = in_torch(eager, classify, batches, lambda m: OPTIMIZERS[name](m.parameters()))
-    scope = executor.scope(program)
-    for n, parameter in eager.named_parameters():
-        scale = parameter.abs().max().item()
-        torch.testing.assert_close(scope[n], parameter.detach().contiguous(), rtol=1e-6, atol=1e-6 * scale)
-        states = [
-            t for s, t in scope.items() if s.startswith(f"{n}@") and t.shape == parameter.shape and "GRAD" not in s
-        ]
-        for kept in optimizer.state[parameter].values():
-            if isinstance(kept, Tensor) and kept.shape == parameter.shape:
-                limit = 1e-5 * kept.abs().max().item()
-                assert any((t - kept).abs().max() <= limit for t in states), (n, [s for s in scope if n in s])
 
 
 def of(wrap: Callable[..., nn.Module], **options: Any) -> Callable[[], nn.Module]:

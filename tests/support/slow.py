@@ -7,7 +7,7 @@ from __future__ import annotations
 
 SLOW = {
     "tests/capture/test_eager.py": ["test_a_job_has_one_fingerprint_until_its_code_changes"],
-    "tests/capture/test_models.py": ["test_a_length_that_varies", "test_replay_equals_eager[bert]"],
+    "tests/capture/test_models.py": ["test_a_length_that_varies"],
     "tests/capture/test_module_pickle.py": [
         "test_changed_code_has_another_digest",
         "test_code_of_own_modules_goes_with_its_globals",
@@ -220,7 +220,7 @@ SLOW = {
         "test_buffers_and_random_numbers_in_one_slot[resnet]",
     ],
     "tests/transpiler/test_prediction.py": [
-        "test_by_default_it_is_what_the_model_returns_in_the_loss[bert]",
+        "test_by_default_it_is_what_the_model_returns_in_the_loss[gpt2]",
         "test_by_default_it_is_what_the_model_returns_in_the_loss[transformer]",
     ],
 }
