@@ -106,7 +106,7 @@ def reading(url: str) -> Iterator[None]:
 
 def stored_run(url: str) -> str:
     """Returns the id of the run that this storage is of; "" if it is free. Raises GraphftError[storage]."""
-    data = read_mark(url, RECORD)
+    data = _read(url, RECORD)
     try:
         return str(parse_json(data)["run"]) if data is not None else ""
     except (ValueError, KeyError, TypeError) as error:
@@ -360,15 +360,8 @@ def fetch_metrics(job_dir: Path) -> None:
 # -- small files beside its record ------------------------------------------------------------------------------------
 
 
-def put_mark(url: str, name: str, data: bytes) -> None:
-    """Writes a small file beside the job's record. Raises GraphftError[storage]."""
-    fs, root = file_system(url)
-    with reading(url), fs.writing(posixpath.join(root, name)) as file:
-        file.write(data)
-
-
-def read_mark(url: str, name: str) -> bytes | None:
-    """Returns the file of `put_mark`; None if there is none. Raises GraphftError[storage]."""
+def _read(url: str, name: str) -> bytes | None:
+    """Returns a small file; None if there is none. Raises GraphftError[storage]."""
     fs, root = file_system(url)
     with reading(url):
         try:
@@ -404,7 +397,9 @@ def take_storage(job_dir: Path) -> None:
     if url := storage_of(job_dir):
         data = msgspec.json.encode(_Launcher(uuid.uuid4().hex, socket.gethostname(), os.getpid()))
         write_atomically(job_dir / _LAUNCHER, data)
-        put_mark(url, _LAUNCHER, data)
+        fs, root = file_system(url)
+        with reading(url), fs.writing(posixpath.join(root, _LAUNCHER)) as file:
+            file.write(data)
 
 
 def forget_launcher(job_dir: Path) -> None:
@@ -418,7 +413,7 @@ def other_launcher(job_dir: Path) -> str:
     url = storage_of(job_dir)
     if not url or not (job_dir / _LAUNCHER).exists():
         return ""
-    found = read_mark(url, _LAUNCHER)
+    found = _read(url, _LAUNCHER)
     if found == read_regular(job_dir / _LAUNCHER):
         return ""
     if found is None and size_at(url, RECORD) is None:

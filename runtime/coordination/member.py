@@ -31,20 +31,15 @@ log = logging.getLogger("graphft")
 
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
 LOOK_SECONDS = 0.5
-"""A process that waits for others looks so often whether it was asked to go."""
+"""A process that waits for others checks so often if it was asked to go."""
 T = TypeVar("T")
 
 
-def _nothing() -> None:
-    """Nobody waits."""
-
-
 class Member:
-    """One process of a job, as the others see it. Its methods may be called from any thread, but for `close`.
+    """One process of a job. Its methods may be called from any thread, but for `close`.
 
-    `changed` is set, and `wake` called, whenever the view changed. `address`: where others reach it; "" if they do not.
-    `wake`: interrupts whatever the main thread waits for; a role sets it. `leaving`: whether this process was asked to
-    go; it looks at that while it waits for others.
+    `changed` is set, and `wake` called, when the view has changed. `address`: where others reach it; "" if they do not.
+    `wake`: interrupts the wait of the main thread; a role sets it. `leaving`: True once this process was asked to go.
     """
 
     def __init__(
@@ -59,14 +54,13 @@ class Member:
         self.events = Events(self.etcd, self.keys, f"{kind} {index}")
         self.session, self.progress = session, progress
         self.changed = threading.Event()
-        self.wake: Callable[[], None] = _nothing
+        self.wake: Callable[[], object] = bool
         self.leaving: Callable[[], bool] = bool
         self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
 
     @property
     def login(self) -> Login:
-        """What this process shows to others of its run, and asks of them."""
         return Login(self.job.run_id, self.secret)
 
     def _notify(self) -> None:
@@ -74,14 +68,13 @@ class Member:
         self.wake()
 
     def registration(self) -> Registration:
-        """What others are told of this process."""
         return Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(), identify())
 
     # -- the lease ----------------------------------------------------------------------------------------------
 
     @property
     def lease(self) -> int:
-        """The lease that this process's keys hang on; 0 without fault tolerance."""
+        """The lease of this process's keys; 0 without fault tolerance."""
         return self.session.lease if self.session is not None else 0
 
     def check_lease(self) -> None:
@@ -90,10 +83,9 @@ class Member:
             self.session.check()
 
     def retry_while_leased(self, call: Callable[[], T]) -> T:
-        """`call()`, again while etcd does not answer or is full, for as long as this process may believe in its lease.
+        """Makes `call()`, again while etcd does not answer or is full, as long as the lease is certain to live.
 
-        For calls that look before they change: repeating them is safe. What etcd refuses for good (too large, not
-        allowed, malformed) is raised at once.
+        For calls that look before they change: repeating them is safe. Raises at once what etcd refuses for good.
         """
         pause = RETRY_SECONDS
         while True:
@@ -107,8 +99,8 @@ class Member:
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def await_view(self, ready: Callable[[Mapping[str, KV]], bool], seconds: float) -> bool:
-        """Whether the watched records are `ready` within this time. Raises WorkChanged when this process was asked to
-        go: a signal's handler wakes no thread."""
+        """Returns True if the watched records are `ready` within this time. Raises WorkChanged when this process was
+        asked to go: a signal's handler wakes no thread."""
         from graphft.ops.context import WorkChanged  # with torch, which a launcher does without
 
         end = time.monotonic() + seconds
@@ -122,7 +114,7 @@ class Member:
     # -- the view -----------------------------------------------------------------------------------------------
 
     def over(self) -> bool:
-        """Whether the job is. Raises GraphftError when it failed, or another run has taken its place."""
+        """True if the job is complete. Raises GraphftError when it failed, or another run has taken its place."""
         view = self.view
         if view.state == "failed":
             why = f": {view.failure.reason}" if view.failure is not None else ""
@@ -139,7 +131,7 @@ class Member:
 
     @property
     def view(self) -> JobView:
-        """The job as it is watched now; read anew only when something changed. From any thread."""
+        """The job as it is watched now; read anew only when something changed."""
         revision, (known, view) = self.watcher.revision, self._view
         if revision != known:
             view = read_view(self.keys, self.watcher.snapshot().values())

@@ -34,6 +34,7 @@ from graphft.runtime.coordination.job_storage import (
     local_folder,
     local_place,
     reading,
+    size_at,
     storage_of,
 )
 from graphft.runtime.fs import file_system
@@ -156,11 +157,8 @@ def link_newest(run: Path, best: Path | None = None) -> None:
 
 
 def _has_record(place: str) -> bool:
-    if not is_url(place):
-        return os.path.exists(Path(place, RECORD))  # False where one may not look
-    fs, root = file_system(place)
-    with reading(place):
-        return fs.size(posixpath.join(root, RECORD)) is not None
+    # False where one may not look
+    return size_at(place, RECORD) is not None if is_url(place) else os.path.exists(Path(place, RECORD))
 
 
 def _is_done(run: str) -> bool:

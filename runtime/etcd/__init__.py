@@ -5,7 +5,7 @@ Import from here. gRPC, and etcd3's messages, load on first use of `Etcd`'s modu
 """
 
 from graphft.runtime.etcd.client import Etcd
-from graphft.runtime.etcd.embedded import EmbeddedCluster, EmbeddedEtcd, find_etcd, free_ports
+from graphft.runtime.etcd.embedded import EmbeddedEtcd, find_etcd, free_ports
 from graphft.runtime.etcd.fencing import FencedStore, Lock
 from graphft.runtime.etcd.lease import Session
 from graphft.runtime.etcd.model import (

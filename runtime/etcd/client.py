@@ -179,11 +179,6 @@ class Etcd(Channel):
             return False
         return True
 
-    def leads(self, *, deadline: float | None = None) -> bool:
-        """True if the member that answers is the leader of the cluster."""
-        status = self.repeat(self._maintenance.Status, etcdrpc.StatusRequest(), deadline)
-        return bool(status.leader == status.header.member_id)
-
     def member_names(self, *, deadline: float | None = None) -> list[str]:
         answer = self.repeat(self._cluster.MemberList, etcdrpc.MemberListRequest(), deadline)
         return [member.name for member in answer.members]

@@ -8,18 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphft.runtime.etcd import (
-    EmbeddedCluster,
-    EmbeddedEtcd,
-    Etcd,
-    EtcdError,
-    EtcdUnreachable,
-    Session,
-    Watch,
-    absent,
-    put_op,
-)
-from tests.support.etcd_servers import pause, resume
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, Session, Watch, absent, put_op
+from tests.support.etcd_servers import EmbeddedCluster, pause, resume
 from tests.support.waiting import until
 
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import graphft
-from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.etcd.channel import etcdrpc
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, await_gone
+from tests.support.etcd_servers import EmbeddedCluster
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
