@@ -14,11 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft.data import Reference
 from graphft.errors import UsageError
-from graphft.runtime.coordination.job_storage import is_complete, is_complete_at, is_url
-from graphft.runtime.etcd.channel import parse_endpoint
-from graphft.runtime.transport.address import WILDCARDS, is_loopback
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig, JobRecord
@@ -67,6 +63,9 @@ def check_gpus(option: str, count: int | None, config: JobConfig) -> None:
 
 def check_endpoints(etcd: str) -> None:
     """Raises UsageError for an etcd that other machines do not reach; "": none is given."""
+    from graphft.runtime.etcd.channel import parse_endpoint
+    from graphft.runtime.transport.address import WILDCARDS, is_loopback
+
     hosts = {e: parse_endpoint(e).host for e in etcd.split(",")} if etcd else {}
     local = [e for e, host in hosts.items() if is_loopback(host) or host in WILDCARDS]
     if local:
@@ -89,6 +88,9 @@ def words(text: str) -> list[str]:
 
 def tell_idle(job: str, record: JobRecord) -> None:
     """Prints on stderr that a job has nothing left to do, and which data and sources lie on this machine."""
+    from graphft.data import Reference
+    from graphft.runtime.coordination.job_storage import is_complete, is_complete_at, is_url
+
     notes = []
     if is_complete_at(job.rstrip("/")) if is_url(job) else is_complete(Path(job)):
         notes.append(f"{job} is complete: its processes would find nothing to do")

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
+from graphft.runtime.engines.templates import check_endpoints, check_gpus, fill, tell_idle, words
 from graphft.runtime.process.role_process import EXIT_OK, role_environment
 
 if TYPE_CHECKING:
@@ -68,7 +69,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def print_manifests(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.job_storage import is_url, publish, storage_of
     from graphft.runtime.coordination.run_record import check_asked_for
-    from graphft.runtime.engines.templates import tell_idle
 
     if options.job.endswith(".py"):
         sys.stdout.write(_of_script(options, Path(options.job)))
@@ -138,8 +138,6 @@ class Pods:
         return self._pod("driver", command, resources, restart="Never", grace=DRIVER_STOP_SECONDS, driver=driver)
 
     def _pod(self, role: str, command: Sequence[str], resources: Mapping[str, str], **own: object) -> str:
-        from graphft.runtime.engines.templates import fill
-
         limits = {name: amount for name, amount in resources.items() if name != "cpu"}
         env = {**role_environment(), "OMP_NUM_THREADS": str(self.threads), **self.env}
         claim, mount = map(json.dumps, self.volume or ("", ""))
@@ -195,8 +193,6 @@ def of_job(options: argparse.Namespace, config: JobConfig, job: str) -> str:
 
 
 def _of_script(options: argparse.Namespace, script: Path) -> str:
-    from graphft.runtime.engines.templates import check_endpoints, words
-
     for name in ("trainers", "gpus"):
         if getattr(options, name) is not None:
             raise UsageError(
@@ -219,8 +215,6 @@ def _of_script(options: argparse.Namespace, script: Path) -> str:
 def _manifests(pods: Pods, members: int, **values: object) -> str:
     """Returns all objects, in an order in which they may be made. `members`: of an etcd that is deployed with the job,
     or 0; `values`: of `job.yaml`, those for a job or those for a script."""
-    from graphft.runtime.engines.templates import fill
-
     scheme, peers = "https" if pods.tls_secret else "http", f"{pods.name}-etcd-peer"
     names = [f"{pods.name}-etcd-{number}" for number in range(members)]
     none = dict.fromkeys(("trainers", "pservers", "coordinator", "several", "driver"), "")
@@ -255,8 +249,6 @@ def _pods(options: argparse.Namespace, name: str, etcd: str, *, threads: int = 1
 
 def _check(config: JobConfig, options: argparse.Namespace, job: str, trainers: int, etcd: str) -> None:
     """Raises UsageError for what cannot work on a cluster."""
-    from graphft.runtime.engines.templates import check_endpoints, check_gpus
-
     path = job.removeprefix("file://")
     if not config.ft:
         why, help = f"job {config.name} has no fault tolerance, and a cluster moves pods", "transpile it with ft=True"
