@@ -1,12 +1,11 @@
-"""Decides, range by range, what a job's validations come to and what follows: the best model so far, a lower learning
-rate, the end. Decided once, in the order of the steps, by whoever ends a validation; a function of what was decided
-before and of what it came to.
+"""Decides what follows from a job's validations: the best model so far, a lower learning rate, the end.
 
-Ranges of the held-out data are handed out as chunks are (`chunk_queue.py`). A range is computed from a checkpoint, and
-does not change it: whoever computes it comes to the same.
+The process that ends a validation decides, in the order of the steps; decisions are a function of those before and of
+the result. Ranges of the held-out data are handed out as chunks are (`chunk_queue.py`); a range is computed from a
+checkpoint, with the same result in every process.
 
-The rules are those of torch's ReduceLROnPlateau, which bears `patience` validations without anything better and acts on
-the next one, and of Keras' and Lightning's EarlyStopping, which act on that number.
+The rules are those of torch's ReduceLROnPlateau, which acts on the validation after `patience` ones without anything
+better, and of Keras' and Lightning's EarlyStopping, which act on the last of them.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class Terms(Protocol):
 
 
 class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The value of `/<job>/decided`: after the validation of `step`. `best_step`: whose model is the best so far; -1:
-    none is. `bad`, `plateau_bad`: validations in a row without anything better. `scale`: what learning rates are
-    multiplied by. `stopped`: why the job ends at this step; "": it goes on."""
+    """The value of `/<job>/decided`, after the validation of `step`. `best_step`: of the best model so far; -1: none.
+    `bad`, `plateau_bad`: validations in a row without anything better. `scale`: factor of learning rates. `stopped`:
+    why the job ends at this step; "": it goes on."""
 
     step: int = 0
     best_step: int = -1
@@ -49,19 +48,15 @@ class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def decide(terms: Terms, before: Decided, step: int, means: Mapping[str, float | str]) -> Decided:
-    """After a validation that came to `means`. What is not finite is no better than anything."""
+    """Returns the decisions after a validation with the results `means`. What is not finite is never better."""
     now = msgspec.structs.replace(before, step=step)
     if terms.best is not None:
-        now = _best(terms.best, now, _value(means, terms.best.metric))
+        now = _best(terms.best, now, float(means[terms.best.metric]))
     if terms.plateau is not None:
-        now = _plateau(terms.plateau, now, _value(means, terms.plateau.metric))
+        now = _plateau(terms.plateau, now, float(means[terms.plateau.metric]))
     if terms.stop is not None:
-        now = _stop(terms.stop, now, _value(means, terms.stop.metric))
+        now = _stop(terms.stop, now, float(means[terms.stop.metric]))
     return now
-
-
-def _value(means: Mapping[str, float | str], metric: str) -> float:
-    return float(means[metric])
 
 
 def _best(criterion: Criterion, now: Decided, value: float) -> Decided:
@@ -72,7 +67,8 @@ def _best(criterion: Criterion, now: Decided, value: float) -> Decided:
 
 def _plateau(terms: ReduceLROnPlateau, now: Decided, value: float) -> Decided:
     best, bad, cooldown, scale = now.plateau_best, now.plateau_bad, now.cooldown, now.scale
-    if _better(terms, value, best, _margin(terms, best)):
+    margin = terms.threshold * (abs(best or 0.0) if terms.threshold_mode == "rel" else 1.0)
+    if _better(terms, value, best, margin):
         best, bad = value, 0
     else:
         bad += 1
@@ -93,11 +89,6 @@ def _stop(terms: EarlyStopping, now: Decided, value: float) -> Decided:
     return msgspec.structs.replace(now, bad=bad, stopped=now.stopped or why)
 
 
-def _margin(terms: ReduceLROnPlateau, best: float | None) -> float:
-    """By how much a value has to be better."""
-    return terms.threshold * abs(best or 0.0) if terms.threshold_mode == "rel" else terms.threshold
-
-
 def _better(criterion: Criterion, value: float, best: float | None, margin: float) -> bool:
     if not math.isfinite(value):
         return False
@@ -107,7 +98,7 @@ def _better(criterion: Criterion, value: float, best: float | None, margin: floa
 
 
 def in_words(before: Decided, now: Decided) -> str:
-    """Tells people what a validation has changed; "" if nothing."""
+    """Returns what a validation has changed, for people; "": nothing."""
     found = ["the best so far"] if now.best_step == now.step else []
     if now.scale != before.scale:
         found.append(f"from here on learning rates are {now.scale:.6g} of their schedule")
@@ -117,8 +108,8 @@ def in_words(before: Decided, now: Decided) -> str:
 
 
 class RangeResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of a range. `sums`: of each result, over its records, in the order of the program's results, as text
-    that gives the same float64 (JSON has no NaN). `failures`: so many tried in vain before."""
+    """The result of a range. `sums`: over its records, in the order of the program's results, as text that gives the
+    same float64 (JSON has no NaN). `failures`: processes that tried in vain before."""
 
     samples: int
     sums: tuple[str, ...]
@@ -130,8 +121,8 @@ def sums_as_text(sums: Iterable[float]) -> tuple[str, ...]:
 
 
 def totals(records: Mapping[int, RangeResult], count: int) -> tuple[int, tuple[float, ...]] | None:
-    """(samples, the mean of each result) over all ranges, added up in their order: the same bits whoever computed them,
-    and when. None if some are not computed."""
+    """Returns (samples, the mean of each result) over all ranges, added up in their order: the same bits however
+    they were computed. None if some are not computed."""
     if any(number not in records for number in range(count)):
         return None
     done = [records[number] for number in range(count)]

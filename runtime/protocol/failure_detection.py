@@ -1,22 +1,15 @@
-"""Slots whose holders contribute nothing: what a shard takes away so that the job can go on.
-
-It is the net below leases and below what a trainer knows of itself. A trainer may live, mark progress and believe that
-it reaches every shard, and still nothing comes of its slots; the others wait for it at every step.
+"""Judges, for the driver, trainers of which nothing comes, and deaths of processes.
 
     idle = IdleSlots(timeout=60.0)
     idle.heard(slot)                                   # a part of a contribution came
     for slot in idle.look(now, step, missing, holders): ...    # take it from its holder
 
-`holders`: slot -> (trainer, revision of the claim). The time counts from the moment on at which the shard sees the step
-wait for this holder, and begins anew with whatever comes from it, for any of its slots.
+A trainer may live, mark progress and believe that it reaches every shard, and still nothing comes of its slots, while
+the others wait for it: `IdleSlots` is the net below leases and below what a trainer knows of itself.
 
-
-Whether a batch kills the processes that read or compute it, or whether they were preempted.
-
-A segmentation fault is the batch's at once. SIGKILL is what a scheduler sends, and what the kernel sends when memory is
-short: it is the batch's only when it comes again and again at the same batch, in whosever hands, while nothing else
-dies. A process that was at two batches (it reads ahead) tells only when others narrow it down; the next one in its
-place does not read ahead at first (see `Trainer`), so that it is at one.
+A segmentation fault is the batch's fault at once. SIGKILL comes from schedulers, and from the kernel when memory is
+short: it is the batch's fault only if it comes again and again at the same batch, while nothing else dies. A process
+that reads ahead is at two batches, which counts only when later deaths narrow it down.
 """
 
 from __future__ import annotations
@@ -26,12 +19,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 LOOK_SECONDS = 1.0
-"""One look counts so much at most: what came while the shard itself was busy was not late."""
+"""Time that one look counts at most: what came while the shard was busy was not late."""
 Holder = tuple[str, int]
+"""A trainer, and the revision of its claim."""
 
 
 class IdleSlots:
-    """One shard's view of the step that is open."""
+    """One shard's view of the step that is open. The time of a holder counts while the step waits for it, and begins
+    anew with whatever comes from it, of any of its slots."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -41,13 +36,13 @@ class IdleSlots:
         self._looked: float | None = None
 
     def heard(self, slot: int) -> None:
-        """A part of a contribution came, for whichever step."""
+        """A part of a contribution came, of any step."""
         self._heard.add(slot)
 
     def look(
         self, now: float, step: tuple[int, int], missing: Collection[int], holders: Mapping[int, Holder]
     ) -> list[int]:
-        """The slots to take away now. `step`: generation and step that are open; `missing`: what they lack."""
+        """Returns the slots to take away. `step`: the generation and step that are open; `missing`: slots they lack."""
         passed = min(now - self._looked, LOOK_SECONDS) if self._looked is not None else 0.0
         self._looked = now
         alive = {holders[slot] for slot in self._heard if slot in holders}
@@ -62,21 +57,20 @@ class IdleSlots:
         return sorted(slot for slot in missing if self._waited.get(holders.get(slot, ("", 0)), 0.0) > self.timeout)
 
     def _others_wait(self, missing: Collection[int], holders: Mapping[int, Holder]) -> bool:
-        """A trainer has contributed and waits; or one trainer holds every slot, and there is no other to see it."""
+        """True if a trainer has contributed and waits, or one trainer holds every slot."""
         late = {holders[slot][0] for slot in missing if slot in holders}
         given = {trainer for slot, (trainer, _) in holders.items() if slot not in missing}
         return bool(given - late) or len({trainer for trainer, _ in holders.values()}) == 1
 
 
 KILLS = 3
-"""So many SIGKILLs in a row at one batch count as a failure of it, and so does each one after them."""
+"""SIGKILLs in a row at one batch from which on each is a failure of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A process has ended without a word. `how`: it was asked to, SIGKILL, or what no scheduler sends. `at`:
-    where user code ran in it, (pass, chunk, batch) each; empty for a pserver, and for a process that waited for others.
-    """
+    """A process has ended: it was asked to, by SIGKILL, or in a way that no scheduler causes. `at`: the (pass, chunk,
+    batch) at which user code ran; empty for a pserver, and for a process that waited."""
 
     how: Literal["asked", "killed", "crashed"]
     at: frozenset[tuple[int, int, int]] = frozenset()
@@ -84,7 +78,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`fatal`: this death is a failure of the batch that the process was at. `in_a_row`: deaths there so far."""
+    """`fatal`: the death is a failure of the batch. `in_a_row`: deaths at it so far."""
 
     fatal: bool
     in_a_row: int

@@ -1,4 +1,4 @@
-"""Which batches are applied: sets of integers as sorted, disjoint [start, end) ranges, per pass and chunk."""
+"""The applied batches of an async shard, as sorted, disjoint [start, end) ranges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 ALL = 2**31 - 1
-"""The end of the range that stands for "the whole chunk"."""
+"""The end of the range that stands for a whole chunk."""
 
 
 class Ranges:
@@ -55,7 +55,7 @@ class Ranges:
 
 
 class Ledger:
-    """The applied batches of every chunk. Wholly applied chunks take no room: a finished pass is one range."""
+    """The applied batches of every chunk. A finished pass is one range of chunks."""
 
     def __init__(self) -> None:
         self._whole: dict[int, Ranges] = {}
@@ -66,7 +66,7 @@ class Ledger:
         return (whole is not None and chunk in whole) or (chunk in partly and batch in partly[chunk])
 
     def add(self, pass_index: int, chunk: int, batch: int, batches: int) -> bool:
-        """Enters a batch of a chunk of `batches`. False: it is in already."""
+        """Adds a batch of a chunk of `batches`. False: it is in already."""
         if self.has(pass_index, chunk, batch):
             return False
         partly = self._partly.setdefault(pass_index, {})
@@ -78,7 +78,7 @@ class Ledger:
         return True
 
     def ranges(self, pass_index: int, chunk: int) -> list[tuple[int, int]]:
-        """The applied batches of a chunk; [(0, ALL)] when it is whole."""
+        """Returns the applied batches of a chunk; [(0, ALL)] for all of them."""
         whole = self._whole.get(pass_index)
         if whole is not None and chunk in whole:
             return [(0, ALL)]
@@ -86,22 +86,22 @@ class Ledger:
         return ranges.pairs() if ranges is not None else []
 
     def count(self, pass_index: int) -> int:
-        """How many chunks of a pass are wholly applied."""
+        """Returns the number of wholly applied chunks of a pass."""
         whole = self._whole.get(pass_index)
         return len(whole) if whole is not None else 0
 
     def lacking(self, pass_index: int, chunks: Collection[int]) -> list[int]:
-        """Those of the pass's `chunks` that are not wholly applied."""
+        """Returns those of the pass's `chunks` that are not wholly applied."""
         whole = self._whole.get(pass_index, Ranges())
         return [] if len(whole) == len(chunks) else [c for c in chunks if c not in whole]
 
     def progress(self, pass_index: int, chunk: int) -> int:
-        """How many batches of a chunk that is not wholly applied are."""
+        """Returns the number of applied batches of a chunk that is not wholly applied."""
         ranges = self._partly.get(pass_index, {}).get(chunk)
         return len(ranges) if ranges is not None else 0
 
     def export(self) -> dict[str, Any]:
-        """As JSON: {pass: {"whole": ranges of chunks, "partly": {chunk: ranges of batches}}}."""
+        """Returns, for JSON, {pass: {"whole": ranges of chunks, "partly": {chunk: ranges of batches}}}."""
         return {
             str(p): {
                 "whole": [list(r) for r in self._whole[p].pairs()] if p in self._whole else [],
@@ -112,7 +112,7 @@ class Ledger:
 
     @staticmethod
     def load(data: dict[str, Any]) -> Ledger:
-        """What `export` gave. Raises ValueError (or a sibling) for anything else."""
+        """Takes what `export` gave. Raises ValueError, TypeError or KeyError."""
         ledger = Ledger()
         for index, chunks in data.items():
             ledger._whole[int(index)] = Ranges((int(s), int(e)) for s, e in chunks["whole"])

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one slot gave to a step: its number of samples, a payload per bucket of the shard, and what it reports."""
+    """What a slot gives to a step: its number of samples, a payload per bucket, and the values that it reports."""
 
     slot: int
     samples: int
@@ -47,7 +47,7 @@ class Round:
         finite: bool = True,
         values: tuple[float, ...] = (),
     ) -> tuple[Outcome, str]:
-        """Keeps the first copy of (slot, bucket). A conflict is another number of samples than its sibling buckets'."""
+        """Keeps the first copy of (slot, bucket). A conflict is another number of samples than before."""
         part = self._partial.setdefault(slot, _Partial(samples, peer))
         if part.empty:
             return "duplicate", f"slot {slot} is closed as empty at step {self.step}, by {part.peer}"
@@ -64,7 +64,7 @@ class Round:
         return "kept", f"kept bucket {bucket} of slot {slot} at step {self.step} from {peer}"
 
     def keep_empty(self, slot: int, peer: str) -> tuple[Outcome, str]:
-        """Closes a slot as empty, unless it is complete. Half a contribution is dropped: its chunk was discarded."""
+        """Closes a slot as empty, unless it is complete; half a contribution is dropped, as its chunk was discarded."""
         part = self._partial.get(slot)
         if part is not None and (part.empty or len(part.payloads) == len(self.buckets)):
             return "duplicate", f"slot {slot} is complete at step {self.step} already, from {part.peer}"
@@ -75,7 +75,7 @@ class Round:
         )
 
     def missing(self) -> dict[int, tuple[int, ...]]:
-        """Slots that are not complete, with the buckets that they lack."""
+        """Returns the slots that are not complete, with the buckets that they lack."""
         result = {}
         for slot in range(self.slots):
             part = self._partial.get(slot)
@@ -92,11 +92,11 @@ class Round:
         )
 
     def nonfinite(self) -> tuple[int, ...]:
-        """The slots whose contributions are complete, but not finite, in order."""
+        """Returns the slots whose contributions are complete, but not finite, in order."""
         return tuple(c.slot for c in self.contributions() if not self._partial[c.slot].finite)
 
     def contributions(self) -> tuple[Contribution, ...]:
-        """The complete contributions with data, in slot order: the order of summation."""
+        """Returns the complete contributions with data, in slot order: the order of summation."""
         return tuple(
             Contribution(slot, part.samples, dict(part.payloads), part.values)
             for slot, part in sorted(self._partial.items())
@@ -105,10 +105,8 @@ class Round:
 
 
 class PartialSums:
-    """Partial sums by shard. The own ones are remembered for the step before too: a peer may still ask for them.
-
-    None stands for "no contribution": the shard closed that step without data.
-    """
+    """Partial sums by shard, and the own ones of the step before, for which a peer may still ask. None: the shard
+    closed that step without data."""
 
     def __init__(self, shard: int, shards: int) -> None:
         self.shard, self.shards = shard, shards
@@ -116,11 +114,10 @@ class PartialSums:
         self._others: dict[int, Any] = {}
 
     def offer(self, step: int, payload: Any) -> None:
-        """The own partial sums of the step that closes."""
         self.own[step] = payload
 
     def keep(self, shard: int, payload: Any) -> bool:
-        """Another shard's for the current step. False: it is here already."""
+        """Keeps another shard's for the current step. False: they are here already."""
         if shard in self._others:
             return False
         self._others[shard] = payload
@@ -130,10 +127,10 @@ class PartialSums:
         return tuple(s for s in range(self.shards) if s != self.shard and s not in self._others)
 
     def ordered(self, step: int) -> tuple[Any, ...]:
-        """All shards' partial sums of the step, in shard order."""
+        """Returns all partial sums of the step, in shard order."""
         return tuple(self.own[step] if s == self.shard else self._others[s] for s in range(self.shards))
 
     def advance(self, step: int) -> None:
-        """`step` is closed: remembers its own sums, forgets older ones and the others'."""
+        """Closes `step`: remembers its own sums, and forgets all others."""
         self.own = {step: self.own.get(step)}
         self._others = {}

@@ -1,17 +1,16 @@
-"""Who holds which slot: what one trainer should claim and release, from what it sees.
+"""Decides which slots a trainer claims and releases, from its own, perhaps stale, view.
 
-Every live trainer runs this on its own, perhaps stale, view. Claims are compare-and-swaps in etcd, so two claims of one
-slot are settled there; the one that loses looks again.
+Claims are compare-and-swaps in etcd, so two claims of one slot are settled there; the trainer that loses looks again.
 
     todo = assign(slots=V, live=view.trainers, holders=view.slots, me=my_id, policy="takeover")
     for slot in todo.claim: ...      # put /<job>/slots/<slot> = me under my lease, if absent
     for slot in todo.release: ...    # at a step boundary: delete it, if it is still mine
 
-A trainer that is barred (it cannot reach a shard, or made no progress with what it held) claims nothing, gives away
-what it holds, and counts for no share; unless all are, for then nothing is gained by it.
+A trainer in quarantine ("barred": it cannot reach a shard, or made no progress) claims nothing, gives away what it
+holds, and counts for no share, unless all are.
 
-Shares differ by one at most: floor(V / live) to ceil(V / live) each. Slots move only from a trainer above the ceiling,
-or for the sake of one below the floor that no free slot serves; so a settled assignment stays as it is.
+Shares are floor(V / live) to ceil(V / live). Slots move only from a trainer above the ceiling, or to one below the
+floor that no free slot serves; so a settled assignment stays as it is.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ class Assignment:
 
 
 def able(live: Collection[str], barred: Collection[str]) -> Set[str]:
-    """The trainers that work may go to: those that are not barred; all, if all are."""
+    """Returns the trainers that are not barred; all, if all are."""
     return set(live) - set(barred) or set(live)
 
 
 def assign(
     *, slots: int, live: Collection[str], holders: Mapping[int, str], me: str, policy: str, barred: Collection[str] = ()
 ) -> Assignment:
-    """What trainer `me` should do now.
+    """Returns what trainer `me` should do now.
 
-    `live`: ids of the registered trainers. `holders`: slot -> id, for slots that are taken (also by ids that are not
-    live: such a slot is free only when its key is gone). `policy`: "takeover", or "wait" (at most one slot each).
+    `live`: ids of the registered trainers. `holders`: slot -> id, also of ids that are not live: such a slot is taken
+    until its key is gone. `policy`: "takeover", or "wait" (at most one slot each).
     """
     if me not in live:
         return Assignment(reason="not registered")
@@ -74,7 +73,7 @@ def assign(
 
 
 def _claims(held: Mapping[str, int], free: int, me: str, floor: int, ceiling: int) -> int:
-    """How many free slots are `me`'s to claim: up to the floor; above it only what no other trainer lacks."""
+    """Returns the number of free slots to claim: up to the floor; above it only what no other trainer lacks."""
     lacking = {t: max(0, floor - n) for t, n in held.items()}
     if lacking[me]:
         return min(lacking[me], free)
@@ -82,7 +81,8 @@ def _claims(held: Mapping[str, int], free: int, me: str, floor: int, ceiling: in
 
 
 def _releases(held: Mapping[str, int], free: int, me: str, floor: int, ceiling: int) -> int:
-    """How many slots `me` gives away: all above the ceiling, and its part of what trainers below the floor lack."""
+    """Returns the number of slots to release: all above the ceiling, and a part of what trainers below the floor
+    lack."""
     kept = {t: min(n, ceiling) for t, n in held.items()}
     above = sum(held.values()) - sum(kept.values())
     lack = sum(max(0, floor - n) for n in held.values()) - free - above
@@ -96,10 +96,10 @@ def _releases(held: Mapping[str, int], free: int, me: str, floor: int, ceiling: 
 
 
 def _preferred(free: list[int], held: Mapping[str, int], me: str, floor: int) -> tuple[int, ...]:
-    """The free slots that `me` may take, best first. Claims that are made at once from one view rarely meet.
+    """Returns the free slots that `me` may take, best first, so that claims from one view rarely meet.
 
-    The first slots are for those below the floor, for each another one; the others share what is left behind them. So
-    no trainer goes above the floor with a slot that another one lacks, which would have to be handed over again.
+    The first slots are for trainers below the floor, a different one for each; the others share the rest. So no trainer
+    goes above the floor with a slot that another one lacks.
     """
     lacking = {t: max(0, floor - n) for t, n in held.items()}
     order = list(held)
