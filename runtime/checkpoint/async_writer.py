@@ -11,8 +11,7 @@ import msgspec
 from torch import Tensor
 
 from graphft.runtime.checkpoint.commit import Commits, record_of
-from graphft.runtime.checkpoint.manifest import Manifest, Part
-from graphft.runtime.checkpoint.metadata import PASSES
+from graphft.runtime.checkpoint.manifest import PASSES, Manifest, Part
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, storage
 from graphft.runtime.checkpoint.writer import Saver

@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 
 from graphft.errors import GraphftError, plain_text
-from graphft.runtime.checkpoint.manifest import Manifest, Part
-from graphft.runtime.checkpoint.metadata import DECIDED, PASSES, VALIDATE, tell_again
+from graphft.runtime.checkpoint.manifest import DECIDED, PASSES, VALIDATE, Manifest, Part, tell_again
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.coordination.keys import Keys

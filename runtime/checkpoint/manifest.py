@@ -1,15 +1,41 @@
-"""What a checkpoint consists of, and the name of its folder."""
+"""What a checkpoint consists of, the name of its folder, and what its metadata say.
+
+Most of the metadata are for people: where a job goes on follows from the step and the plan of the data (sync), or from
+the ledgers in the parts (async). But an etcd that was lost, or restored, is told again of what was discarded.
+"""
 
 from __future__ import annotations
 
 import re
+import socket
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+import graphft
 from graphft.disk.sealed_json import seal, unseal
+from graphft.runtime.coordination.result_files import describe_discarded, discarded_of
+from graphft.runtime.coordination.status import read_discards
+from graphft.runtime.etcd import mod_is, put_op
+from graphft.runtime.protocol.chunk_queue import Discards
 
+if TYPE_CHECKING:
+    from graphft.runtime.coordination.keys import Keys
+    from graphft.runtime.etcd.model import Store
+    from graphft.transpiler.config import JobConfig
+
+MADE, SOURCE = "made", "from"
+"""Keys in a manifest's metadata: `made` has when (Unix seconds), where, and by which versions it was made, and `from`
+which checkpoint of which run, if it was made of one."""
+PASSES = "passes"
+"""Async: how many passes are wholly in it."""
+DISCARDED, SKIPPED = "discarded", "skipped_steps"
+"""By chunk, as etcd has it; and how many steps were skipped as not finite, if any were."""
+VALIDATE, DECIDED = "validate", "decided"
+"""True of a checkpoint whose model is to be validated; what followed from the validations until then."""
 LOOP = -1
 """The generation of a training loop's checkpoints: they have none."""
 _DIRECTORY = re.compile(r"step-(\d{8,})\.g(\d+)|checkpoint-(\d{8,})")
@@ -72,3 +98,52 @@ def directory_key(directory: str) -> tuple[int, int]:
     if match is None:
         raise ValueError(f"{directory} is no folder of a checkpoint")
     return (int(match[3]), LOOP) if match[3] else (int(match[1]), int(match[2]))
+
+
+# -- metadata ---------------------------------------------------------------------------------------------------------
+
+
+def made(**more: Any) -> dict[str, Any]:
+    """Returns when (Unix seconds), where, and by which versions it is made."""
+    import torch
+
+    by = {"host": socket.gethostname(), "graphft": graphft.__version__, "torch": str(torch.__version__)}
+    return {"at": time.time(), **by, **more}
+
+
+def recorded(etcd: Store, keys: Keys) -> dict[str, Any]:
+    """Returns what etcd knows now to be discarded, for a manifest's metadata. Raises EtcdError."""
+    found = read_discards(etcd, keys)
+    return {DISCARDED: {str(chunk): msgspec.to_builtins(each) for chunk, each in found.items()}} if found else {}
+
+
+def skipped_in(values: Mapping[str, Any]) -> dict[str, int]:
+    """Returns how many steps a shard with these values has skipped, for a manifest's metadata."""
+    from graphft.transpiler.layout import SKIPPED_STEPS
+
+    count = int(values.get(SKIPPED_STEPS, 0))
+    return {SKIPPED: count} if count else {}
+
+
+def lost_so_far(config: JobConfig, manifest: Manifest) -> list[str]:
+    """Returns what was skipped and discarded until this checkpoint, in words, a line each."""
+    kept = {int(chunk): msgspec.convert(found, Discards) for chunk, found in manifest.meta.get(DISCARDED, {}).items()}
+    count = manifest.meta.get(SKIPPED, 0)
+    lines = [f"{count} steps were SKIPPED as not finite"] if count else []
+    discarded = describe_discarded(discarded_of(config, kept), config.data.records, "graphft checkpoint show")
+    return lines + ([discarded] if discarded else [])
+
+
+def tell_again(etcd: Store, keys: Keys, meta: Mapping[str, Any]) -> None:
+    """Has etcd know at least what the checkpoint with this metadata knew. It may be repeated. Raises EtcdError."""
+    for chunk, found in meta.get(DISCARDED, {}).items():
+        key, kept = keys.discarded(int(chunk)), msgspec.convert(found, Discards)
+        while True:
+            kv = etcd.get(key)
+            known = msgspec.json.decode(kv.value, type=Discards) if kv is not None else Discards()
+            if set(kept.discards) <= set(known.discards):
+                break
+            both = Discards((*kept.discards, *(o for o in known.discards if o not in kept.discards)))
+            same = mod_is(key, kv.mod_revision if kv is not None else 0)
+            if etcd.txn([same], [put_op(key, msgspec.json.encode(both))], token=key).ok:
+                break

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.metadata import MADE, SOURCE, VALIDATE, made
+from graphft.runtime.checkpoint.manifest import MADE, SOURCE, VALIDATE, Manifest, made
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.layout import Slice, evolving, slices_of
@@ -60,7 +59,7 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
     parts = tuple(store.write_part(0, manifest.step, i, len(values), each) for i, each in enumerate(values))
     if checkpoints_of(source).is_loaded(old.run_id):
         store.mark_loaded(job.run_id)
-    by = made(job.fingerprint, **{SOURCE: f"{manifest.directory} of run {old.run_id}"})
+    by = made(**{SOURCE: f"{manifest.directory} of run {old.run_id}"})
     meta = {name: value for name, value in manifest.meta.items() if name != VALIDATE}
     validate = {VALIDATE: True} if manifest.step in job.config.validated else {}
     store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**meta, MADE: by, **validate}))

@@ -1,4 +1,4 @@
-"""Writing checkpoints beside the steps: one background thread per shard."""
+"""Writes checkpoints beside the steps: one background thread per shard, and what it has still to write."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from torch import Tensor
 
-from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits, record_of
-from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.metadata import DECIDED, MADE, made, recorded, skipped_in
-from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
+from graphft.runtime.checkpoint.manifest import DECIDED, MADE, VALIDATE, Manifest, Part, made, recorded, skipped_in
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import MODEL, check_launcher, publish_result, storage_of
@@ -27,11 +25,9 @@ from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.coordination.status import read_discards, read_metrics
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.execute.finite import listed, no_longer_finite
-from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
-    from graphft.transpiler.record import Fingerprint
 
 NONFINITE = "nonfinite"
 """In the metadata of a model: what of it is not finite, in words."""
@@ -44,6 +40,104 @@ MAX_REDO = 3
 """So many final checkpoints may turn out to be damaged, as one process sees it, before it ends with the error."""
 MISTAKES = (FileExistsError, NotADirectoryError, IsADirectoryError)
 """What no waiting mends: something else lies where the checkpoints should."""
+
+
+KEEP, KEEP_VALIDATED = 2, 8
+"""Snapshots that may wait, beside the one that is being written, and others that are to be validated: each is as large
+as the shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A shard's state at one step. Nothing in it changes any more. `meta`: the manifest's."""
+
+    generation: int
+    step: int
+    values: Mapping[str, Tensor]
+    ledger: str
+    keep: int
+    meta: Mapping[str, Any]
+
+    @property
+    def validated(self) -> bool:
+        """True if the model is to be validated at this step."""
+        return bool(self.meta.get(VALIDATE))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A part that is written and recorded in etcd, of a checkpoint that was not committed then."""
+
+    generation: int
+    step: int
+    part: Part
+    keep: int
+    meta: Mapping[str, Any]
+
+
+Work = Snapshot | Committed | Published
+"""A snapshot to be written; the final checkpoint, that the model is to be made of; a part to be recorded once more."""
+
+
+class PendingSnapshots:
+    """A queue between a shard's loop and the thread that writes. Bounded: a disk that is slow, or fails, must not fill
+    the memory.
+
+    Which snapshots are given up is a function of their steps alone, and so the same on all shards: those that are left
+    become whole, although each shard writes at a pace of its own.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[Snapshot] = []
+        self._final: Committed | None = None
+        self._again: Published | None = None
+        self._closed = False
+
+    def add(self, work: Work) -> list[Snapshot]:
+        """Takes in work: a snapshot behind the older ones; returns those that were given up for it."""
+        given_up = []
+        with self._changed:
+            if isinstance(work, Committed):
+                self._final = work
+            elif isinstance(work, Published):
+                self._again = work
+            else:
+                self._waiting = sorted([*self._waiting, work], key=lambda s: (s.generation, s.step))
+                newest = self._waiting[-1]
+                for validated, most in ((False, KEEP), (True, KEEP_VALIDATED)):
+                    while len(alike := [s for s in self._waiting if s.validated is validated]) > most:
+                        least = min(
+                            (s for s in alike if s is not newest), key=lambda s: (s.generation, s.step & -s.step)
+                        )
+                        self._waiting.remove(least)
+                        given_up.append(least)
+            self._changed.notify_all()
+        return given_up
+
+    def take(self) -> Work | None:
+        """Returns the oldest work there is, as soon as there is some; None: this queue is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting or self._final or self._again)
+            if self._closed:
+                return None
+            if self._waiting:
+                return self._waiting.pop(0)
+            if self._again is not None:
+                again, self._again = self._again, None
+                return again
+            final, self._final = self._final, None
+            return final
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def pause(self, seconds: float) -> bool:
+        """Waits for that time; returns at once, and True, when this queue is closed."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, seconds)
 
 
 class Saver:
@@ -69,7 +163,6 @@ class Saver:
         self._finishing = False
         self._redone = 0
         self._pause = RETRY_SECONDS
-        self._made_of: Fingerprint | None = None
         self._last: Manifest | None = None
         """What this shard committed last."""
         self._published: Published | None = None
@@ -214,10 +307,7 @@ class Saver:
     def _meta(self, item: Snapshot) -> dict[str, Any]:
         """Returns the manifest's metadata. Raises EtcdError."""
         commits = self.commits
-        if self._made_of is None:
-            with contextlib.suppress(GraphftError):  # it says so elsewhere; the run's id tells what it is of
-                self._made_of = read_record(self.job_dir).fingerprint
-        found = {"metrics": read_metrics(commits.etcd, commits.keys), MADE: made(self._made_of)}
+        found = {"metrics": read_metrics(commits.etcd, commits.keys), MADE: made()}
         return {**item.meta, **recorded(commits.etcd, commits.keys), **skipped_in(item.values), **found}
 
     def _decided(self) -> dict[str, Any]:

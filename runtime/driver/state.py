@@ -16,8 +16,7 @@ from torch import Tensor
 from graphft.capture.weights import load_weights, saved_variables
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
-from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.metadata import MADE, SOURCE, made
+from graphft.runtime.checkpoint.manifest import MADE, SOURCE, Manifest, made
 from graphft.runtime.checkpoint.reshard import cut, whole_state
 from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of, read_saved_step
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
@@ -207,7 +206,7 @@ class Replacement:
         """Writes all but the manifest that makes it count: that is for `put_in_place`. No process of the job may be
         there. Raises GraphftError[storage]; nothing is changed then."""
         generation, step, count = self.store.latest_generation() + 1, self.newest.step, len(self.shards)
-        by = made(self.job.fingerprint, **{SOURCE: f"load_state_dict, at {self.newest.directory}"})
+        by = made(**{SOURCE: f"load_state_dict, at {self.newest.directory}"})
         try:
             self.store.mark_loaded(self.job.run_id)
             parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]

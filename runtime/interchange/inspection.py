@@ -12,8 +12,7 @@ from typing import Any
 
 from graphft.disk.fileio import size_in_words
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.checkpoint.manifest import Manifest, directory_key
-from graphft.runtime.checkpoint.metadata import DISCARDED, MADE, place_in_words
+from graphft.runtime.checkpoint.manifest import DISCARDED, MADE, Manifest, directory_key
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.checkpoint.versioned_store import (
     NO_MANIFEST,
@@ -146,8 +145,6 @@ def _described(entry: Entry) -> Iterator[str]:
     yield entry.line().strip()
     of = [f"run {manifest.run}"] * bool(manifest.run)
     yield "  ".join([*of, *(f"{name} {value}" for name, value in meta.get(MADE, {}).items() if name != "at")])
-    if place := place_in_words(meta):
-        yield f"data  {place}"
     for chunk, discarded in meta.get(DISCARDED, {}).items():
         yield f"discarded of chunk {chunk}  (`records`: their places in the chunk, from 0)  {discarded}"
     for part in manifest.parts:

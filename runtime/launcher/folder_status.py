@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from graphft.errors import GraphftError, describe, plain_text
 from graphft.runtime.callbacks.runner import CURSOR
-from graphft.runtime.checkpoint.metadata import lost_so_far
+from graphft.runtime.checkpoint.manifest import lost_so_far
 from graphft.runtime.checkpoint.store import checkpoints_of, saved_step
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
 from graphft.runtime.coordination.connect import EtcdNote, connect, read_note

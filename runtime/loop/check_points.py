@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from graphft.errors import GraphftError, describe
 from graphft.ir import Program
-from graphft.runtime.checkpoint.manifest import Manifest, directory_key, is_directory
-from graphft.runtime.checkpoint.metadata import MADE, made
+from graphft.runtime.checkpoint.manifest import MADE, Manifest, directory_key, is_directory, made
 from graphft.runtime.checkpoint.versioned_store import (
     MANIFEST,
     NO_MANIFEST,
@@ -221,7 +220,7 @@ class CheckPoints:
                         f"newest that this process knows is {self._known}"
                     )
         version = max(self.store.versions(), default=-1) + 1
-        self.store.write(version, {MADE: made(None, **{WRITER: self._writer}), **snapshot.meta}, snapshot.tensors)
+        self.store.write(version, {MADE: made(**{WRITER: self._writer}), **snapshot.meta}, snapshot.tensors)
         self._known = version
         return version
 

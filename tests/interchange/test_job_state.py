@@ -17,9 +17,7 @@ from graphft.disk.sealed_json import seal
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.cli import main
-from graphft.runtime.interchange.inspection import entries
 from graphft.runtime.interchange.training_state import load_optimizer, read_job
-from graphft.transpiler.record import digest_of
 from tests.support.commands import refused, shown
 
 
@@ -227,35 +225,3 @@ def test_a_job_without_a_checkpoint(tmp_path: Path) -> None:
         read_job(tmp_path / "job")
     with pytest.raises(UsageError, match="has no checkpoint yet"):
         graphft.read_weights(tmp_path / "job")
-
-
-@pytest.mark.parametrize("sync", [True, False])
-def test_a_checkpoint_says_what_it_is_of_and_where_in_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sync: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    job = make_job(2, sync=sync, checkpoint_every=3, keep_checkpoints=99)
-    folder = Path(job.run(quiet=True).model).parent
-    found = {(c.store.inner, c.manifest.step): c.manifest for c in entries(str(folder)) if c.manifest is not None}
-    program, data = job.fingerprint.program, digest_of(job.fingerprint.data)
-    for manifest in found.values():
-        made = manifest.meta["made"]
-        assert (manifest.run, made["program"], made["data"]) == (job.run_id, program, data)
-        assert (made["graphft"], made["torch"]) == (graphft.__version__, torch.__version__)
-        assert manifest.meta["metrics"].keys() <= {"loss"}
-    last = found["", 8] if sync else found["", 16]
-    assert last.meta["queue"]["pass"] == last.meta["queue"]["passes"] == 2
-    capsys.readouterr()
-    if sync:
-        step = max(step for _, step in found if step < 8)  # 6, if that was not passed over
-        assert found["", step].meta["queue"] == {"pass": step // 4, "passes": 2, "done": step % 4, "steps": 4}
-        text = shown(capsys, "checkpoint", "show", folder, "--version", str(step))
-        assert f"\ndata  pass {step // 4} of 2, {step % 4} of its 4 steps done\n" in text
-    else:
-        step = min(step for shard, step in found if shard == "shard-0/")  # 3, if that was not passed over
-        queue = found["shard-0/", step].meta["queue"]
-        assert (queue["pass"], queue["passes"], queue["chunks"]) == (step // 8, 2, 4)
-        text = shown(capsys, "checkpoint", "show", folder)
-        assert '\n  ledger  {"0": {"whole": [[0, 4]], "partly": {}}, "1": {"whole": [[0, 4]], "partly": {}}}\n' in text
-    assert f"  program {program}  " in text
-    assert f"  data {data}  " in text

@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.metadata import DECIDED, VALIDATE
+from graphft.runtime.checkpoint.manifest import DECIDED, VALIDATE, Manifest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.etcd import Etcd

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.manifest import Manifest
-from graphft.runtime.checkpoint.metadata import recorded
+from graphft.runtime.checkpoint.manifest import Manifest, recorded
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode

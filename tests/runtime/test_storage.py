@@ -16,12 +16,10 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.manifest import Manifest, Part
-from graphft.runtime.checkpoint.metadata import MADE
-from graphft.runtime.checkpoint.pending_snapshots import KEEP, PendingSnapshots, Snapshot
+from graphft.runtime.checkpoint.manifest import MADE, Manifest, Part
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, storage
-from graphft.runtime.checkpoint.writer import Saver
+from graphft.runtime.checkpoint.writer import KEEP, PendingSnapshots, Saver, Snapshot
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, decode

@@ -170,7 +170,6 @@ SLOW = {
         "test_plain_torch_gives_the_bits_of_predict",
     ],
     "tests/interchange/test_job_state.py": [
-        "test_a_checkpoint_says_what_it_is_of_and_where_in_the_data[False]",
         "test_slices_are_put_together",
         "test_training_goes_on_with_other_pservers",
     ],

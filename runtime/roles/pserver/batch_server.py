@@ -12,7 +12,7 @@ import msgspec
 
 from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.async_writer import AsyncCommits
-from graphft.runtime.checkpoint.metadata import PASSES, QUEUE, async_queue
+from graphft.runtime.checkpoint.manifest import PASSES
 from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.protocol.async_shard import AsyncShard, Staleness
 from graphft.runtime.protocol.events import ApplyBatch, AsyncOptions
@@ -66,7 +66,7 @@ class BatchServer(ShardServer):
             self.buffers.clone(names),
             keep,
             json.dumps(machine.ledger.export()),
-            {PASSES: passes, QUEUE: async_queue(self.config.plan, machine.ledger, passes)},
+            {PASSES: passes},
         )
 
     def committed(self) -> Committed | None:

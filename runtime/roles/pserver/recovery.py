@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits, reaches
-from graphft.runtime.checkpoint.metadata import MADE, SOURCE
+from graphft.runtime.checkpoint.manifest import MADE, SOURCE
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from graphft.ops.context import ServeOptions
-from graphft.runtime.checkpoint.metadata import QUEUE, VALIDATE, sync_queue
+from graphft.runtime.checkpoint.manifest import VALIDATE
 from graphft.runtime.coordination.job_view import wanted_steps
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Asked, Barred, Generation
@@ -100,8 +100,7 @@ class RoundServer(ShardServer):
         step, committed = self.machine.version, self.member.view.committed
         kept = {s: v for s, v in self._snapshots.items() if committed is not None and s == committed.step}
         self._snapshots = kept | {step: values}
-        queue = sync_queue(self.config.plan, step)
-        meta = {QUEUE: queue} | ({VALIDATE: True} if step in self.validated else {})
+        meta = {VALIDATE: True} if step in self.validated else {}
         self.saver.submit(self.machine.generation, step, values, keep, meta=meta)
 
     def serve(self, options: ServeOptions) -> None:
