@@ -86,16 +86,6 @@ def test_training_goes_on_with_other_pservers(folders: dict[int, Path], monkeypa
     assert all(torch.equal(models[0][n], models[1][n]) for n in models[0])
 
 
-def test_what_does_not_fit_changes_nothing(folders: dict[int, Path]) -> None:
-    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 3))
-    optimizer = torch.optim.Adam(model.parameters())
-    with pytest.raises(GraphftError, match=r"3\.weight@exp_avg is \(2, 32\), the parameter \(3, 32\)"):
-        load_optimizer(optimizer, model, folders[3])
-    assert not optimizer.state
-    with pytest.raises(GraphftError, match=r"3\.bias is not among the optimizer's parameters"):
-        load_optimizer(torch.optim.Adam(list(model.parameters())[:-1]), model, folders[3])
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -167,10 +157,6 @@ def test_a_damaged_model_of_a_complete_job(
     assert "is not what was written" in capsys.readouterr().out
     with pytest.raises(GraphftError, match=f"graphft checkpoint list {job}"):
         graphft.read_weights(job)
-
-
-def test_prune_is_for_loops_alone(folders: dict[int, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "keep_checkpoints=" in refused(capsys, "checkpoint", "prune", folders[1], "--keep", "1")
 
 
 def test_a_step_of_a_job_and_the_newest_that_is_whole(

@@ -175,16 +175,6 @@ def make_job_with(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> gra
     return graphft.transpile(program, chunks=graphft.arrays(x=x, y=y, chunk_size=16), batch_size=8, name="j")
 
 
-def test_a_loops_optimizer_goes_by_its_names(tmp_path: Path) -> None:
-    """The same parameters in another order: each has its own state."""
-    model, optimizer = save_loop(tmp_path / "run", "adamw", grouped=True)
-    fresh = graphft.load_into(make_model(3), graphft.read_weights(tmp_path / "run"))
-    other = OPTIMIZERS["adamw"](fresh.parameters())
-    assert graphft.load_optimizer(other, fresh, tmp_path / "run") == 5
-    for mine, theirs in zip(fresh.parameters(), model.parameters(), strict=True):
-        assert all(torch.equal(other.state[mine][k], optimizer.state[theirs][k]) for k in ("exp_avg", "exp_avg_sq"))
-
-
 def test_what_has_no_optimizer_or_no_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, optimizer = save_loop(tmp_path / "run", "sgd")
     graphft.save_check_point({"optimizer": optimizer}, graphft.TrainStatus(), tmp_path / "alone")

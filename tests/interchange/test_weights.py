@@ -171,13 +171,6 @@ def test_a_name_that_is_not_there(tmp_path: Path, weights: dict[str, Tensor]) ->
     assert "it has model" in caught.value.help
 
 
-def test_the_folder_of_hugging_faces_trainer(tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    """Found in review: its `checkpoint-500` was taken for a loop's."""
-    save_file(weights, tmp_path / "model.safetensors")
-    (tmp_path / "checkpoint-500").mkdir()
-    assert same(graphft.read_weights(tmp_path), weights)
-
-
 def test_a_truncated_directory(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     write_distributed(tmp_path / "d", weights)
     (data,) = (tmp_path / "d").glob("*.distcp")
@@ -202,14 +195,6 @@ def test_what_a_loop_saved(tmp_path: Path) -> None:
     assert same(graphft.read_weights(tmp_path / "run", "net", version=0), first)
     with pytest.raises(UsageError, match="has no 'model'"):
         graphft.read_weights(tmp_path / "run")
-
-
-def test_nothing_and_something_else(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is nothing at"):
-        graphft.read_weights(tmp_path / "gone")
-    (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(UsageError, match=r"holds no weights that graphft knows: notes\.txt"):
-        graphft.read_weights(tmp_path)
 
 
 # -- into a program ---------------------------------------------------------------------------------------------------

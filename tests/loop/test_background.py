@@ -113,11 +113,3 @@ def test_of_two_loops_on_one_path_the_older_is_told(tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match="has saved version 2 meanwhile"):
         one.begin(Weight(), TrainStatus(0, step=1002)).wait(120)
     newcomer.save(Weight(), TrainStatus(0, step=1))
-
-
-@pytest.mark.parametrize("other", [torch.optim.AdamW, torch.optim.SGD])
-def test_the_state_of_another_optimizer_is_refused(tmp_path: Path, other: Any) -> None:
-    parameter = torch.nn.Parameter(torch.ones(3))
-    graphft.save_check_point(torch.optim.Adam([parameter]), TrainStatus(0), str(tmp_path))
-    with pytest.raises(GraphftError, match=f"it was a Adam when it was saved, and is a {other.__name__}"):
-        graphft.load_check_point(other([parameter], lr=0.1), str(tmp_path))

@@ -9,8 +9,6 @@ import pytest
 
 import graphft
 from graphft import TrainStatus
-from graphft.runtime.fs import file_system
-from graphft.runtime.fs.by_url import RenamingFS
 from graphft.runtime.loop.check_points import CheckPoints
 from tests.loop.loops import Loop, resumed, same, undisturbed
 from tests.support.hdfs_server import HDFS, MISSING, hdfs_server
@@ -57,20 +55,3 @@ def test_a_save_waits_for_servers_that_are_away(server: HDFS, url: str) -> None:
     server.kill()
     assert place.save(Loop().state, TrainStatus(7)) == 1
     assert graphft.load_check_point(Loop().state, url) == TrainStatus(7)
-
-
-def test_old_ones_go_and_damage_is_found(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    fs, root = file_system(url)
-    assert type(fs) is RenamingFS
-    for epoch in range(4):
-        CheckPoints(root, fs, keep=2).save(Loop().state, TrainStatus(epoch))
-    assert fs.ls_dir(root) == ["checkpoint-00000002", "checkpoint-00000003"]
-    (tensors,) = (n for n in fs.ls_dir(f"{root}/checkpoint-00000003") if n.endswith(".safetensors"))
-    path = f"{root}/checkpoint-00000003/{tensors}"
-    with fs.open(path) as file:
-        whole = bytearray(file.read())
-    whole[-1] ^= 1
-    with fs.writing(path) as file:
-        file.write(whole)
-    assert graphft.load_check_point(Loop().state, root, fs) == TrainStatus(2)
-    assert "is not what was written" in caplog.text

@@ -145,20 +145,3 @@ def test_what_the_storage_refuses_is_tried_again(tmp_path: Path, failing: list[i
     assert loaded(str(tmp_path)) == 0, "the one before it is still there"
     assert place.save({"state": Values(2)}, TrainStatus(2)) > 3
     assert loaded(str(tmp_path)) == 2
-
-
-def test_a_commit_whose_answer_was_lost_counts_once(tmp_path: Path) -> None:
-    """The manifest was written, and an error came back: the save is tried again, as a version more."""
-    place = CheckPoints(str(tmp_path), sleep=lambda _: None)
-    create, failed = place.store.fs.create, []
-
-    def lost(path: str, data: bytes) -> bool:
-        made = create(path, data)
-        if not failed:
-            failed.append(path)
-            raise TimeoutError("no answer")
-        return made
-
-    place.store.fs.create = lost  # type: ignore[method-assign]
-    assert place.save({"state": Values(5)}, TrainStatus(5)) == 1
-    assert loaded(str(tmp_path)) == 5

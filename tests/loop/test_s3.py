@@ -10,7 +10,6 @@ import pytest
 
 import graphft
 from graphft import TrainStatus
-from graphft.errors import GraphftError
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.loop.check_points import CheckPoints
 from tests.loop.loops import Loop, same, undisturbed
@@ -79,15 +78,6 @@ def test_what_fails_while_it_is_written_does_not_come_to_be(place: tuple[FS, str
     with fs.writing(f"{root}/a") as file:
         file.write(bytes(12 << 20))
     assert fs.size(f"{root}/a") == 12 << 20
-
-
-def test_two_that_save_to_one_place_find_each_other(place: tuple[FS, str]) -> None:
-    fs, path = place
-    one, other = CheckPoints(path, fs), CheckPoints(path, fs)
-    one.store.versions = list  # type: ignore[method-assign]
-    assert other.save(Loop().state, TrainStatus()) == 0
-    with pytest.raises(GraphftError, match="superseded"):
-        one.save(Loop().state, TrainStatus())
 
 
 def test_old_ones_go_and_damage_is_found(place: tuple[FS, str], caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from graphft.runtime.checkpoint import store
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
-from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Asked, Committed, Generation, decode
 from graphft.runtime.etcd import Etcd
@@ -148,13 +148,6 @@ def test_committed_once_by_shards_that_publish_at_the_same_moment(shards: Shards
         assert kv is not None
         assert kv.version == step // 50, "one write per checkpoint"
         assert decode(kv, Committed) == Committed(0, step, f"step-{step:08d}.g0")
-
-
-def test_publishing_again_after_the_commit_changes_nothing(shards: Shards) -> None:
-    shards.commit(50)
-    kv = shards.etcd.get(shards.keys.committed)
-    assert shards.publish(shards.all[1], 0, 50) is not None  # its first answer was lost, say
-    assert shards.etcd.get(shards.keys.committed) == kv
 
 
 def test_an_older_step_is_never_committed_over_a_newer_one(shards: Shards) -> None:
@@ -292,11 +285,6 @@ def test_a_rollback_whose_answer_is_lost_is_made_once(etcd_server: Any, keys: Ke
 # -- going back past what is damaged --------------------------------------------------------------------------------
 
 
-def test_rollback_before_the_first_checkpoint(shards: Shards) -> None:
-    assert shards.all[0].rollback("restarted") == Generation(1, 0, "", "restarted")
-    assert shards.all[0].manifest_of(Generation(1, 0, "", "restarted")) is None
-
-
 def test_a_damaged_newest_checkpoint_is_passed_over(shards: Shards) -> None:
     first, second = shards.commit(50), shards.commit(100)
     shards.damage(second)
@@ -371,12 +359,6 @@ def test_checkpoints_of_another_run_are_not_gone_back_to(shards: Shards) -> None
         shards.all[0].manifest_of(Generation(1, 25, "step-00000025.g0"))
 
 
-def test_the_manifest_of_a_lost_checkpoint(shards: Shards) -> None:
-    shards.commit(50)
-    with pytest.raises(DamagedCheckpoint):
-        shards.all[0].manifest_of(Generation(1, 75, "step-00000075.g0"))
-
-
 # -- starting -----------------------------------------------------------------------------------------------------
 
 
@@ -390,22 +372,6 @@ def test_begin_tells_a_first_start_from_a_restart(etcd: Etcd, keys: Keys, tmp_pa
     assert shards.all[2].begin() == (Generation(reason="start"), False)
 
 
-def test_begin_joins_the_epoch_that_holds(shards: Shards) -> None:
-    shards.commit(50)
-    raised = shards.all[0].rollback("restarted")
-    assert shards.all[2].begin() == (raised, False)
-
-
-def test_after_a_restart_checkpoints_are_taken_again(shards: Shards) -> None:
-    """A recovered server never took a checkpoint again."""
-    for generation in range(3):
-        step = 50 * (generation + 1)
-        shards.commit(step, generation)
-        assert shards.all[0].rollback("restarted") == Generation(
-            generation + 1, step, f"step-{step:08d}.g{generation}", "restarted"
-        )
-
-
 def test_a_new_etcd_goes_on_from_the_checkpoint_on_disk(shards: Shards) -> None:
     newest = [shards.commit(step) for step in (50, 100)][-1]
     shards.store.write_part(7, 125, 0, 3, {"w": torch.ones(1)})  # of a generation that did not get far
@@ -416,22 +382,3 @@ def test_a_new_etcd_goes_on_from_the_checkpoint_on_disk(shards: Shards) -> None:
         assert not restarted
     assert shards.committed == Committed(0, 100, newest.directory)
     assert shards.commit(150, generation=8).step == 150
-
-
-def test_a_new_etcd_and_only_damaged_checkpoints(shards: Shards) -> None:
-    shards.damage(shards.commit(50))
-    shards.etcd.delete_prefix(f"/{shards.keys.job}")
-    generation, _ = shards.all[0].begin()
-    assert (generation.number, generation.step, generation.checkpoint) == (1, 0, "")
-
-
-def test_ensure_epoch_leaves_what_is_there(shards: Shards) -> None:
-    raised = shards.all[0].rollback("restarted")
-    shards.all[1].ensure_generation()
-    assert shards.generation == raised
-
-
-def test_publishing_before_there_is_an_generation(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    shards = Shards(etcd, keys, tmp_path)
-    assert shards.publish(shards.all[0], 0, 50) is None
-    assert etcd.range(keys.all_parts).kvs == ()

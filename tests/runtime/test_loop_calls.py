@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,14 +13,11 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.coordination.connect import read_note
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
-from graphft.runtime.queue import task_client, task_loop
-from graphft.runtime.queue.task_client import CallRefused
+from graphft.runtime.queue import task_client
 from graphft.transpiler import Job
 from tests.runtime.coordinators import Scene, scene_of
 from tests.support.programs_by_hand import linear
@@ -73,33 +67,6 @@ def tasks(scene: Scene) -> Iterator[graphft.TaskLoop]:
         yield loop
 
 
-def test_no_more_is_held_than_a_renewal_can_name(tasks: graphft.TaskLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_loop, "MAX_TASKS", 20)
-    held = [*(tasks.get(10) or []), *(tasks.get(10) or [])]
-    refused(tasks.get)
-    tasks.finish(held[:1])
-    assert len(tasks.get() or []) == 1
-
-
-def test_arguments_that_cannot_be_are_refused(tasks: graphft.TaskLoop) -> None:
-    """[] for a count of 0 would say that others hold what is left: a loop that waits for that waits for ever."""
-    wrong: Any = None
-    for count in (0, "3", wrong):
-        refused(lambda count=count: tasks.get(count))
-    for seconds in (0, math.nan, 1e9, "60", True):
-        refused(lambda seconds=seconds: tasks.request_save_model(seconds))
-    for call in (lambda: tasks.finish([wrong]), lambda: tasks.fail(wrong, "")):
-        refused(call)
-    refused(lambda: graphft.TaskLoop(tasks.job, wrong))
-
-
-def test_what_no_coordinator_can_read_is_refused(tasks: graphft.TaskLoop) -> None:
-    strange: Any = graphft.LoopTask(0, "3", 1)  # type: ignore[arg-type]
-    with pytest.raises(CallRefused) as found:
-        tasks.finish([strange])
-    assert found.value.code == "malformed"
-
-
 def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(small: Scene, tmp_path: Path) -> None:
     small.coordinator().start(max_failures=1, max_discarded=8)
     small.job.save(tmp_path / "job")
@@ -122,13 +89,6 @@ def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(small: 
 
 
 # -- tasks that fail -------------------------------------------------------------------------------------------------
-
-
-def test_a_reason_may_be_any_text(tasks: graphft.TaskLoop, scene: Scene) -> None:
-    for reason in ("x" * 10_000_000, "\ud800", "\x00", ValueError("bad")):
-        (task,) = tasks.get() or []
-        tasks.fail(task, reason)
-    assert len(tasks.get() or []) == 1
 
 
 def test_a_task_that_always_fails_is_discarded_as_a_whole(small: Scene) -> None:
@@ -229,29 +189,6 @@ def test_who_dies_while_it_saves_the_model_is_waited_for(small: Scene, taken_ove
     assert small.value(small.keys.state) == b"complete"
 
 
-def test_tasks_that_were_got_together_are_renewed_while_they_are_read(
-    small: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What counts is the time between two calls, not that of all tasks that one call gave."""
-    small.coordinator().start()
-    small.job.save(tmp_path / "job")
-    with graphft.TaskLoop(tmp_path / "job", small.server.endpoints[0]) as tasks:
-        renewed: list[int] = []
-        monkeypatch.setattr(tasks, "_renew_in_time", lambda: renewed.append(1))
-        (task,) = tasks.get() or []
-        before = len(renewed)
-        assert len(list(tasks.batches(task))) == 4
-        assert len(renewed) == before + 4
-
-
-def test_a_mistyped_etcd_does_not_change_what_the_folder_says(small: Scene, tmp_path: Path) -> None:
-    other = Job.make(small.job.source, small.job.config)
-    other.save(tmp_path / "other")
-    with pytest.raises(GraphftError, match="foreign-job"):
-        graphft.TaskLoop(tmp_path / "other", small.server.endpoints[0])
-    assert read_note(tmp_path / "other").endpoints == ""
-
-
 def test_a_failed_job_is_no_job_that_is_done(small: Scene) -> None:
     """None would say that the model is trained."""
     small.coordinator().start(max_failures=1, max_discarded=0)
@@ -263,41 +200,6 @@ def test_a_failed_job_is_no_job_that_is_done(small: Scene) -> None:
         for call in (tasks.get, lambda: tasks.finish(found[1:]), lambda: tasks.request_save_model(5)):
             with pytest.raises(GraphftError, match="would be discarded, at most 0 may be"):
                 call()
-
-
-def test_the_folder_says_where_its_loops_are(small: Scene, tmp_path: Path) -> None:
-    small.coordinator().start()
-    small.job.save(tmp_path / "job")
-    with graphft.TaskLoop(tmp_path / "job", small.server.endpoints[0]) as tasks:
-        assert tasks.get()
-        assert look_at(tmp_path / "job").state == "running"
-        with (
-            EmbeddedEtcd(tmp_path / "other") as other,
-            pytest.raises(UsageError, match="says that this run is in the etcd"),
-        ):
-            graphft.TaskLoop(tmp_path / "job", other.endpoints[0])
-
-
-def test_a_closed_loop_says_so(tasks: graphft.TaskLoop) -> None:
-    tasks.close()
-    tasks.close()
-    for call in (tasks.get, tasks.renew, lambda: tasks.request_save_model(5)):
-        refused(call)
-
-
-def test_a_loop_that_waits_for_a_coordinator_says_so(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(task_client, "WAIT_SECONDS", 0.1)
-    with graphft.TaskLoop(scene.job, scene.server.endpoints[0]) as tasks:
-        found: list[Any] = []
-        waits = threading.Thread(target=lambda: found.append(tasks.get()), daemon=True)
-        waits.start()
-        until(lambda: "waits: no coordinator of job" in caplog.text)
-        scene.coordinator().start()
-        waits.join(120)
-        assert found
-        assert found[0]
 
 
 def test_a_loop_leaves_though_no_coordinator_is_there(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,11 +73,6 @@ def test_round_trip(store: CheckpointStore, place: Path) -> None:
     ]
 
 
-def test_a_shard_without_variables(store: CheckpointStore) -> None:
-    part = store.write_part(0, 1, 0, 1, {}, "applied")
-    assert store.read_part(Manifest(0, 1, "", (part,)), 0) == ({}, "applied")
-
-
 def test_writing_a_part_again_gives_the_same_bytes(store: CheckpointStore) -> None:
     """A shard whose answer from etcd was lost writes once more: what others have committed by then must still hold."""
     first = store.write_part(0, 1, 0, 1, values(1, 0), "ledger")
@@ -114,20 +109,6 @@ def test_damaged_manifest_is_passed_over(store: CheckpointStore, place: Path, co
     assert steps(store) == [50]
     with pytest.raises(DamagedCheckpoint):
         store.read_manifest(newest.directory)
-
-
-def test_missing_manifest_is_passed_over(store: CheckpointStore, place: Path) -> None:
-    write(store, 50)
-    newest = write(store, 100)
-    (place / newest.directory / "manifest.json").unlink()
-    assert steps(store) == [50]
-
-
-def test_a_folder_under_another_name_is_passed_over(store: CheckpointStore, place: Path) -> None:
-    write(store, 50)
-    newest = write(store, 100)
-    (place / newest.directory).rename(place / directory_name(0, 200))
-    assert steps(store) == [50]
 
 
 def test_missing_or_truncated_part_is_passed_over(store: CheckpointStore, place: Path) -> None:

@@ -62,12 +62,6 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
         assert caught.value.rule == "tensor-file"
 
 
-def test_a_file_of_others_is_read(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(save({"w": torch.arange(3.0)}, {"format": "pt"}))
-    tensors, metadata = read_tensors(tmp_path / "file")
-    assert (tensors["w"].tolist(), metadata) == ([0, 1, 2], {"format": "pt"})
-
-
 def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
     flat = torch.arange(12.0)
     shared = {"all": flat, "view": flat[2:6].view(2, 2), "tied": flat, "transposed": flat.view(3, 4).t()}
@@ -147,21 +141,6 @@ def test_a_folder_that_is_there_is_made_to_last(tmp_path: Path, monkeypatch: pyt
     synced.clear()
     fileio.make_folder(tmp_path / "job" / "checkpoints" / "step")
     assert synced == [tmp_path / "job" / "checkpoints"]
-
-
-def test_a_mount_that_keeps_nothing_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found in review: the folder above an automounted home cannot be fsynced."""
-    real = fileio.fsync
-
-    def fsync(path: Path) -> None:
-        if path == tmp_path:
-            raise OSError(errno.EINVAL, "Invalid argument", str(path))
-        real(path)
-
-    monkeypatch.setattr(fileio, "fsync", fsync)
-    (tmp_path / "home").mkdir()
-    fileio.make_folder(tmp_path / "home" / "job")
-    assert (tmp_path / "home" / "job").is_dir()
 
 
 def test_nothing_is_made_in_a_folder_that_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

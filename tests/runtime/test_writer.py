@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -23,9 +21,8 @@ from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.checkpoint.writer import MAX_REDO, Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Generation, ShardStatus, decode
+from graphft.runtime.coordination.records import Committed, Generation, decode
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.interchange.inspection import Entry
 from graphft.transpiler import Job
 from tests.support.etcd_servers import pause, resume
 from tests.support.waiting import until
@@ -117,38 +114,6 @@ class Looking:
         return getattr(self.etcd, name)
 
 
-def test_a_checkpoint_has_what_shard_0_reported_last(savers: Savers) -> None:
-    """NaN is no word of a manifest."""
-    nothing = savers.commit(1)
-    store = CheckpointStore(savers.folder / "checkpoints")
-    assert store.read_manifest(nothing.checkpoint).meta["metrics"] == {}
-    status = ShardStatus(metrics={"loss": 1.5, "accuracy": 0.5, "auc": math.nan, "f1": 0.25})
-    savers.etcd.put(savers.keys.status_of("pserver", "0"), msgspec.json.encode(status))
-    manifest = store.read_manifest(savers.commit(2).checkpoint)
-    assert manifest.meta["metrics"] == {"loss": 1.5, "accuracy": 0.5, "f1": 0.25}
-    line = Entry(store, manifest.directory, manifest, run=manifest.run).line()
-    assert line.endswith("2 shards  loss 1.5  accuracy 0.5  f1 0.25")
-
-
-def test_the_committed_checkpoint_is_there_at_any_moment(job: Job, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    """The old one is deleted after the new one is committed, not before: here only one is kept."""
-    store, seen = CheckpointStore(tmp_path / "checkpoints"), []
-
-    def look() -> None:
-        committed = decode(etcd.get(keys.committed), Committed)
-        on_disk = [m.step for m in store.manifests()]
-        if committed is not None and committed == decode(etcd.get(keys.committed), Committed):  # else it may be gone
-            seen.append((committed.step, on_disk))
-
-    savers = Savers(job, Looking(etcd, look), keys, tmp_path)  # type: ignore[arg-type]
-    for step in (1, 2, 3):
-        savers.submit(step, keep=1)
-        until(lambda step=step: [m.step for m in store.manifests()] == [step])  # type: ignore[misc]
-    savers.close()
-    assert {step for step, _ in seen} == {1, 2, 3}
-    assert all(step in on_disk for step, on_disk in seen)
-
-
 def test_the_model_is_written_once_and_completes_the_job(savers: Savers, job: Job) -> None:
     final = savers.commit(STEPS)
     for _ in range(3):
@@ -236,12 +201,6 @@ def test_a_part_that_a_restored_etcd_does_not_know_is_recorded_again(
     assert savers.committed.step == 20
     one.look_after_part(0, savers.committed)
     assert not one.counters
-
-
-def test_a_snapshot_of_an_older_generation_is_void(savers: Savers) -> None:
-    savers.commits[1].rollback("pserver 1 was restarted")
-    savers.submit(2, generation=0)
-    assert savers.commit(3, generation=1) == Committed(1, 3, "step-00000003.g1")
 
 
 def test_while_etcd_is_away_a_checkpoint_is_late_and_not_lost(job: Job, tmp_path: Path) -> None:

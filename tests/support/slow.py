@@ -126,7 +126,6 @@ SLOW = {
         "test_the_job_stops_there_and_says_the_same_again",
         "test_what_no_loss_shows_ends_the_job_before_it_is_saved",
     ],
-    "tests/integration/test_other_pservers.py": ["test_two_three_one"],
     "tests/integration/test_page.py": ["test_a_job_that_is_killed_in_parts_and_as_a_whole"],
     "tests/integration/test_poison.py": [
         "test_a_computation_that_always_fails_ends_the_job_with_its_error",
