@@ -1,1 +1,1 @@
-"""What a process of a job does: pserver, trainer, coordinator. Each runs the blocks of its program."""
+"""The processes of a job: pservers, trainers, coordinators. Each runs the blocks of its program."""

@@ -1,4 +1,4 @@
-"""What `graphft start` does for a scheduler that starts a role again: it tells its health, and ends as that expects.
+"""`graphft start` under a scheduler that starts a role again: it answers probes, and ends as the scheduler expects.
 
     GET /healthz    200: the main thread gets on, and the lease holds; also while it starts, and when the job is over
     GET /readyz     200: it is registered, and a pserver serves

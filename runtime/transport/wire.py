@@ -29,7 +29,7 @@ PARTS = 4
 # Combined once, as plain numbers: arithmetic on pyzmq's enumerations takes longer than sending.
 DONTWAIT, DONTWAIT_MORE, POLLIN = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
 HANDSHAKES = "inproc://zeromq.zap.01"
-"""Where ZeroMQ asks whether it may let a peer in, in each context by itself (its RFC 27, ZAP)."""
+"""ZeroMQ asks there, in each context, whether it may let a peer in (its RFC 27, ZAP)."""
 
 
 class Malformed(Exception):

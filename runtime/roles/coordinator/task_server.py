@@ -60,7 +60,7 @@ LOOKS = 20
 CHECK_SECONDS = 2.0
 """Between two looks whether etcd has the last writes."""
 MAX_FENCES = 48
-"""Of one transaction."""
+"""Fences of one transaction, at most."""
 
 
 class TaskServer(TaskServerPort):
@@ -110,13 +110,12 @@ class TaskServer(TaskServerPort):
         self.queue, self._loaded_at = self.store.load(self.options)
         log.info("queues read from etcd: %s", self.queue.counts() or "none so far")
 
-    def _reload(self) -> TaskQueue:
+    def _reload(self) -> None:
         """Reads etcd again: something could not be saved. What is kept in memory alone stays."""
         before = self.queue
         self.queue, _ = self.store.load(self.options)
         self.queue.go_on_from(before, time.monotonic())
         log.info("queues read from etcd again: %s", self.queue.counts() or "none so far")
-        return self.queue
 
     def publish(self) -> None:
         self._check_not_over()  # to read the queues may have taken a while
@@ -124,10 +123,6 @@ class TaskServer(TaskServerPort):
         self.store.commit([put_op(self.keys.coordinator_addr, record, self.member.lease)], ())
         self.serving = True
         self.member.events.emit("coordinator", f"coordinator {self.member.index} gives out tasks")
-
-    def _write_address(self) -> None:
-        record = msgspec.json.encode(self.member.registration())
-        self.store.commit([put_op(self.keys.coordinator_addr, record, self.member.lease)], ())
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +180,7 @@ class TaskServer(TaskServerPort):
             if isinstance(effect, TookAway):
                 took[effect.trainer, effect.slot].append(effect)
         for (trainer, slot), tasks in took.items():
-            self._bar(trainer, slot, tasks)
+            self._quarantine(trainer, slot, tasks)
         if self.queue.complete and not (view.trainers or view.pservers or view.over):
             self._end()
 
@@ -325,7 +320,7 @@ class TaskServer(TaskServerPort):
         self.member.events.emit("complete", "all passes are done, by loops of their own, and the last one has left")
         self.member.watcher.wait(lambda kvs: self.member.view.over, 5.0)
 
-    def _bar(self, trainer: str, slot: int, took: Sequence[TookAway]) -> None:
+    def _quarantine(self, trainer: str, slot: int, took: Sequence[TookAway]) -> None:
         """Puts a trainer that was not heard of into quarantine. One record and one event for all of its tasks (of a
         slot): there may be thousands."""
         self.member.progress.beat()

@@ -21,7 +21,7 @@ from graphft.runtime.protocol.task_queue import TaskQueue
 
 Fence = tuple[str, int, int]
 GROUPS = 64
-"""Of one transaction: etcd takes 128 operations, and 1.5 MB, which so many groups of pending tasks do not reach."""
+"""Groups of one transaction: etcd takes 128 operations, and 1.5 MB, which so many do not reach."""
 RESTORED = "etcd was restored from a backup"
 _COUNTS = dict[str, TaskCounts]
 

@@ -41,7 +41,7 @@ class Recovery:
         self.generation, self.restarted = Generation(), False
         self._aged: Committed | None = None
         self._since: float | None = None
-        """Which checkpoint `age` was asked for last, and when it was written."""
+        """The checkpoint that `age` was asked for last, and when it was written."""
         self._missed = math.inf
         """Since when the view lacks what this shard has committed; inf: it does not."""
 

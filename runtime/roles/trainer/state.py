@@ -1,4 +1,4 @@
-"""What a trainer's main loop, its ports and its daemon thread share: its state, and what it knows of its shards."""
+"""The state that a trainer's main loop, its ports and its daemon thread share; its view of the shards."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ log = logging.getLogger("graphft")
 STALL_SECONDS = 5.0
 """After a wait without progress for this time the shards are met again: what was sent may have been lost."""
 LOOK_SECONDS = 1.0
-"""Of the time between two looks, at most so much was a wait: the main thread may have computed for longer, or have been
-without the interpreter's lock."""
+"""The longest wait that the time between two looks counts as: the main thread may have computed for longer, or have
+been without the interpreter's lock."""
 
 
 @dataclass(eq=False, repr=False)

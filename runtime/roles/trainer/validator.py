@@ -1,8 +1,7 @@
-"""Validates beside the steps: a thread that runs block `validate` of the job's evaluation, batch by batch.
+"""Validation beside the steps: a thread that runs block `validate` of the job's evaluation, batch by batch.
 
-It takes part in the oldest validation that is open (`/<job>/validating/<step>`), whoever else does. It reads a
-checkpoint and its own data; what the main thread works with it does not touch. Programs that draw random numbers are
-refused, so torch's generator is the main thread's alone.
+It takes part in the oldest validation that is open (`/<job>/validating/<step>`). It reads a checkpoint and its own
+data, and shares nothing with the main thread: programs that draw random numbers are refused.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ log = logging.getLogger("graphft")
 IDLE_SECONDS = 0.2
 LEAVE_SECONDS = 10.0
 TRIES = 3
-"""Of what may have failed by chance."""
+"""Attempts at work that may have failed by chance."""
 PAUSE_SECONDS = 1.0
-"""After what may be otherwise later: etcd or a storage that does not answer."""
+"""After a failure that may pass: etcd or a storage that does not answer."""
 
 
 class Validator(ValidationPort, DataPort):
@@ -61,15 +60,15 @@ class Validator(ValidationPort, DataPort):
         self.member, self.job, self.job_dir, self.end = member, job, job_dir, end
         self.program, self.reader = job.programs.evaluation, reader
         self.waiting = ""
-        """For status: what it waits for."""
+        """The reason of a wait for storage, in words."""
         self._open: OpenValidation | None = None
         self._place: tuple[int, int] | None = None
         """The chunk and batch that are being read."""
         self._patience: Patience | None = None
-        """With a read that fails as storage is away."""
+        """For a read that fails as storage is away."""
         self._damaged = self._inconclusive = 0
+        """Times that the checkpoint at hand was found damaged, and that the result could not be computed."""
         self._max_failures = 1
-        """How often the checkpoint at hand was found damaged, and what it all comes to could not be computed."""
         self.progress = Progress()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="validator", daemon=True)
@@ -83,8 +82,7 @@ class Validator(ValidationPort, DataPort):
             self._thread.join(LEAVE_SECONDS)  # a batch that takes longer ends with the process
 
     def hung(self) -> None:
-        """Ends the process, whose thread is stuck with a batch: that is a failure of its range. From the daemon
-        thread."""
+        """Ends the process, whose thread is stuck with a batch: a failure of its range. From the daemon thread."""
         if self.end.closing.is_set():
             return
         what = f"no progress for {self.progress.limit:.0f} s while it validates"
@@ -106,7 +104,7 @@ class Validator(ValidationPort, DataPort):
                 if pause:
                     self._closing.wait(pause)
         except BaseException:
-            if self.end.closing.is_set():  # a batch outlasted `close`: etcd is closed, and the process leaves in order
+            if self.end.closing.is_set():  # a batch outlasted `close`: the process leaves in order
                 log.info("validation: its last batch counts for nothing", exc_info=True)
             else:
                 log.exception("validation: this thread failed; a process without it must not go on")
@@ -154,8 +152,8 @@ class Validator(ValidationPort, DataPort):
         return PAUSE_SECONDS
 
     def _may_pass(self, error: Exception) -> bool:
-        """Whether it is of storage that is away, as for a batch that is trained on: records around it cannot be read
-        either, and not for too long."""
+        """True if storage is away, as for a batch that is trained on: records around it cannot be read either, and not
+        for too long."""
         if self._place is None or not is_of_storage(error):
             return False
         self._patience = self._patience or Patience(time.monotonic())
@@ -163,14 +161,14 @@ class Validator(ValidationPort, DataPort):
         return self._patience.failed(time.monotonic(), self.reader.probe(chunk, tries)) is Verdict.WAIT
 
     def _wait_for(self, what: str) -> None:
-        """What may be there later: somebody else, who can read it, may take the range meanwhile."""
+        """Gives the range back, as another process may be able to read it."""
         if not self.waiting:
             self.member.events.emit("storage-away", f"validation waits: {what}")
         self.waiting = what
         self._give_back()
 
     def _failed(self, error: Exception) -> None:
-        """Of a range that cannot be computed: another process tries, and the one after the last says why."""
+        """Counts a failure of a range: another process tries, and the one after the last says why."""
         cause = error.__cause__ if isinstance(error, GraphftError) and error.__cause__ is not None else error
         if isinstance(cause, NeedsCallingThread):
             cause = UsageError("the held-out Dataset draws random numbers", rule="data", help="it must not")
@@ -181,7 +179,7 @@ class Validator(ValidationPort, DataPort):
         self._give_back(why)
 
     def _give_back(self, why: str = "") -> None:
-        """Gives the range back. `why`: it has failed; the one after which it has too often says so."""
+        """Gives the range back. `why`: it has failed; after too many failures the job ends."""
         opened = self._open
         if opened is None:
             return
@@ -196,8 +194,8 @@ class Validator(ValidationPort, DataPort):
             log.warning("validation: etcd: %s", error.message)
 
     def _abandon(self, error: DamagedCheckpoint) -> None:
-        """A checkpoint that cannot be read is one that nobody can validate. Where training waits for what it comes to,
-        everyone goes back to an older one, and comes there again."""
+        """Gives a checkpoint up that cannot be read. Where training waits for the result, everyone goes back to an
+        older one, and comes there again."""
         opened, self._open, self._damaged = self._open, None, 0
         if opened is None:
             return
@@ -205,7 +203,7 @@ class Validator(ValidationPort, DataPort):
             if opened.config.waits:
                 self._go_back(opened.step, error)
             elif opened.abandon():
-                text = f"the validation of step {opened.step} is LEFT OUT: {error.message}"
+                text = f"the validation of step {opened.step} is DISCARDED: {error.message}"
                 self.member.events.emit("validation-lost", text, step=opened.step)
         except (TransientEtcdError, StorageUnavailable) as trouble:  # it is found damaged again
             log.warning("validation: %s", trouble.message)
@@ -217,12 +215,8 @@ class Validator(ValidationPort, DataPort):
         committed = commits.committed()
         if committed is not None and committed.step == step:
             raised = commits.rollback("the checkpoint that is to be validated is damaged", below=step)
-            member.events.emit(
-                "damaged-checkpoint",
-                f"the checkpoint of step {step}, which is to be validated, is damaged, going back to step "
-                f"{raised.step}: {error.message}",
-                step=raised.step,
-            )
+            text = f"the checkpoint of step {step} is damaged, going back to step {raised.step}: {error.message}"
+            member.events.emit("damaged-checkpoint", text, step=raised.step)
 
     # -- ValidationPort ---------------------------------------------------------------------------------------------
 
@@ -250,7 +244,7 @@ class Validator(ValidationPort, DataPort):
         self._open.add(work.samples, results)
 
     def _current(self) -> OpenValidation | None:
-        """The oldest one that is open."""
+        """Returns the oldest validation that is open."""
         view = self.member.view
         step = next(iter(view.validating), None)
         if step is None or view.over:
@@ -276,7 +270,7 @@ class Validator(ValidationPort, DataPort):
         except Exception as error:  # a reducer's
             self._inconclusive += 1
             if self._inconclusive >= TRIES:
-                self._fail_job(opened.step, f"what all records come to: {describe(error.__cause__ or error)}")
+                self._fail_job(opened.step, f"its result cannot be computed: {describe(error.__cause__ or error)}")
             raise
         self._inconclusive = 0
         if done is None:
@@ -289,7 +283,7 @@ class Validator(ValidationPort, DataPort):
             self.member.events.emit("stopped-early", f"the job ends at step {step}: {done.decided.stopped}", step=step)
 
     def _fail_job(self, step: int, why: str) -> None:
-        """No process can compute a range: a person has to look."""
+        """Ends the job: no process can compute a range."""
         reason = f"the validation of step {step} cannot be made: {why}"
         help = "see its events (graphft status); mend the held-out data, the model or the checkpoints, and run again"
         tell_failed(self.member.etcd, self.member.keys, Failure(reason, help))
@@ -298,7 +292,7 @@ class Validator(ValidationPort, DataPort):
     # -- DataPort -----------------------------------------------------------------------------------------------------
 
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
-        """Read on this thread, which does not draw random numbers: a dataset that does is an error."""
+        """Reads on this thread, which does not draw random numbers: a dataset that does is an error."""
         config = self.job.config.validate
         assert config is not None
         self._place = work.chunk, work.batch
