@@ -36,8 +36,8 @@ log = logging.getLogger("graphft")
 
 
 def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
-    """Writes the run's record and its secret, unless they are there. Raises GraphftError[foreign-job] for another
-    run's."""
+    """Writes the run's record and its secret, unless they are there. Raises GraphftError[foreign-job] if etcd's run of
+    this name is another one, or `job_dir` a copy of its folder."""
     c = job.config
     folder = c.storage or (str(Path(job_dir).absolute()) if job_dir is not None else "")
     record = RunRecord(
@@ -66,11 +66,6 @@ def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None 
         ],
         token=keys.spec,
     )
-    check_job(etcd, keys, job, job_dir)
-
-
-def check_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
-    """Raises GraphftError[foreign-job] if etcd's run of this name is another one, or `job_dir` a copy of its folder."""
     found = decode(etcd.get(keys.spec), RunRecord)
     if found is None:
         raise LeaseLost(

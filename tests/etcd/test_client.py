@@ -29,7 +29,7 @@ from graphft.runtime.etcd import (
     mod_is,
     put_op,
 )
-from graphft.runtime.etcd.channel import Endpoint, etcdrpc, parse_endpoint, target_of
+from graphft.runtime.etcd.channel import Endpoint, etcdrpc, target_of
 from tests.support.etcd_servers import pause, resume
 from tests.support.waiting import until
 
@@ -240,20 +240,6 @@ def test_tls(tmp_path: Path) -> None:
             client.ping(deadline=0.3)
     finally:
         server.kill()
-
-
-@pytest.mark.parametrize(
-    ("text", "endpoint"),
-    [
-        ("a:1", Endpoint("a", 1)),
-        ("http://a:1/", Endpoint("a", 1, False)),
-        ("https://[::1]:5", Endpoint("::1", 5, True)),
-        ("[::1]", Endpoint("::1", 2379)),
-        (" 10.0.0.1 ", Endpoint("10.0.0.1", 2379)),
-    ],
-)
-def test_endpoints(text: str, endpoint: Endpoint) -> None:
-    assert parse_endpoint(text) == endpoint
 
 
 def test_targets() -> None:

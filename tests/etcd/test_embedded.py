@@ -17,7 +17,6 @@ import pytest
 from graphft.runtime.cli import main
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, embedded, find_etcd
 from graphft.runtime.etcd.embedded import cache_dir, install_etcd, trusted
-from tests.support.commands import refused
 from tests.support.waiting import until
 
 
@@ -194,11 +193,3 @@ def test_it_answers_comes_back_and_ends(tmp_path: Path) -> None:
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(120) == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("--serve",), ("--data", "x"), ("--to", "x"), ("--serve", "--data", "x", "--listen", "no.such.name.invalid")],
-)
-def test_options_that_do_not_go_together(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "etcd", *options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,10 +16,8 @@ from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode
 from graphft.runtime.coordination.status import read_discards
-from graphft.runtime.etcd import EtcdUnreachable, put_op
+from graphft.runtime.etcd import put_op
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
-from graphft.runtime.roles.pserver import recovery as recovery_module
-from graphft.runtime.roles.pserver.recovery import Recovery
 from tests.sim.etcd_store import SimEtcd
 
 SHARDS = 2
@@ -237,44 +235,6 @@ def test_what_is_discarded_is_known_again_when_etcd_is_restored(cluster: Cluster
     assert {k: v for k, v in cluster.backup().items() if KEYS.all_discarded in k} == {
         k: v for k, v in before.items() if KEYS.all_discarded in k
     }, "what is known is not written again"
-
-
-class Asked:
-    """The commits of a shard that is asked whether etcd knows less than it does."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def overtake(self, generation: int, mine: Committed | None = None) -> None:
-        self.count += 1
-        if self.count == 2:
-            raise EtcdUnreachable("away")
-
-
-def test_etcd_is_asked_for_a_commit_only_when_it_is_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The view lacks each commit for a moment. An etcd that does not answer is asked again."""
-    commits: Any = Asked()
-    recovery = Recovery(cast(Any, None), cast(Any, None), commits, tmp_path, lambda _: None)
-    clock = [0.0]
-    monkeypatch.setattr(recovery_module.time, "monotonic", lambda: clock[0])
-    mine, counts = Committed(1, 8, "step-00000008.g1"), []
-    for clock[0], known in (
-        (0, None),
-        (1, None),
-        (1.5, mine),
-        (2, None),
-        (3.9, None),
-        (4.1, None),
-        (5, None),
-        (6.2, None),
-    ):
-        recovery.overtake(1, mine, Generation(1), known)
-        counts.append(commits.count)
-    assert counts == [0, 0, 0, 0, 0, 1, 1, 2]
-    recovery.overtake(1, mine, Generation(2), None)
-    assert commits.count == 2, "the shard is about to go back"
-    recovery.overtake(1, mine, Generation(0), mine)
-    assert commits.count == 3, "a generation that etcd does not know is asked for at once"
 
 
 @pytest.mark.parametrize("seed", range(20))

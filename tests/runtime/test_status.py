@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -238,53 +236,3 @@ def test_where_processes_are_and_what_they_wait_for(etcd: Etcd, keys: Keys, job:
     assert "node 99cd" not in panel
     assert f"trainer 3, trainer 4: {lacks}" in panel
     assert "2 wait for room" in format_line(status)
-
-
-def test_what_a_launcher_tells_of_places_ends_with_it_and_comes_back_with_another_etcd(
-    etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(events_module, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(events_module, "RENEW_SECONDS", 0.0)
-    places, found = ProcessLocations(etcd, keys), [Ordered("trainer", 0, "waiting for {CPU: 1}", 0)]
-    places.publish([])
-    assert etcd.count(keys.places) == 0
-    places.publish(found)
-    (kv,) = etcd.range(keys.places).kvs
-    assert kv.lease
-    etcd.lease_revoke(kv.lease)
-    assert etcd.count(keys.places) == 0
-    places.publish(found)  # finds that it is lost
-    places.publish(found)
-    (kv,) = etcd.range(keys.places).kvs
-    assert msgspec.json.decode(kv.value, type=list[Ordered]) == found
-    places.publish([])
-    assert [msgspec.json.decode(kv.value) for kv in etcd.range(keys.places).kvs] == [[]]
-
-
-def test_a_backlog_keeps_nobody_for_long_where_etcd_is_slow(
-    etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who calls has leases and children to look after: all of a hundred events were put in one call."""
-    events, put, now = Events(etcd, keys, "trainer 0"), etcd.put, 0.0
-
-    def away(*_: Any, **__: Any) -> Any:
-        raise EtcdUnreachable("no answer", rule="etcd-unreachable", help="")
-
-    def slow(*arguments: Any, **options: Any) -> Any:
-        nonlocal now
-        now += events_module.PUT_SECONDS * 0.4
-        put(*arguments, **options)
-
-    clock = SimpleNamespace(monotonic=lambda: now, time=time.time, time_ns=time.time_ns)
-    monkeypatch.setattr(events_module, "time", clock)
-    monkeypatch.setattr(etcd, "put", away)
-    for n in range(5):
-        events.emit("died", str(n))
-    monkeypatch.setattr(etcd, "put", slow)
-    events.again(at_once=True)
-    assert [event.text for _, event in read_events(etcd, keys)] == ["0", "1", "2"]
-    now += events_module.AGAIN_SECONDS
-    with events._lock:  # as while another thread's put is under way
-        events.again()
-    events.again()
-    assert [event.text for _, event in read_events(etcd, keys)] == ["0", "1", "2", "3", "4"]

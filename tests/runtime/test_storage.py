@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.manifest import MADE, Manifest, Part
+from graphft.runtime.checkpoint.manifest import Manifest, Part
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, storage
 from graphft.runtime.checkpoint.writer import KEEP, PendingSnapshots, Saver, Snapshot
@@ -25,7 +23,6 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, decode
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.run_folder import open_run
-from graphft.runtime.roles.pserver.recovery import Recovery
 from graphft.transpiler import Job
 from tests.support.disks import small_file_system
 from tests.support.waiting import until
@@ -209,20 +206,6 @@ def test_a_run_whose_folder_cannot_be_read_is_not_begun_anew_in_another(
     with pytest.raises(GraphftError) as caught:
         open_run(job)
     assert caught.value.rule == "storage"
-
-
-def test_age_goes_on_when_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No checkpoint was taken by age until the clock was where it had been. A process that starts knows the age."""
-    store = CheckpointStore(tmp_path / "checkpoints")
-    part = store.write_part(0, 50, 0, 1, values(50))
-    store.write_manifest(Manifest(0, 50, "program", (part,), {MADE: {"at": time.time() - 1000}}))
-    commits: Any = SimpleNamespace(store=store)
-    nobody: Any = None
-    recovery, committed = Recovery(nobody, nobody, commits, tmp_path, nobody), Committed(0, 50, "step-00000050.g0")
-    assert 1000 <= recovery.age(committed) < 1060
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert 1000 <= recovery.age(committed) < 1060
-    assert recovery.age(Committed(0, 60, "step-00000060.g0")) < 60
 
 
 # -- what is on the disk ------------------------------------------------------------------------------------------
