@@ -61,5 +61,5 @@ def test_data_that_changed(folder: Path, job: Job) -> None:
     source.write_text(MAKE.format(records=60))
     text = fails(folder, "-m", "graphft", "launch", "--job", folder / "job", status=1)
     assert re.search("trainer 0 cannot (start|go on)", text), "the latter where it took long to find out"
-    assert f"the source of the dataset, {source}, was changed since the job was described" in text
+    assert f"the source of the dataset, {source}, was changed since then" in text
     assert "run the changed script again" in text
