@@ -115,7 +115,7 @@ class Ages:
 class StaleClaims:
     """Takes away claims whose holders live but do not renew them: the second net below leases.
 
-    The same transaction bars the holder, so that it does not take the chunk back at once (`roles/trainer/bar.py`).
+    The same transaction puts the holder into quarantine, so that it does not take the chunk back at once.
     """
 
     def __init__(self, etcd: Store, keys: Keys, events: Events) -> None:

@@ -13,7 +13,7 @@ import pytest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Barred, Generation, Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
-from graphft.runtime.roles.trainer import slot_trainer as slot_claims
+from graphft.runtime.roles.trainer import slot_trainer
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
 from tests.support.waiting import until
@@ -80,7 +80,7 @@ def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> No
 
 def test_a_claim_that_a_restored_etcd_has_lost_is_made_again(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The revision of the claim is ahead of what the view ever comes to, as long as nothing is written."""
-    monkeypatch.setattr(slot_claims, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(slot_trainer, "LATE_SECONDS", 0.2)
     trainer = scene.trainer(0)
     for shard in range(trainer.config.pservers):
         record = Registration(f"incarnation {shard}", "tcp://127.0.0.1:1", 1, "host")
