@@ -67,7 +67,6 @@ def discarded_of(config: JobConfig, discarded: Mapping[int, Discards]) -> tuple[
 
 
 def write_discarded(job_dir: Path, found: Sequence[Discarded]) -> None:
-    """Makes the file be there exactly if anything was discarded."""
     if found:
         write_atomically(job_dir / DISCARDED, b"".join(msgspec.json.encode(one) + b"\n" for one in found))
     else:

@@ -101,7 +101,7 @@ def weights_source(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
     name = os.fspath(source).rstrip("/")
     if os.path.isfile(name):
         return source
-    with contextlib.suppress(GraphftError):  # who reads it meets the error, too
+    with contextlib.suppress(GraphftError):  # its reader raises it, too
         places = (name, str(JOBS / name)) if "/" not in name and not os.path.exists(name) else (name,)
         return next(filter(None, (run_in(place, complete=True) for place in places)), source)
     return source
@@ -129,7 +129,7 @@ def run_folders(root: Path = JOBS) -> Iterator[Path]:
 
 def copy_of(url: str) -> Path:
     """Returns the folder in ./jobs that has a copy of the run in this storage; else a copy of its record, for as long
-    as this command runs: a question makes no folder that a launch would take for a run."""
+    as this command runs: no launch takes that for a run."""
     here = local_place(url)
     if (here / RECORD).exists() and storage_of(here) == url:
         return local_folder(url)

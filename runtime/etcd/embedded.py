@@ -248,7 +248,6 @@ class EmbeddedEtcd:
 
     @property
     def has_data(self) -> bool:
-        """True if its data are still there."""
         return (self.data_dir / "data" / "member").exists()
 
     @property
