@@ -62,11 +62,11 @@ def etcd_await_pass(ctx: Context) -> None:
 
 
 @op("etcd_await_validation", effect=True)
-def etcd_await_validation(ctx: Context, *, every: int = 0, passes: bool = False) -> None:
-    """Raises NotYet at a step behind one that is validated (each `every` steps, or with `passes` at the end of every
-    pass): in a job that decides by its validations, until the decision is known (a lower learning rate, or that this
-    step is never wanted); in any, while too many validations are open, each of which keeps a checkpoint."""
-    ctx.slots.await_validation(every, passes)
+def etcd_await_validation(ctx: Context) -> None:
+    """Raises NotYet at a step behind one that is validated, as the job's options say: in a job that decides by its
+    validations, until the decision is known (a lower learning rate, or that this step is never wanted); in any, while
+    too many validations are open, each of which keeps a checkpoint."""
+    ctx.slots.await_validation()
 
 
 @op("etcd_enqueue_todo", effect=True)

@@ -140,8 +140,6 @@ UNUSED = {
     ("sync_comm.py", "end_push", "push_timeout"): "of async programs: a sync step waits for every shard",
     ("async_comm.py", "report", "values"): "of sync programs",
     ("sync_comm.py", "end_push", "max_skipped"): "of async programs: a sync step waits for every shard",
-    ("slot_trainer.py", "await_validation", "every"): "the job's options say after which steps",
-    ("slot_trainer.py", "await_validation", "passes"): "the job's options say after which steps",
     ("step_check.py", "", ""): "a dry run of one step: nothing is claimed, pulled or awaited",
 }
 """(file, method, parameter) that a port may leave alone, and why."""

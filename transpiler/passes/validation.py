@@ -21,8 +21,7 @@ def insert_decisions(job: Programs, config: JobConfig) -> None:
     step behind a validation. Checkpoints have it.
     """
     assert config.validate is not None
-    attrs = {"every": config.validate.every} if config.validate.every else {"passes": True}
-    job.trainer.blocks["step"].ops.insert(0, Operator("etcd_await_validation", (), attrs))
+    job.trainer.blocks["step"].ops.insert(0, Operator("etcd_await_validation"))
     for program in job.pservers if config.validate.plateau is not None else ():
         _scale_rates(program)
 

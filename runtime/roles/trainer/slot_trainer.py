@@ -182,7 +182,7 @@ class SlotTrainer(Trainer, SlotsPort):
             of = "a validation" if open_step is None else f"the validation of step {open_step}"
             raise NotYet(of, validation=True)
 
-    def await_validation(self, every: int, passes: bool) -> None:
+    def await_validation(self) -> None:
         if self.ctx.step in self.member.config.validated:
             self.await_pass()
 
