@@ -201,27 +201,6 @@ def test_the_shortest_batch_is_tried_as_well(
         assert trial._sizes(trainer.prefetcher.get(trial.key)) == sizes
 
 
-def test_a_loss_of_one_record_proves_as_well(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
-    """The gradient of a mean over one is an `expand`, of which no digest could be made: no proof."""
-    program = graphft.build(
-        torch.nn.Linear(4, 1),
-        lambda model, x, y: ((model(x).squeeze(1) - y) ** 2).mean(),
-        inputs={"x": (None, 4), "y": (None,)},
-    )
-    graphft.minimize(program, graphft.SGD(lr=0.1))
-    job = graphft.transpile(
-        program,
-        batch_size=4,
-        trainers=1,
-        pservers=1,
-        ft=True,
-        chunks=graphft.arrays(chunk_size=9, x=torch.ones(9, 4), y=torch.zeros(9)),
-    )
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        scene.trainer(0).check_start()
-        assert recorded(scene).result
-
-
 def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
     """Found under attack: of weights that are zero, a product has the same bits on every machine."""
     job = job_of()

@@ -103,11 +103,6 @@ def test_pserver_0_is_pserver_0(scene: Stage) -> None:
     ]
 
 
-def test_trainer_0_is_no_pserver(scene: Stage) -> None:
-    trainer = make(scene, RoleSpec("trainer", 0))
-    assert (trainer.kind, trainer.member.index, trainer.program.attrs["role"]) == ("trainer", 0, "trainer")
-
-
 def test_the_launcher_tells_pserver_0_from_trainer_0(scene: Stage) -> None:
     """It ends the lease of the process that died, whatever index and role that had."""
     keys = {"pserver": scene.keys.pserver(0), "trainer": scene.keys.trainer("0-a")}

@@ -98,30 +98,11 @@ def test_an_elements_bits_do_not_depend_on_its_place_in_the_bucket(samples: tupl
     assert all(same_bits(found, whole[0]) for found in whole)
 
 
-def test_the_order_matters_and_is_kept() -> None:
-    """Otherwise the test above could not fail."""
-    large, small = torch.full((7,), 1e8), torch.ones(7)
-    sums = []
-    for parts in ((large, small, -large), (large, -large, small)):
-        memory = memory_of("mean")
-        memory.reduce(give(*((slot, 1, part) for slot, part in enumerate(parts))))
-        sums.append(memory.buckets[0].total.clone())
-    assert not torch.equal(*sums)
-
-
 def test_first_takes_the_lowest_slot_with_data() -> None:
     memory = memory_of("first", torch.int64)
     first, second = torch.arange(7) + 2**60, torch.zeros(7, dtype=torch.int64)
     memory.reduce(give((1, 4, first), (2, 9, second)))
     assert memory.buckets[0].total.tolist() == first.tolist()
-
-
-def test_sums_do_not_accumulate_over_rounds() -> None:
-    """A departed trainer's last gradient was added again in every later step."""
-    memory = memory_of("mean")
-    for value in (1.0, 2.0):
-        memory.reduce(give((0, 1, torch.full((7,), value)), (1, 1, torch.full((7,), 3 * value))))
-    assert memory.buckets[0].total.tolist() == [4.0] * 7
 
 
 def test_unaligned_frames() -> None:
@@ -244,10 +225,3 @@ def test_a_backup_is_the_version_that_was_published() -> None:
         memory.back_up(1)
     memory.back_up(-1)
     assert memory.scope["a@BACKUP"].data_ptr() == memory.scope["a"].data_ptr(), "without a version: the live one"
-
-
-def test_only_parameters_have_backups() -> None:
-    memory = memory_of("mean")
-    memory.publish(0)
-    memory.back_up(0)
-    assert "a@BACKUP" not in memory.scope

@@ -269,18 +269,6 @@ def test_a_batch_that_fails_too_often_is_discarded_and_its_task_goes_on(scene: S
     assert trainer.tasks(pass_index=0).pass_index == 1
 
 
-def test_a_successor_knows_what_is_discarded(scene: Scene) -> None:
-    one = scene.coordinator(0).start(max_failures=1)
-    trainer = scene.trainer()
-    ((chunk, attempt), *_) = take_all(trainer).items()
-    trainer.fail(chunk, attempt, 0, 3)
-    one.die()
-    one.await_end()
-    serving(scene, scene.coordinator(1).start(max_failures=1))
-    given = trainer.tasks()
-    assert given.discarded == [(chunk, Discards((Discard(0, 0, "", records=(3,)),)))]
-
-
 def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
     one = scene.coordinator().start(max_failures=1, max_discarded=0)
     trainer = scene.trainer()
