@@ -59,7 +59,7 @@ def transpile(
     trainers: int = 1,
     pservers: int = 1,
     sync: bool = True,
-    ft: bool = False,
+    ft: bool = True,
     etcd_endpoints: str | Sequence[str] | None = None,
     init_from: str | os.PathLike[str] | Mapping[str, Tensor] | None = None,
     init_partial: bool = False,

@@ -79,7 +79,7 @@ class JobConfig:
     dc_decay: float = 0.0
     """Mode dc_asgd: dc_lambda is divided by the root of the mean square of the gradients, which decays by this factor
     per batch; 0: it is constant."""
-    ft: bool = False
+    ft: bool = True
     """Fault tolerance: the job survives whatever dies, and can be resumed. Without it, it ends at the first death."""
     dispatch: Literal["etcd", "coordinator"] = "etcd"
     """Who gives out the chunks: each trainer claims its own in etcd; or a coordinator process, which trainers ask for

@@ -293,6 +293,8 @@ def _check_class(model: nn.Module, capture: bool) -> None:
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         help = "capture its .module: transpile(trainers=...) says how many compute"
         raise _bad_model(f"is wrapped in {type(model).__name__}", help)
+    if taken := [n for n, _ in (*model.named_parameters(), *model.named_buffers()) if "@" in n]:
+        raise _bad_model(f"has {taken[0]!r}", "a name with @ stands for a gradient, a slice or a state: rename it")
     if scripted := [n for n, m in model.named_modules() if capture and isinstance(m, torch.jit.ScriptModule)]:
         raise _bad_model(f"has a part of torch.jit, {scripted[0] or 'itself'}, which cannot be traced", SCRIPTED)
 

@@ -13,7 +13,7 @@ from tests.support.golden import assert_golden
 from tests.support.programs_by_hand import linear
 from tests.support.zoo import CASES
 
-SMALL = {"slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
+SMALL = {"ft": False, "slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
 
 
 def regression(**options: object) -> Job:

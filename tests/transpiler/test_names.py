@@ -73,11 +73,8 @@ def test_a_checkpoint_holds_everything_whatever_its_name() -> None:
     assert "save_check_point" not in str(job.trainer_program())
 
 
-@pytest.mark.parametrize(
-    ("size", "other"), [(256, "w@slice0"), (256, "w@slice1"), (64, "w@GRAD"), (64, "w@momentum_buffer")]
-)
-def test_names_that_would_be_taken_for_others_are_refused(size: int, other: str) -> None:
+@pytest.mark.parametrize("other", ["w@slice0", "w@GRAD"])
+def test_names_that_would_be_taken_for_others_are_refused(other: str) -> None:
     with pytest.raises(GraphftError) as caught:
-        job_of(Named({"w": size, other: 64}))
-    assert caught.value.rule in ("redeclared", "slice-owner", "model")
-    assert caught.value.help
+        job_of(Named({"w": 256, other: 64}))
+    assert caught.value.rule == "model"
