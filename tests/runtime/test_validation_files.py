@@ -1,4 +1,4 @@
-"""The best model of a run: there is always one, and it is the best, whoever is slow, killed or elsewhere."""
+"""Files of validations: the best model of a run, whoever is slow, killed or elsewhere; entries until they are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from graphft.disk.tensor_file import read_tensors
+from graphft.runtime.coordination.job_storage import ENTRIES, MARKER, delete_entries
+from graphft.runtime.coordination.records import Validating
 from graphft.runtime.validation.best_model import BestModels, Kept
+from graphft.runtime.validation.results import Entries
 
 
 def models(folder: Path, storage: Path | None = None) -> BestModels:
@@ -90,3 +93,20 @@ def test_another_machine_finds_it_in_the_storage_and_another_folder_takes_it_alo
     (tmp_path / "next/best/step-00000010.safetensors").unlink()
     with pytest.raises(OSError, match="the model of step 10, the best one, is gone"):
         models(tmp_path / "last").adopt(next_run)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_complete_job_has_no_entries(tmp_path: Path, stored: bool) -> None:
+    job_dir, storage = tmp_path / "job", tmp_path / "storage"
+    job_dir.mkdir()
+    if stored:
+        (job_dir / MARKER).write_text(json.dumps({"url": storage.as_uri()}))
+    for step in (5, 10):
+        entries = Entries(job_dir, step, Validating(2, f"step-{step}"))
+        entries.write(0, {"scores": [torch.ones(3)]})
+        assert entries.read(1)["scores"].tolist() == [1.0] * 3
+    assert (storage / ENTRIES).exists() == stored
+    delete_entries(job_dir)
+    delete_entries(job_dir)
+    assert not (job_dir / ENTRIES).exists()
+    assert not (storage / ENTRIES).exists()
