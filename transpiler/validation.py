@@ -128,7 +128,8 @@ class Validation:
         if not isinstance(self.data, DataSpec):
             raise _bad("data", type(self.data), "what arrays, files or dataset return", "name it: Validation(data=...)")
         if not isinstance(self.program, (Program, type(None))):
-            raise _bad("program", type(self.program), "a Program", "graphft.build(model, loss_fn, inputs, training=False)")
+            help = "graphft.build(model, loss_fn, inputs, training=False)"
+            raise _bad("program", type(self.program), "a Program", help)
         if not is_whole(self.batch_size, 1):
             raise _bad("batch_size", self.batch_size, "a number, 1 or more", "256, or so")
         if self.every != EPOCH and not is_whole(self.every, 1):

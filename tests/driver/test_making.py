@@ -108,7 +108,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_validation_says_what_it_needs() -> None:
-    with pytest.raises(GraphftError, match="expected a Program|expected what arrays"):
+    with pytest.raises(GraphftError, match="expected a Program"):
         graphft.Validation(epochs.model(), epochs.chunks())  # type: ignore[arg-type]
     with pytest.raises(GraphftError, match=r"has aten\._native_batch_norm_legit: it is captured in train mode"):
         graphft.Validation(epochs.program(), epochs.chunks())
