@@ -154,8 +154,9 @@ def _has_modes(module: nn.Module) -> bool:
         return module.dropout > 0
     if isinstance(module, _NormBase):
         return bool(module.track_running_stats)
-    names = getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
-    return "training" in names and not type(module).__module__.startswith("torch.")
+    if type(module).__module__.startswith("torch."):
+        return False
+    return "training" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
 
 
 def _capture(
