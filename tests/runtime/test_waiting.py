@@ -26,7 +26,8 @@ class Waiting:
 
     pid, identity, place = 0, UNKNOWN, "waiting for {CPU: 4}"
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self.order = order
         self.ended, self.signals = threading.Event(), list[int]()
 
     def await_made(self) -> Any:
@@ -58,7 +59,7 @@ class Full:
         self.asked += 1
         if self.asked <= self.refuses:
             raise EngineError("no machine is there", rule="engine")
-        self.made.append(Waiting())
+        self.made.append(Waiting(order))
         return self.made[-1]
 
     def list(self) -> Sequence[Listed]:
@@ -118,7 +119,7 @@ class Small(Full):
     def start(self, order: Order) -> Waiting:
         self.orders.append(order.name)
         alive = [process for process in self.made if process.pid and process.poll() is None]
-        self.made.append(Running() if len(alive) < self.room else Waiting())
+        self.made.append((Running if len(alive) < self.room else Waiting)(order))
         return self.made[-1]
 
     def lacks_room(self, process: Waiting) -> bool:
