@@ -127,7 +127,7 @@ class TableWriter:
         self._row, self._header = struct.Struct(f"<dqq{len(names)}d"), _header(names)
         self._pending = bytearray()
         self.waiting = False
-        """True while rows wait for the disk: it has not taken them."""
+        """True while rows wait for the disk, or the table cannot be opened."""
         self._file, self._torn = -1, True
         self.write()
 
@@ -165,7 +165,7 @@ class TableWriter:
             pass
         self._written += done // size
         del self._pending[: done // size * size]
-        self.waiting = bool(self._pending)
+        self.waiting = bool(self._pending) or self._file < 0
 
     def _open(self) -> int:
         """Makes the table anew, of the rows that hold. Raises OSError."""
