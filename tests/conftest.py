@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from tests.support.processes import command_line
-from tests.support.slow import is_slow
 
 pytest_plugins = ["tests.support.etcd_servers", "tests.support.forks"]
 
@@ -41,12 +40,6 @@ def pytest_collection() -> Iterator[None]:
     yield
     gc.freeze()
     gc.enable()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if is_slow(item.nodeid):
-            item.add_marker(pytest.mark.slow)
 
 
 _seconds: Counter[str] = Counter()

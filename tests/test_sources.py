@@ -10,26 +10,7 @@ from functools import cache
 import pytest
 
 from tests.mutants import MUTANTS, problem
-from tests.support.slow import SLOW
-from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
-
-
-@cache
-def defined(path: str) -> set[str]:
-    """The tests of a file: functions, and names that state machines are assigned to."""
-    names: set[str] = set()
-    for node in tree(ROOT / path).body:
-        if isinstance(node, ast.FunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return {name for name in names if name.lower().startswith("test")}
-
-
-def test_slow_tests_exist() -> None:
-    assert not [
-        f"{path}::{name}" for path, names in SLOW.items() for name in names if name.split("[")[0] not in defined(path)
-    ]
+from tests.support.sources import FOLDERS, name_of, sources, tree
 
 
 def nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:

@@ -175,6 +175,7 @@ def told_by(folder: Path, factor: int) -> str:
     return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_a_job_has_one_fingerprint_until_its_code_changes(tmp_path: Path) -> None:
     first = told_by(tmp_path, 2)
     assert told_by(tmp_path, 2) == first

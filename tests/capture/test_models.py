@@ -85,6 +85,7 @@ def test_capture_is_deterministic() -> None:
     assert [op.loc for op in again.block("step").ops] == [op.loc for op in program.block("step").ops]
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_a_length_that_varies() -> None:
     """Both batch and length of a language model are symbolic; sizes that the code decides on are recorded."""

@@ -156,6 +156,7 @@ def scaled(model: nn.Module, x: Tensor, by: float = 1.0) -> Tensor:
     return model(x).square().mean() * by
 
 
+@pytest.mark.slow
 def test_changed_code_has_another_digest() -> None:
     torch.manual_seed(0)
     plain = nn.Linear(4, 4)
@@ -193,6 +194,7 @@ print(p.block("step").ops[0].attrs["source"])
 """
 
 
+@pytest.mark.slow
 def test_code_of_own_modules_goes_with_its_globals(tmp_path: Path) -> None:
     """A module that another process imports does not have what the script has set in it."""
     (tmp_path / "mine.py").write_text("SCALE = 1\ndef loss(y): return (y * SCALE).square().mean()\n")

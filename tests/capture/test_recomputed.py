@@ -167,7 +167,7 @@ def test_a_module_hook_is_of_this_step() -> None:
     assert program.variables["seen"].kind is Kind.BUFFER
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gradient_checkpointing_of_transformers(reentrant: bool) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -208,7 +208,7 @@ def test_the_state_of_the_generator_is_part_of_a_step(forward: Any) -> None:
     assert_trains_like_torch(Net(forward), classify, INPUTS, batches())
 
 
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("kind", [nn.RNN, pytest.param(nn.LSTM, marks=pytest.mark.slow)])
 def test_dropout_between_recurrent_layers(kind: Any) -> None:
     """Not an LSTM's bits: eager torch runs oneDNN's."""
     torch.manual_seed(0)

@@ -76,6 +76,7 @@ def prepared(workplace: Path, script: Path) -> Prepared:
     return prepare(workplace / "job", workplace, patience=120)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("suffers")
 def test_a_job_survives_and_ends_with_the_same_bits(
     prepared: Prepared, workplace: Path, capsys: pytest.CaptureFixture[str]
@@ -95,6 +96,7 @@ def test_a_job_survives_and_ends_with_the_same_bits(
     assert not (workplace / "a").exists(), "nothing went wrong, and --keep was not given"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("suffers")
 def test_a_job_survives_its_coordinators(workplace: Path, script: Path) -> None:
     """It is compared with the undisturbed run of the same job, which has coordinators as well. Leases outlive
@@ -107,6 +109,7 @@ def test_a_job_survives_its_coordinators(workplace: Path, script: Path) -> None:
     assert report.faults.keys() == set(kinds)
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     tell, log = Host.tell_stories, prepared.folder / "logs" / "trainer-0.log"
 
@@ -123,6 +126,7 @@ def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared, monke
     assert f"--- {log}" in report.problem, "of the trainers, which wait"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done(
     prepared: Prepared, script: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

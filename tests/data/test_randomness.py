@@ -153,6 +153,7 @@ def test_what_does_not_draw_from_global_generators_is_not_stopped(call: Callable
     assert not watch.drew
 
 
+@pytest.mark.slow
 def test_a_watched_read_loads_no_compiler() -> None:
     """At the start of each trainer."""
     code = (

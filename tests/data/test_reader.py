@@ -179,6 +179,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_forks_of_user_code_end_when_they_are_told_to(tmp_path: Path) -> None:
     """A pool ends its workers by SIGTERM. They had inherited the trainer's handler, and it waited on."""
     (tmp_path / "script.py").write_text(POOL)

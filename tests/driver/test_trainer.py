@@ -121,6 +121,7 @@ class Told:
         self.ended += 1
 
 
+@pytest.mark.slow
 def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
     command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), str(EPOCHS)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -144,6 +145,7 @@ def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed
         assert not trainer.workers(), "nothing was started to look at it"
 
 
+@pytest.mark.slow
 def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_path: Path) -> None:
     spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
     with epochs.trainer(tmp_path / "job", chunks=spec, max_failures=50) as trainer:
@@ -163,6 +165,7 @@ def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_pat
         assert caught.value.traceback == "", "that of another failure, long ago, is none of this one"
 
 
+@pytest.mark.slow
 def test_all_epochs_that_there_can_be(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The script that is run again finds them done, and trains no others."""
     with epochs.trainer(tmp_path / "job", max_epochs=2) as trainer:
@@ -176,6 +179,7 @@ def test_all_epochs_that_there_can_be(tmp_path: Path, undisturbed: Undisturbed) 
         assert same(trainer.state_dict()["model"], done)
 
 
+@pytest.mark.slow
 def test_a_state_is_saved_loaded_and_replaced(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job") as trainer:
         before = trainer.state_dict()

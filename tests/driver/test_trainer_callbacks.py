@@ -15,6 +15,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 def test_events_are_told_up_to_now_and_stay(tmp_path: Path) -> None:
     heard: list[str] = []
 
@@ -47,6 +48,7 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
         trainer.train(epochs=500)  # one may be done before its status is seen
 
 
+@pytest.mark.slow
 def test_a_callback_that_fails_ends_the_processes(tmp_path: Path) -> None:
     class Failing:
         def on_epoch(self, epoch: int, metrics: Any) -> None:
@@ -59,6 +61,7 @@ def test_a_callback_that_fails_ends_the_processes(tmp_path: Path) -> None:
     assert trainer.epoch == 1
 
 
+@pytest.mark.slow
 def test_epochs_of_one_call_are_told_one_by_one(tmp_path: Path) -> None:
     told: list[Any] = []
 

@@ -25,6 +25,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A notebook's cell that makes the Trainer is run again."""
     first = epochs.trainer(tmp_path / "job")
@@ -39,6 +40,7 @@ def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.Cap
     first.shutdown()
 
 
+@pytest.mark.slow
 def test_one_thread_trains(tmp_path: Path) -> None:
     """The one that does waits until the others have tried to."""
     found: list[object] = []
@@ -63,6 +65,7 @@ def test_one_thread_trains(tmp_path: Path) -> None:
         assert trainer.train()["epoch"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False])
 def test_a_state_is_not_loaded_into_a_run_that_another_script_trains(
     tmp_path: Path, own: bool, etcd_server: EmbeddedEtcd
@@ -103,6 +106,7 @@ def test_a_state_is_not_loaded_into_a_run_that_another_script_trains(
         other.wait()
 
 
+@pytest.mark.slow
 def test_a_failure_is_in_the_status_of_the_folder(tmp_path: Path) -> None:
     spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
     trainer = epochs.trainer(tmp_path / "job", chunks=spec, max_failures=50)
@@ -119,6 +123,7 @@ def test_a_failure_is_in_the_status_of_the_folder(tmp_path: Path) -> None:
     assert look_at(tmp_path / "job").state == "stopped"
 
 
+@pytest.mark.slow
 def test_nothing_of_the_processes_is_left(tmp_path: Path) -> None:
     """What roles start by themselves ends, and is collected, also of those that were killed just now."""
     with epochs.trainer(tmp_path / "job") as trainer:

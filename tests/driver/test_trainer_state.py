@@ -35,6 +35,7 @@ def looks_at(trainer: graphft.Trainer, folder: Path, state: dict[str, Any]) -> l
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path, forgotten: bool) -> None:
     """Neither are they for the next script, even where etcd has `forgotten` the run."""
@@ -61,6 +62,7 @@ def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path, forgotten: b
     assert trainer.epoch == 3
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_no_state_of_the_epoch(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job", checkpoint_every=100) as trainer:
         trainer.train(epochs=2)
@@ -74,6 +76,7 @@ def test_a_damaged_checkpoint_is_no_state_of_the_epoch(tmp_path: Path) -> None:
         assert trainer.state_dict()["epoch"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["gone", "flipped"])
 def test_a_state_that_was_loaded_is_not_replaced_by_the_one_before(tmp_path: Path, how: str) -> None:
     """Its checkpoint is of the same step as the one whose place it took. What had been trained came back in silence."""
@@ -108,6 +111,7 @@ def test_a_state_that_was_loaded_is_not_replaced_by_the_one_before(tmp_path: Pat
     assert not (tmp_path / "saved").exists()
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_forgotten_nowhere(tmp_path: Path) -> None:
     """Etcd's records stay, which know what was discarded, and the newest checkpoint is the newest."""
     with epochs.trainer(tmp_path / "job") as trainer:
@@ -120,6 +124,7 @@ def test_what_does_not_fit_is_forgotten_nowhere(tmp_path: Path) -> None:
         assert trainer.train()["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job") as trainer:
         trainer.train()
@@ -174,6 +179,7 @@ def test_a_load_forgets_no_other_run_of_the_name(tmp_path: Path, etcd_server: Em
     one.load_state_dict(values)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_gone_is_trained_again(tmp_path: Path) -> None:
     """Etcd still says that its epoch was committed."""
     with epochs.trainer(tmp_path / "job") as trainer:

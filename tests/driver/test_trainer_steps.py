@@ -46,6 +46,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_an_epoch_whose_script_died_is_told_to_the_next_one_first(tmp_path: Path) -> None:
     first, second, third = Told(fails=True), Told(), Told()
     with pytest.raises(ValueError, match="as the test wants it"):
@@ -71,6 +72,7 @@ def test_an_epoch_whose_script_died_is_told_to_the_next_one_first(tmp_path: Path
     assert (third.steps, third.epochs) == ([], [])
 
 
+@pytest.mark.slow
 def test_a_script_that_is_killed_logs_each_step_once(tmp_path: Path) -> None:
     """With SIGKILL, at random moments of it."""
     with epochs.trainer(tmp_path / "undisturbed", callbacks=[told := Told()]) as trainer:

@@ -95,6 +95,7 @@ def test_what_holds_for_every_engine(engine: KubernetesEngine) -> None:
     check(engine)
 
 
+@pytest.mark.slow
 def test_a_job(
     engine: KubernetesEngine, job: Job, pace: Pace, tmp_path: Path, etcd_of_job: str, undisturbed: Played
 ) -> None:

@@ -96,6 +96,7 @@ class OnCluster:
         assert (self.storage / "model.safetensors").read_bytes() == undisturbed.result.model.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_job_that_loses_pods_gives_the_same_bits(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:
     job = OnCluster(cluster, tmp_path)
     job.until(lambda s: s.step >= 6 and s.checkpoint is not None and s.checkpoint >= 4)

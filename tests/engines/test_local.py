@@ -15,7 +15,7 @@ from tests.engines.conformance import check
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("forks", [True, False])
+@pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_holds_for_every_engine(tmp_path: Path, forks: bool) -> None:
     job = graphft.transpile(epochs.program(), chunks=epochs.chunks(), **epochs.OPTIONS)
     job.save(tmp_path / "job")

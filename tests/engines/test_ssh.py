@@ -84,6 +84,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return play(training.job(training.program(), pace=Pace(folder / "pace").file), folder / "job")
 
 
+@pytest.mark.slow
 def test_a_job(ways: StandIn | Sshd, undisturbed: Played, tmp_path: Path) -> None:
     """A pserver is killed; the connections to a trainer and to a pserver are cut, and what was there ends. The machine
     of the latter is lost, if it is a stand-in."""

@@ -59,6 +59,7 @@ def test_work_goes_on_when_the_leader_is_killed(cluster: EmbeddedCluster) -> Non
     assert seen == expected
 
 
+@pytest.mark.slow
 def test_without_a_majority_nothing_is_reported_as_done(cluster: EmbeddedCluster) -> None:
     with Etcd(cluster.endpoints, timeout=0.5, deadline=120) as etcd:
         etcd.put("/a", b"1")

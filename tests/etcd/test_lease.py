@@ -127,6 +127,7 @@ def await_renewal(session: Session) -> None:
     session.check()
 
 
+@pytest.mark.slow
 def test_a_frozen_etcd_ends_the_session_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[LeaseLost] = []
     over = threading.Event()

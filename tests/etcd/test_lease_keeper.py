@@ -115,6 +115,7 @@ def hold_the_lock(seconds: int) -> None:
     ctypes.PyDLL(None).sleep(seconds)
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_held_for_longer_than_the_ttl_loses_nothing(session: Session, etcd: Etcd) -> None:
     """No thread of this process could renew."""
     etcd.put("/mine", b"", session.lease)
@@ -129,6 +130,7 @@ def test_a_lock_that_is_held_for_longer_than_the_ttl_loses_nothing(session: Sess
     session.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", [60], indirect=True)
 def test_a_keeper_that_dies_or_is_stopped_is_replaced(session: Session, etcd: Etcd) -> None:
     """The lease does not depend on it, and its successor does what it did."""
@@ -144,6 +146,7 @@ def test_a_keeper_that_dies_or_is_stopped_is_replaced(session: Session, etcd: Et
     session.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", [6], indirect=True)
 def test_a_lease_that_somebody_revoked_is_over_at_once(session: Session, etcd: Etcd) -> None:
     """The keeper is the first to learn of it, if this process cannot."""
@@ -191,6 +194,7 @@ def test_it_ends_with_its_role(role: tuple[subprocess.Popen[str], int, int]) -> 
     until(lambda: ended(keeper))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [6], indirect=True)
 def test_a_role_that_is_stopped_loses_its_lease(role: tuple[subprocess.Popen[str], int, int], etcd: Etcd) -> None:
     """Its keeper runs on, and does not renew."""

@@ -87,6 +87,7 @@ def other(etcd_server: EmbeddedEtcd, prefix: str, request: pytest.FixtureRequest
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [4], indirect=True)
 def test_a_frozen_holder_that_wakes_writes_nothing(etcd: Etcd, prefix: str, other: subprocess.Popen[str]) -> None:
     other.send_signal(signal.SIGSTOP)

@@ -62,6 +62,7 @@ def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
         assert watch.wait(lambda view: set(view) == {"/w/before", "/w/a"}, 60)
 
 
+@pytest.mark.slow
 def test_a_login_that_expires_is_renewed(tmp_path: Path) -> None:
     """Tokens end after seconds here: by the server's clock, or with its memory. Nothing ends with them."""
     server = EmbeddedEtcd(tmp_path, options=["--auth-token-ttl=4"])

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from etcd.servers import Proxy, compact
 
 from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd, Event, RangeResult, Watch, WatchBatch
@@ -135,6 +136,7 @@ def test_a_store_that_was_restored_and_has_grown_past_what_was_seen(tmp_path: Pa
     assert set(record.kvs) == {"/w/lasts", "/w/other"}
 
 
+@pytest.mark.slow
 def test_a_frozen_server_is_noticed(tmp_path: Path) -> None:
     with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as etcd, Watch(etcd, "/w/") as watch:
         assert caught_up(watch, etcd)

@@ -41,6 +41,7 @@ def parameters(text: str, folder: Path) -> int:
         return len(list(f.keys()))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_linear_regression(tmp_path: Path) -> None:
     text = run("01_linear_regression.py", tmp_path)
@@ -49,6 +50,7 @@ def test_linear_regression(tmp_path: Path) -> None:
     assert parameters(text, tmp_path) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_digits(tmp_path: Path) -> None:
     text = run("02_digits.py", tmp_path)
@@ -56,6 +58,7 @@ def test_digits(tmp_path: Path) -> None:
     assert parameters(text, tmp_path) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.chaos
 def test_flights(tmp_path: Path) -> None:
@@ -66,6 +69,7 @@ def test_flights(tmp_path: Path) -> None:
     assert parameters(text, tmp_path) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tiny_gpt(tmp_path: Path) -> None:
     text = run("04_tiny_gpt.py", tmp_path)
@@ -74,6 +78,7 @@ def test_tiny_gpt(tmp_path: Path) -> None:
     assert parameters(text, tmp_path) == 41
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.chaos
 def test_own_loop(tmp_path: Path) -> None:
@@ -88,6 +93,7 @@ def test_own_loop(tmp_path: Path) -> None:
     assert text.splitlines()[-2:] == undisturbed.splitlines()[-2:]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.chaos
 def test_tasks(tmp_path: Path) -> None:
@@ -98,6 +104,7 @@ def test_tasks(tmp_path: Path) -> None:
     assert "scores of 1,797 records" in text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.chaos
 def test_trainer(tmp_path: Path) -> None:

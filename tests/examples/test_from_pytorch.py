@@ -14,6 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "from-pytorch.md"
 LOOP, JOB, CALLBACK = (part.split("```")[0] for part in PAGE.read_text().split("```python\n")[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_loop_and_the_job(tmp_path: Path) -> None:
     data = LOOP.split("torch.manual_seed(0)")[0]

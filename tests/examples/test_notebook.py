@@ -13,6 +13,7 @@ pytest.importorskip("ipykernel")
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "trainer.ipynb"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.chaos
 def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ def run(folder: Path) -> tuple[str, str]:
     return done.stderr.splitlines()[0], done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_its_script_ends_with_the_same_accuracy_each_time(tmp_path: Path) -> None:
     said, good = run(tmp_path / "one")

@@ -70,6 +70,7 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
     assert all(s["counters"].get("duplicate-batch", 0) <= 1 for s in last.pservers.values()), "a chunk goes on inside"
 
 
+@pytest.mark.slow
 def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pace: Pace) -> None:
     """Shard 1 dies twice; it has no checkpoint but the last, so it lacks chunks of passes that were over."""
 

@@ -16,6 +16,7 @@ FILES, LINES = 2, 600
 BAD = {(0, 5): "red,1\n", (0, 6): "1\n", (0, 370): "1,2,3\n", (1, 5): "1,two\n", (1, 450): "x,1\n"}
 
 
+@pytest.mark.slow
 def test_many_lines_cost_no_process(folder: Path, tmp_path: Path) -> None:
     """46 bad lines of 21,000 cost 114 deaths of trainers, and more than --max-restarts allows in a row."""
     for number in range(FILES):

@@ -35,6 +35,7 @@ def make(name: str, sync: bool) -> graphft.Job:
     return graphft.transpile(program, data=data(name), sync=sync, validate=validate, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sync"), [("Rows", True)])
 def test_a_job_reads_it_without_a_failure(folder: Path, name: str, sync: bool) -> None:
     played = play(make(name, sync), folder)

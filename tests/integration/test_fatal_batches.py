@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 FATAL = 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "status", "deaths", "options"),
     [

@@ -93,6 +93,7 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
     assert all(shard["version"] > 0 for shard in status["pservers"].values()), "one may be behind a committed step"
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:

@@ -15,6 +15,7 @@ from tests.integration.plays import Pace, Played, Program, assert_same_bits, at,
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_with_fewer_trainers_than_before(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, etcd_server: EmbeddedEtcd
 ) -> None:

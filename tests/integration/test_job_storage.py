@@ -82,6 +82,7 @@ def test_machines_die_with_their_disks(
     assert (folder / "storage" / "job" / "runs" / "1" / "model.safetensors").read_bytes() == model
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(S3), reason=f"{', '.join(S3)} not installed")
 def test_a_machine_and_its_etcd_are_lost_and_the_storage_is_s3(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
@@ -113,6 +114,7 @@ def same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
+@pytest.mark.slow
 def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(
     folder: Path, url: str, pace: Pace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(
     assert three.launch("--job", url).wait() == 0
 
 
+@pytest.mark.slow
 def test_of_two_runs_that_take_a_storage_one_has_it(program: ir.Program, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/storage"
     jobs = [training.job(program, storage=url) for _ in range(2)]
@@ -166,6 +169,7 @@ def test_of_two_runs_that_take_a_storage_one_has_it(program: ir.Program, tmp_pat
         fetch(url, tmp_path / "1")
 
 
+@pytest.mark.slow
 def test_a_storage_that_is_away_is_not_filled_anew(
     program: ir.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +195,7 @@ def test_a_storage_that_is_away_is_not_filled_anew(
     publish(folder)
 
 
+@pytest.mark.slow
 def test_a_job_that_was_damaged_in_its_storage(program: ir.Program, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/storage"
     job = training.job(program, storage=url)

@@ -22,6 +22,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 def test_a_dataset_that_takes_longer_to_construct_than_a_lease_lasts(
     program: ir.Program, folder: Path, undisturbed: Played
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_dataset_that_takes_longer_to_construct_than_a_lease_lasts(
     assert all(at.startswith("loading data, ") for _, _, at, _, _ in list(process_rows(shown))[-3:])
 
 
+@pytest.mark.slow
 def test_a_trainer_that_loads_ends_with_its_job_or_when_it_is_told_to(
     program: ir.Program, folder: Path, etcd_server: EmbeddedEtcd
 ) -> None:

@@ -32,6 +32,7 @@ def assert_exact(played: Played) -> None:
     assert counts == (set() if played.job.config.mode == "geo_sgd" else {UNITS * training.PASSES})
 
 
+@pytest.mark.slow
 def test_trainers_and_shards_are_killed_and_leave(program: ir.Program, folder: Path, pace: Pace) -> None:
     played = play(
         local_job(program, "geo_sgd", pace=pace.file, lease_ttl=60),

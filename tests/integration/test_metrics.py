@@ -48,12 +48,14 @@ def test_a_sync_step_is_the_mean_over_the_samples_of_all_slots(folder: Path) -> 
     assert [step for step, _ in played.result.metrics["loss"]] == list(range(config.total_steps))
 
 
+@pytest.mark.slow
 def test_a_unit_of_local_steps_is_the_mean_over_the_samples_of_its_batches(folder: Path) -> None:
     played = run(folder, sync=False, mode="half_async", local_steps=3)
     found = [value for _, value in played.result.metrics["number"]]
     assert sorted(found[:3]) == sorted(found[3:]) == pytest.approx([4.5, 14.5, 24.5])
 
 
+@pytest.mark.slow
 def test_the_status_has_the_newest_values(folder: Path, pace: Pace) -> None:
     told = Act(lambda status: 0 <= status.metrics.get("number", -1) < RECORDS, lambda _: pace.set(0))
     run(folder, pace, [told], passes=80)  # it has been seen when the job is over

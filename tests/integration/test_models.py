@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 SAMPLES, BATCH, PASSES = 64, 8, 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", pytest.param("gpt2", marks=needs_transformers)])
 def test_a_model_trains_exactly_while_processes_die(name: str, folder: Path, pace: Pace) -> None:
     torch.manual_seed(0)

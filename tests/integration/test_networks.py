@@ -57,6 +57,7 @@ class Host:
         return self.run(sys.executable, "-m", "graphft", "start", role, "--job", job, "--etcd", f"{etcd}:2379")
 
 
+@pytest.mark.slow
 def test_two_hosts_meet_where_etcd_is(folder: Path, networks: tuple[str, str]) -> None:
     """A pserver listens where the way to etcd begins; one on loopback is no good to another host."""
     training.job(training.program(plain=True), trainers=1, pservers=1, passes=1, lease_ttl=10).save(folder / "job")

@@ -43,6 +43,7 @@ def texts(played: Played, kind: str) -> list[str]:
     return [event.text for event in played.statuses[-1].events if event.kind == kind]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work(
     program: ir.Program, folder: Path, hangs: Path, undisturbed: Played
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work(
     assert not played.result.discarded, "once is no reason to discard a batch"
 
 
+@pytest.mark.slow
 def test_a_batch_that_always_hangs_is_discarded(program: ir.Program, folder: Path, hangs: Path) -> None:
     """It failed as one that raises an exception does."""
     for n in range(20):
@@ -74,6 +76,7 @@ def test_a_batch_that_always_hangs_is_discarded(program: ir.Program, folder: Pat
     assert f"batch {discarded.batch} of chunk 2 in pass 0 was being read" in discarded.reason
 
 
+@pytest.mark.slow
 def test_a_trainer_that_does_not_reach_a_shard_gets_no_work(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, cleanup: ExitStack
 ) -> None:

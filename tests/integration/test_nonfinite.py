@@ -60,6 +60,7 @@ def skipping(program: ir.Program, workplace: Path, nursery: Any) -> Played:
         return play(job(program, on_nonfinite="skip"), workplace / "skipping")
 
 
+@pytest.mark.slow
 def test_skipped_steps_count_for_the_schedule_and_for_nothing_else(skipping: Played) -> None:
     """Batch norm's statistics, Adam's moments and its own step stay as they were. Tolerance: see test_exact."""
     steps = {step for step, _ in where(skipping.job)}
@@ -94,6 +95,7 @@ def test_skipped_steps_are_the_same_bits_whatever_dies(
     assert max(status.skipped_steps for status in played.statuses) >= 1
 
 
+@pytest.mark.slow
 def test_the_job_stops_there_and_says_the_same_again(program: ir.Program, folder: Path, pace: Pace) -> None:
     stopping = job(program, checkpoint_every=1, pace=pace.file)
     step, slot = where(job(program))[0]  # without its pace
@@ -134,6 +136,7 @@ def overflowing(what: str, **options: Any) -> Job:
     return graphft.transpile(program, chunks=data, batch_size=8, passes=1, ft=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "named"), [("state", "exp_avg_sq")])
 def test_what_no_loss_shows_ends_the_job_before_it_is_saved(folder: Path, what: str, named: str) -> None:
     with pytest.raises(GraphftError, match=r"are not finite, although losses and gradients were") as raised:

@@ -79,6 +79,7 @@ def launch(folder: Path, pace: Pace) -> Program:
     return Program(folder, "-m", "graphft", "launch", "--quiet", "--page", SCRIPT, pace.file, json.dumps(OPTIONS))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_in_parts_and_as_a_whole(folder: Path, pace: Pace) -> None:
     pace.set(0.2)
     first = launch(folder, pace)

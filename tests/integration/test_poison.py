@@ -69,6 +69,7 @@ TOO_MUCH = "1 of 444 records would be discarded, at most 0 may be: batch"
 AT_FIRST = 'on_bad_data="fail" ends the job at the first bad batch: batch'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message", "remedy"),
     [({"max_discarded": 0.002}, TOO_MUCH, "transpile(max_discarded=...)")],
@@ -89,6 +90,7 @@ def test_a_job_that_would_lose_too_much_data_fails(
     assert not (folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_computation_that_always_fails_ends_the_job_with_its_error(folder: Path, pace: Pace) -> None:
     """Discarding one batch after the other is no progress. Without the check, which finds it before anything starts."""
     launch = ["-m", "graphft", "launch", "--max-restarts", "2", "--trainers", "1"]

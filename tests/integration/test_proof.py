@@ -25,6 +25,7 @@ LINEAR = """if True:
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_that_would_give_other_bits_is_refused(folder: Path, etcd_server: EmbeddedEtcd) -> None:
     """It claims nothing, and the job ends with the bits of the others."""
     here: dict[str, str] = {}

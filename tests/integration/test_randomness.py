@@ -15,6 +15,7 @@ from tests.integration.plays import Pace, assert_same_bits, play
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 def test_two_runs_of_a_dataset_that_draws_for_some_records(program: ir.Program, folder: Path, pace: Pace) -> None:
     """The second run has fewer trainers; the step has random numbers of its own (dropout)."""
     data = graphft.dataset(f"{training.__file__}:NoisyBlobs", chunk_size=training.CHUNK)

@@ -40,6 +40,7 @@ def program(capture: bool) -> Program:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_the_bits_do_not_depend_on_who_dies(folder: Path, pace: Pace) -> None:
     source = program(capture=False)

@@ -50,6 +50,7 @@ def local(job: graphft.transpiler.Job, folder: Path) -> tuple[LocalShards, Local
     return shards, LocalTrainer(job, open_reader(job.config.data, folder, job.config.seed), shards)
 
 
+@pytest.mark.slow
 def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(
     program: ir.Program, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,6 +94,7 @@ def test_the_op_that_divides_zero_by_zero_is_named(folder: Path) -> None:
     assert "column " not in command.output
 
 
+@pytest.mark.slow
 def test_what_cannot_be_replayed(program: ir.Program, folder: Path) -> None:
     stops, of_async = job(program), job(program, sync=False)
     step, slot = where(stops)[0]

@@ -32,6 +32,7 @@ def launch_with(etcd: str, **options: int) -> str:
     return json.dumps({"etcd": etcd, "quiet": True, **options})
 
 
+@pytest.mark.slow
 def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Program, folder: Path, pace: Pace) -> None:
     """The same script, name and etcd, other data (`records`); roles by hand and by the launcher."""
     pace.set(30)
@@ -68,6 +69,7 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
     assert model(begun) == model(after.folder), "the bits of an undisturbed run"
 
 
+@pytest.mark.slow
 def test_a_model_that_is_gone_is_made_again(program: ir.Program, folder: Path) -> None:
     """Its etcd said that the job is complete: it "completed" once more each time, with status 0 and no model."""
     job_dir = play(training.job(program, **OPTIONS), folder).folder
@@ -89,6 +91,7 @@ def test_a_model_that_is_gone_is_made_again(program: ir.Program, folder: Path) -
     assert model(job_dir) == before
 
 
+@pytest.mark.slow
 def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace) -> None:
     """Without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
     pace.set(2)

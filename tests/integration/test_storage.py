@@ -20,6 +20,7 @@ def waiting(status: JobStatus) -> bool:
     return any("waiting for storage: FileNotFoundError" in t.get("waiting", "") for t in status.trainers.values())
 
 
+@pytest.mark.slow
 def test_an_outage_discards_nothing(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
     """The folder of the data is moved away while the job runs, and back when the trainers say so."""
     data, away = folder.with_suffix(".data"), folder.with_suffix(".away")

@@ -62,6 +62,7 @@ def back_up(job_dir: Path) -> None:
     until(copied)
 
 
+@pytest.mark.slow
 def test_an_etcd_that_is_restored_from_an_early_backup(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
@@ -91,6 +92,7 @@ def kinds(status: JobStatus) -> list[str]:
     return [event.kind for event in status.events]
 
 
+@pytest.mark.slow
 def test_a_job_waits_for_an_etcd_that_is_full(
     program: ir.Program,
     folder: Path,
@@ -137,6 +139,7 @@ def small_disk(workplace: Path) -> Iterator[Path]:
         yield disk
 
 
+@pytest.mark.slow
 def test_a_job_trains_on_while_its_disk_is_full(
     program: ir.Program, small_disk: Path, pace: Pace, undisturbed: Played, etcd_server: Any
 ) -> None:

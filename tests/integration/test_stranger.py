@@ -121,6 +121,7 @@ def texts(folder: Path) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_a_stranger_gets_nothing_and_changes_nothing(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:

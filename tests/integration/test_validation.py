@@ -53,6 +53,7 @@ def calm(program: ir.Program, workplace: Path, nursery: Any) -> Played:
         return play(job, workplace / "validated-undisturbed")
 
 
+@pytest.mark.slow
 def test_it_comes_to_what_the_model_gives_in_one_process(
     calm: Played, program: ir.Program, undisturbed: Played
 ) -> None:
@@ -94,6 +95,7 @@ def test_kills_do_not_change_a_digit(program: ir.Program, folder: Path, pace: Pa
     assert not (folder / "entries").exists() or not any((folder / "entries").iterdir())
 
 
+@pytest.mark.slow
 def test_held_out_data_that_cannot_be_read_end_the_job(program: ir.Program, folder: Path) -> None:
     data = graphft.dataset(f"{training.__file__}:Blobs", {"records": 60, "broken": 31}, chunk_size=60)
     job = training.job(program, validate=graphft.Validation(data=data), max_failures=2, lease_ttl=3)
@@ -121,6 +123,7 @@ def decisive(program: ir.Program, pace: Pace | None, slow: Pace | None = None) -
     return training.job(program, pace=pace.file if pace is not None else None, validate=validation)
 
 
+@pytest.mark.slow
 def test_decisions_are_those_of_the_undisturbed_job(program: ir.Program, folder: Path, pace: Pace) -> None:
     plain = play(decisive(program, None), folder / "plain")
     assert plain.result.steps < plain.job.config.total_steps, "it ended early"

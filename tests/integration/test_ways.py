@@ -34,6 +34,7 @@ def model_of(folder: Path) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
+@pytest.mark.slow
 def test_by_hand_with_a_cluster_whose_leader_dies(plain: graphft.Program, folder: Path, pace: Pace) -> None:
     """Roles in any order, pservers without an index; an etcd of our own, with three members."""
     job = training.job(plain, pace=pace.file, trainers=2, passes=2, lease_ttl=60)  # fewer steps than the schedule has
@@ -72,6 +73,7 @@ def locked_etcd(folder: Path) -> Iterator[EmbeddedEtcd]:
         yield server
 
 
+@pytest.mark.slow
 def test_the_script_as_each_role_with_an_etcd_that_wants_a_login(
     folder: Path, pace: Pace, locked_etcd: EmbeddedEtcd
 ) -> None:

@@ -20,6 +20,7 @@ def cleaned(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
     return [line.split(", ")[0] for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.slow
 def test_what_a_complete_job_has_no_use_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +67,7 @@ def test_what_is_in_use_stays(
     assert Path("jobs/lin/checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_of_old_runs_the_newest_and_the_newest_complete_one_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ print(sorted(torch.export.load(sys.argv[1]).state_dict))
 """
 
 
+@pytest.mark.slow
 def test_plain_torch_gives_the_bits_of_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = complete_job(tmp_path / "job")
     said = shown(capsys, "checkpoint", "export", tmp_path / "job", tmp_path / "model.pt2")
@@ -50,7 +51,7 @@ def test_plain_torch_gives_the_bits_of_predict(tmp_path: Path, capsys: pytest.Ca
         assert np.array_equal(found["32"], model(X[:32]).numpy())
 
 
-@pytest.mark.parametrize("case", ["tied", "transformer", "embedding"])
+@pytest.mark.parametrize("case", ["embedding", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_open_dimensions_and_several_inputs(case: str) -> None:
     found = getattr(zoo, case)()
     program = prediction_of(graphft.build(found.model, found.loss_fn, found.inputs).origin)

@@ -57,6 +57,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         os.chdir(before)
 
 
+@pytest.mark.slow
 def test_slices_are_put_together(folders: dict[int, Path]) -> None:
     one, three = (read_job(folders[n]) for n in (1, 3))
     assert one.step == three.step == 8
@@ -71,6 +72,7 @@ def test_slices_are_put_together(folders: dict[int, Path]) -> None:
         assert all(torch.equal(state[key], one.optimizer[name][key]) for key in state)
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_other_pservers(folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """With 1, 2 and 3 pservers, from what 1 and 3 had: the same bits."""
     models = []

@@ -114,6 +114,7 @@ def make_job(name: str, model: nn.Sequential, passes: int, job: str) -> graphft.
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_torch_goes_on_with_a_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str

@@ -83,6 +83,7 @@ def line_of(job: Job, **options: bool) -> str:
     return open_run(job, **options).describe(job.config)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_pservers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     begin(FIRST, job := make_job(2, name="lin"), states(job))
@@ -132,6 +133,7 @@ def test_a_state_that_was_put_in_place_stays_so(tmp_path: Path) -> None:
     assert checkpoints_of(tmp_path / "new").is_loaded(new.run_id)
 
 
+@pytest.mark.slow
 def test_a_carried_checkpoint_trains_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = {"name": "lin", "checkpoint_every": 1, "keep_checkpoints": 99}
@@ -160,6 +162,7 @@ def logged(result: Result) -> str:
     return "step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in result.metrics["loss"])
 
 
+@pytest.mark.slow
 def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_folder_in_one_file_and_a_file(tmp_path: Path, weights: dict[str, Tens
     assert same(graphft.read_weights(tmp_path / "hf" / "model.safetensors"), weights)
 
 
+@pytest.mark.slow
 def test_transformers_reads_it(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=16)

@@ -78,6 +78,7 @@ graphft.CheckPoints(sys.argv[1]).begin(Weight(), graphft.TrainStatus(3))
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_has_saved_what_it_began(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], check=True, timeout=120)
     found = graphft.read_check_point(str(tmp_path))

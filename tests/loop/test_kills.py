@@ -47,6 +47,7 @@ def loaded(path: str, **options: Any) -> int:
     return status.epoch_no
 
 
+@pytest.mark.slow
 def test_on_the_disk(tmp_path: Path) -> None:
     """The saves go on: each finds what the killed ones before it left."""
     path = str(tmp_path)

@@ -57,7 +57,7 @@ def server_of_forks() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("server_of_forks")
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_torchdatas_loader_goes_on_in_the_middle_of_a_shuffled_epoch(tmp_path: Path, workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 

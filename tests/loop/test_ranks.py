@@ -51,6 +51,7 @@ def run(folder: Path, rendezvous: Path, kill_at: int = -1) -> list[str]:
             process.wait()
 
 
+@pytest.mark.slow
 def test_all_ranks_go_on_to_the_bit(tmp_path: Path) -> None:
     wanted = [line.partition(": ")[2] for line in run(tmp_path / "undisturbed", tmp_path / "r0")]
     assert all(wanted), "each has a checksum"

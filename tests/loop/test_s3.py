@@ -39,6 +39,7 @@ class StoppedError(Exception):
     """The process ends here."""
 
 
+@pytest.mark.slow
 def test_a_loop_goes_on_from_s3(options: dict[str, Any]) -> None:
     path, loop = "s3://bucket/loop", Loop()
 

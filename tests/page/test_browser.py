@@ -33,6 +33,7 @@ def server(job: Job) -> Iterator[PageServer]:
     served.close()
 
 
+@pytest.mark.slow
 def test_a_job_from_training_to_its_end(job: Job, server: PageServer, tmp_path: Path) -> None:
     with Browser(tmp_path / "profile") as browser:
         browser.open(server.url)

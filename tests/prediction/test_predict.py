@@ -143,6 +143,7 @@ def test_who_has_no_weights_yet(job: tuple[Path, nn.Sequential], tmp_path: Path)
         graphft.predict("nothing-there", {"x": X})
 
 
+@pytest.mark.slow
 def test_the_best_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     held_out = graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
     folder = tmp_path / "job"

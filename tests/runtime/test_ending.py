@@ -141,6 +141,7 @@ def test_a_launch_that_is_interrupted_while_it_starts_counts(
         assert read_ends(tmp_path / "run").launches == count
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_while_the_last_callbacks_are_told_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

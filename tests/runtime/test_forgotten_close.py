@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, Lock, Session
 from graphft.transpiler import Job
@@ -40,6 +42,7 @@ print("through", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_forgets_to_close_anything_ends(
     job: Job, etcd: Etcd, keys: Keys, prefix: str, etcd_server: EmbeddedEtcd, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def fork_server(saved: Path) -> Iterator[ForkServer]:
     made.close()
 
 
+@pytest.mark.slow
 def test_roles_are_forked_and_their_ends_are_told(saved: Path, fork_server: ForkServer) -> None:
     logs = [saved / "logs" / f"trainer-{i}.log" for i in range(2)]
     roles = [fork_server.fork(Order("trainer", i, NOWHERE), log) for i, log in enumerate(logs)]
@@ -69,6 +70,7 @@ def waited(role: Forked) -> Forked:
     return role
 
 
+@pytest.mark.slow
 def test_a_role_is_this_processs_child_and_outlives_the_fork_server(saved: Path, fork_server: ForkServer) -> None:
     role = fork_server.fork(Order("pserver", 0, SILENT), saved / "logs" / "pserver-0.log")
     waited(role)
@@ -85,6 +87,7 @@ def test_a_role_is_this_processs_child_and_outlives_the_fork_server(saved: Path,
     assert role.wait(120) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(saved), SILENT], stdout=subprocess.PIPE, text=True)
     with launcher:
@@ -96,6 +99,7 @@ def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
         until(lambda: all(map(ended, both)))
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_dies_is_passed_over(saved: Path, etcd: Etcd, keys: Keys) -> None:
     """One that dies before it has made a role, and one that is found dead: the roles are started all the same."""
     engine = engine_of(saved)
@@ -117,6 +121,7 @@ def test_a_fork_server_that_dies_is_passed_over(saved: Path, etcd: Etcd, keys: K
     assert first.process.poll() is not None
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
     saved: Path, etcd: Etcd, keys: Keys, tmp_path: Path
 ) -> None:
@@ -138,6 +143,7 @@ def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
     assert not (edited / "logs" / "trainer-0.log").exists()
 
 
+@pytest.mark.slow
 def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path, fork_server: ForkServer) -> None:
     """A role that was forked, and that the launcher does not know, would exist twice."""
     role = waited(fork_server.fork(Order("pserver", 0, SILENT), saved / "logs" / "pserver-0.log"))

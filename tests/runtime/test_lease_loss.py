@@ -119,6 +119,7 @@ def pservers(
             parent.wait()
 
 
+@pytest.mark.slow
 def test_a_daemon_thread_that_dies_takes_the_process_along(pservers: dict[str, Pserver]) -> None:
     """A process whose renewing thread has died must not live on without a lease."""
     pserver = pservers["dies"]
@@ -126,6 +127,7 @@ def test_a_daemon_thread_that_dies_takes_the_process_along(pservers: dict[str, P
     assert "RuntimeError: out of order" in pserver.log
 
 
+@pytest.mark.slow
 def test_a_daemon_thread_that_hangs_is_noticed_by_the_loop(pservers: dict[str, Pserver]) -> None:
     pserver = pservers["hangs"]
     assert pserver.end() == EXIT_LEASE_LOST
@@ -140,6 +142,7 @@ def test_a_revoked_lease_ends_the_process(pservers: dict[str, Pserver]) -> None:
     assert "lease lost" in pserver.log
 
 
+@pytest.mark.slow
 def test_a_process_without_etcd_ends_before_its_lease_can_have(pservers: dict[str, Pserver]) -> None:
     """A process that cannot renew its lease ends itself (75) before the lease can expire."""
     pserver = pservers["frozen"]

@@ -262,6 +262,7 @@ def bits(code: str, **environment: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_onednn_uses_what_the_job_says_whatever_the_environment_does() -> None:
     """One trainer with ONEDNN_MAX_CPU_ISA=AVX2 ended a GELU model with other bits."""
     code = """if True:

@@ -126,6 +126,7 @@ def test_every_json_of_a_job_has_these_keys(
 # -- jobs of this machine ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("soon")
 def test_a_job_that_was_never_begun_stopped_or_is_complete(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
     text = shown(capsys, "status", "--job", saved)

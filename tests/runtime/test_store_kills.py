@@ -47,7 +47,7 @@ def check(store: CheckpointStore, *steps: int) -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["folder", "storage"])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("storage", marks=pytest.mark.slow)])
 def test_at_each_operation(tmp_path: Path, kind: str) -> None:
     (tmp_path / "job.json").touch()
     stores = [opened(tmp_path, kind) for _ in range(SHARDS)]

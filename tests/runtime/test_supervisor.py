@@ -244,6 +244,7 @@ def test_the_lease_of_a_dead_child_is_revoked_at_once(
     etcd.lease_revoke(other)
 
 
+@pytest.mark.slow
 def test_a_lease_is_revoked_when_etcd_is_back(
     supervise: Any, stubs: Stubs, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_disturbed_runs_equal_the_undisturbed_one(mode: str) -> None:
     check(mode, "faults")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_more_seeds(mode: str) -> None:
     lines = simulate("--mode", mode, "--first", "24", "--keep-going", "--scenario", *SEEDS[mode])

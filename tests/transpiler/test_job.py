@@ -137,6 +137,7 @@ def test_a_script_whose_lines_have_moved_makes_the_same_job() -> None:
     assert graphft.transpile(program, chunks=data, batch_size=4, ft=True).hash != made[0].hash
 
 
+@pytest.mark.slow
 def test_hash_is_stable_across_processes(job: Job) -> None:
     code = "import sys; sys.path.insert(0, 'tests/transpiler'); import test_job; print(test_job.job_of().hash)"
     root = Path(__file__).parents[2]

@@ -85,7 +85,7 @@ def test_sync_training_equals_one_process(optimizer: str, trainers: int, clip: o
         assert not torch.equal(value, program.values[name]), f"{name} was not trained"
 
 
-@pytest.mark.parametrize("name", ["mlp", "convnet", "transformer", "tied", "embedding"])
+@pytest.mark.parametrize("name", ["mlp", "convnet", "embedding", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_bits_do_not_depend_on_the_number_of_shards(name: str) -> None:
     case = case_of(name)
     program, data = minimized(case, clip=graphft.ClipByGlobalNorm(0.5)), Data(case, records=30)
@@ -102,6 +102,7 @@ def test_bits_do_not_depend_on_the_number_of_shards(name: str) -> None:
         assert all(torch.equal(other[n], models[0][n]) for n in other)
 
 
+@pytest.mark.slow
 def test_bits_with_slices_of_the_default_size() -> None:
     """One slot: also the bits of one process, whose global norm is summed in the same order."""
     torch.manual_seed(0)
@@ -141,7 +142,7 @@ def one_slot_and_one_process(case: Case, steps: int) -> None:
         assert v.kind is Kind.PARAM or not torch.equal(model[v.name], program.values[v.name])
 
 
-@pytest.mark.parametrize("name", ["convnet", "resnet", "gru", "embedding"])
+@pytest.mark.parametrize("name", ["convnet", "embedding", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_buffers_and_random_numbers_in_one_slot(name: str) -> None:
     one_slot_and_one_process(case_of(name), steps=6)
 

@@ -42,7 +42,7 @@ def run(program: Program, **feed: Tensor) -> dict[str, Any]:
     return graphft.Executor().run(program, feed, program.attrs["extras"])
 
 
-@pytest.mark.parametrize("case", ["convnet", "tied", "transformer", "gpt2"])
+@pytest.mark.parametrize("case", ["convnet", "tied", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_by_default_it_is_what_the_model_returns_in_the_loss(case: str) -> None:
     if case == "gpt2":
         pytest.importorskip("transformers")
