@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -23,6 +24,7 @@ from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.options import LaunchOptions, choose_options
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
+from graphft.runtime.roles import environment
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job
 from tests.support.etcd_servers import pause, resume
@@ -154,7 +156,7 @@ def test_what_starting_again_cannot_mend_ends_with_2(
 def test_what_starting_again_may_mend_does_not_end_with_2(
     job: Job, saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect_module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(environment, "connect_role", functools.partial(connect_module.connect_role, wait=0.2))
     status, err = error_of(RoleSpec("trainer", 0, etcd="127.0.0.1:1"), job, saved, capsys)
     assert (status, "error[etcd-unreachable]" in err) == (EXIT_LEASE_LOST, True), "no failure that a launcher counts"
     status, err = error_of(RoleSpec("trainer", 0), job, saved, capsys)
