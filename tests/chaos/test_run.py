@@ -29,7 +29,7 @@ program = graphft.build(model, lambda model, x, y: ((model(x) - y) ** 2).mean(),
                         inputs={"x": ((None, 8), torch.float32), "y": ((None, 1), torch.float32)})
 graphft.minimize(program, graphft.Adam(lr=1e-2))
 data = graphft.dataset("tests.chaos.looked_at:Products", {"looked": sys.argv[2]}, chunk_size=64)
-options = {"plain": {}, "ft": {"ft": True, "checkpoint_every": 25},
+options = {"plain": {"ft": False}, "ft": {"ft": True, "checkpoint_every": 25},
            "coordinator": {"ft": True, "checkpoint_every": 25, "dispatch": "coordinator", "lease_ttl": 60}}
 job = graphft.transpile(program, trainers=2, pservers=2, sync=True, chunks=data, batch_size=16,
                         passes=16, name="products", **options[sys.argv[1]])
