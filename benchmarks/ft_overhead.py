@@ -31,7 +31,8 @@ from graphft.transpiler import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 AIM = 1.02
-START_SECONDS, WARM_STEPS = 120.0, 200
+START_SECONDS, WARM_SECONDS, WARM_STEPS = 120.0, 15.0, 200
+"""What roles begin with (a keeper of each lease, a while after its start) is over then."""
 ROLES = ("launcher", "etcd", "pserver", "trainer")
 JOBS = {"flights": workloads.flights, "convnet": workloads.convnet, "transformer": workloads.transformer}
 
@@ -68,6 +69,7 @@ class Run:
 
     def _warm_up(self) -> None:
         end = time.monotonic() + START_SECONDS
+        time.sleep(WARM_SECONDS)
         while len(self._times()) < WARM_STEPS:
             if time.monotonic() > end or self.launcher.poll() is not None:
                 raise RuntimeError(f"the job does not run; see {self.folder / 'logs'}")
