@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 CARDINALITIES = (16, 3, 105, 12, 20, 7)
-"""Of the flights' categorical columns: carrier, origin, destination, month, hour, weekday."""
+"""These are the sizes of the flights' categorical columns: carrier, origin, destination, month, hour, weekday."""
 
 
 class Flights(nn.Module):

@@ -32,7 +32,7 @@ from graphft.transpiler import Job
 ROOT = Path(__file__).resolve().parents[1]
 AIM = 1.02
 START_SECONDS, WARM_SECONDS, WARM_STEPS = 120.0, 15.0, 200
-"""What roles begin with (a keeper of each lease, a while after its start) is over then."""
+"""By then each role has started the keeper of its lease."""
 ROLES = ("launcher", "etcd", "pserver", "trainer")
 JOBS = {"flights": workloads.flights, "convnet": workloads.convnet, "transformer": workloads.transformer}
 

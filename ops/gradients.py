@@ -1,4 +1,4 @@
-"""What is done to gradients before they are applied: clipping by value and by global norm, delay compensation.
+"""These ops change gradients before they are applied: clipping by value and global norm, delay compensation.
 
 The global norm is not elementwise, so it is reduced in an order that does not depend on the number of shards:
 each parameter's flat gradient is cut into units of `unit` elements, each unit's squares are summed in float64 by

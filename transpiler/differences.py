@@ -1,4 +1,4 @@
-"""How a job differs from one that was saved, in words that a user knows: options, variables, ops, data, values."""
+"""Says how a job differs from a saved one, in a user's words: options, variables, ops, data, values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's folder says of itself, without its programs: options, the id of the run, and what it is made of.
+"""Reads and writes what a job's folder says of itself, without its programs: options, run, fingerprint.
 
 A run is made where its folder is made: it gets a random id there, which stands in the folder, in etcd and in what its
 processes say to each other. The fingerprint tells a script that is run again from one that was changed in between.

@@ -1,4 +1,4 @@
-"""What a capture refuses, with the user's line, and what it took for granted about sizes.
+"""Refuses what cannot be captured, with the user's line, and keeps what a capture assumed of sizes.
 
 Tensors that would train in eager torch, but are not the model's, would be constants of the program (`refuse_outside`):
 the loss may close over another module, or a model keep layers in a plain list. Gradients do not reach a tensor that is

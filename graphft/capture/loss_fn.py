@@ -1,4 +1,4 @@
-"""What `build` is told of a step: its inputs, and what `loss_fn` takes and returns: the loss, and tensors beside it.
+"""Checks what `build` is told of a step: its inputs, what `loss_fn` takes, and what it returns.
 
 Those of these tensors that are one float are *metrics*: means over the samples of the batch, as the loss is. A job
 records them with the loss. Others (logits, say) can be fetched from an `Executor`; `transpile` refuses them.

@@ -114,7 +114,7 @@ class ProcessLocations:
         self._lease, self._renew_at, self._next = 0, 0.0, 0.0
 
     def publish(self, found: list[Ordered]) -> None:
-        """To be called all the time. Those that etcd does not take are written later."""
+        """Writes the events that etcd did not take so far. It is called all the time."""
         now = time.monotonic()
         if now < self._next or (found == self._told and not (self._lease and now > self._renew_at)):
             return

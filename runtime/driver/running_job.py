@@ -263,7 +263,7 @@ class RunningJob:
             raise self._worker_failed(times)
 
     def _worker_failed(self, what: str) -> WorkerFailed:
-        """With the traceback of the worker that failed last, or the end of its log."""
+        """Adds the traceback of the worker that failed last, or the end of its log."""
         last = max(self._children, key=lambda child: child.died_at)
         what = f"{last.death}; {what}"
         began = time.time() - (time.monotonic() - last.died_started)

@@ -1,4 +1,4 @@
-"""What the commands need that print how another machine runs a saved job, or a script: templates, and checks.
+"""Fills in the templates of commands that print how another machine runs a saved job, or a script.
 
 A template is a file beside the code that a person can read and copy, filled in line by line. `{{name}}` stands for a
 value. A line that is nothing but a placeholder stands for the lines of its value, indented as it is. A line that ends

@@ -1,4 +1,4 @@
-"""What the values of tensors are, in words: not finite, and between which whole numbers."""
+"""Describes the values of tensors in words: not finite, and between which whole numbers."""
 
 from __future__ import annotations
 

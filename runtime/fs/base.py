@@ -1,4 +1,4 @@
-"""What a checkpoint needs of a file system."""
+"""Declares what a checkpoint needs of a file system."""
 
 from __future__ import annotations
 

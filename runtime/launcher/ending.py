@@ -1,4 +1,4 @@
-"""What a launcher tells the person who started it, and how a launch ends that is interrupted."""
+"""Tells the person who started a launch how it ends, also when it is interrupted."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class FolderStatus:
 
     @property
     def why(self) -> str:
-        """Why it failed, on one line, without what may be done about it."""
+        """Returns why it failed, on one line, without the remedy."""
         return self.failure.split("\nhelp: ", 1)[0].replace("\n", " ")
 
     @property

@@ -32,7 +32,7 @@ _ELSEWHERE["resume"] = "leave it out: an unfinished run of the same job always g
 
 
 class Counts(NamedTuple):
-    """How many processes of each role a launcher starts."""
+    """Holds how many processes of each role a launcher starts."""
 
     trainers: int
     pservers: int

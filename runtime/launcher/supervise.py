@@ -1,4 +1,4 @@
-"""From the start of a job's processes to its end: they are looked after, and so are its status and its etcd."""
+"""Looks after a job's processes, its status and its etcd, from their start to the end."""
 
 from __future__ import annotations
 

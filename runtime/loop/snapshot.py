@@ -1,4 +1,4 @@
-"""Where a loop is, and the state of its objects at one moment: as it is saved, and as it is loaded again."""
+"""Takes, and loads again, the state of a loop's objects at one moment, and where the loop is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ optimizers and the names of their parameters, where a module that was saved has 
 
 @dataclass
 class TrainStatus:
-    """How far a loop has come; of the design "Fault tolerance for sync training", and what it left for later.
+    """Says how far a loop has come, as in the design "Fault tolerance for sync training", and more.
 
         status = graphft.load_check_point(state, path) or graphft.TrainStatus()
         for epoch in range(status.next(), epochs):

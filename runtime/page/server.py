@@ -59,7 +59,7 @@ class Site(Protocol):
         """Returns the one job, of a page that is of one."""
 
     def briefs(self) -> list[dict[str, Any]]:
-        """Of several: returns what a list shows of each, with its `link`."""
+        """Returns what a list of several jobs shows of each, with its `link`."""
 
     def job(self, link: str) -> JobPage | None:
         """Returns None if there is no such job."""

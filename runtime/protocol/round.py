@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a slot gives to a step: its number of samples, a payload per bucket, and the values that it reports."""
+    """Holds what a slot gives to a step: its number of samples, a payload per bucket, and the values it reports."""
 
     slot: int
     samples: int

@@ -1,4 +1,4 @@
-"""Where a job's time went: each second since its run began belongs to exactly one category.
+"""Accounts for a job's time: each second since its run began belongs to exactly one category.
 
     ledger = TimeLedger(began)
     ledger.step(seen, now)      # at each look at the job, some times a second

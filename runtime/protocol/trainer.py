@@ -20,7 +20,7 @@ LOOK_SECONDS = 1.0
 
 
 class Silence:
-    """How long each shard has owed an answer. `over` may be called from any thread."""
+    """Measures how long each shard has owed an answer. `over` may be called from any thread."""
 
     def __init__(self, shards: int) -> None:
         self._open = [False] * shards

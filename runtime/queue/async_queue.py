@@ -16,7 +16,7 @@ from graphft.runtime.queue.chunk_queue import Claim, OpenQueue, Pace, TrainerQue
 
 
 class Ledgers(Protocol):
-    """What the queue needs of a trainer's side of the data plane, which knows what the shards have of the chunks."""
+    """Declares what the queue needs of a trainer's data plane, which knows what the shards have of the chunks."""
 
     def took(self, key: ChunkKey, batches: int, discarded: frozenset[int]) -> None: ...
     def dropped(self, key: ChunkKey) -> None: ...

@@ -1,4 +1,4 @@
-"""What becomes of a step's loss and metrics: they are checked, and told to shard 0."""
+"""These passes have a step's loss and metrics checked, and told to shard 0."""
 
 from __future__ import annotations
 
