@@ -166,7 +166,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
 
 def _folder_of(job: str) -> Path:
     """Returns that of the newest run of a job that is given by its folder, its name, or the URL of its storage."""
-    from graphft.runtime.coordination.job_storage import local_folder
+    from graphft.runtime.coordination.job_files import local_folder
     from graphft.runtime.coordination.runs import find_run
 
     return local_folder(find_run(job))
@@ -225,7 +225,7 @@ def _take_hosts(options: argparse.Namespace) -> None:
 
 
 def _start(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.job_storage import is_published, publish
+    from graphft.runtime.coordination.job_files import is_published, publish
     from graphft.runtime.roles.health import Attendance
 
     attendance = Attendance(options.health, options.stay, options.leave_status)  # from before torch is loaded
@@ -257,7 +257,7 @@ def _forget(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.job_storage import local_folder
+    from graphft.runtime.coordination.job_files import local_folder
     from graphft.runtime.coordination.runs import JOBS, run_in
 
     found = run_in(options.path.rstrip("/")) or run_in(str(JOBS / options.path)) or options.path

@@ -19,7 +19,7 @@ from graphft.runtime.checkpoint.versioned_store import (
     VersionedStore,
     storage,
 )
-from graphft.runtime.coordination.job_storage import check_launcher, storage_of
+from graphft.runtime.coordination.job_files import check_launcher, url_of
 from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.transpiler.record import RECORD
 
@@ -172,7 +172,7 @@ class CheckpointStore(VersionedStore):
 
 def checkpoints_of(job_dir: Path, shard: int | None = None) -> CheckpointStore:
     """Returns the checkpoints of the job in this folder; `shard`: async, those of one shard."""
-    url = storage_of(job_dir)
+    url = url_of(job_dir)
     if not url:
         return CheckpointStore(job_dir / FOLDER, shard)
     fs, path = file_system(url)

@@ -18,7 +18,7 @@ from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.manifest import DECIDED, MADE, VALIDATE, Manifest, Part, made, recorded, skipped_in
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.event_log import Events
-from graphft.runtime.coordination.job_storage import MODEL, check_launcher, publish_result, storage_of
+from graphft.runtime.coordination.job_files import MODEL, check_launcher, publish_result, url_of
 from graphft.runtime.coordination.records import Committed, Failure, Validating, decode
 from graphft.runtime.coordination.result_files import discarded_of, take_validations, write_discarded
 from graphft.runtime.coordination.run_record import tell_failed
@@ -368,7 +368,7 @@ class Saver:
             self._finishing = False
             return
         write_discarded(self.job_dir, discarded_of(self.job.config, read_discards(commits.etcd, commits.keys)))
-        model, stored = self.job_dir / MODEL, bool(storage_of(self.job_dir))
+        model, stored = self.job_dir / MODEL, bool(url_of(self.job_dir))
         lost = _lost(shards, [self.job.pserver_program(i).values for i in range(commits.shards)])
         pending = self.job_dir / f".{MODEL}" if stored else model  # the model says that the job is complete
         write_tensors(pending, assemble(self.job.trainer_program(), shards), lost)

@@ -14,7 +14,7 @@ import msgspec
 
 from graphft.disk.fileio import read_regular, write_atomically
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.coordination.job_storage import is_complete
+from graphft.runtime.coordination.job_files import is_complete
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.etcd.client import open_etcd

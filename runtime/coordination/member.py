@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -139,8 +138,6 @@ class Member:
         return view
 
     def close(self) -> None:
-        with contextlib.suppress(GraphftError):  # another run has the name now
-            self.events.again(at_once=True)
         self.watcher.close()
         if self.session is not None:
             self.session.close()

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.coordination.job_storage import (
+from graphft.runtime.coordination.job_files import (
     JOBS,
     MODEL,
     RUNS,
@@ -35,7 +35,7 @@ from graphft.runtime.coordination.job_storage import (
     local_place,
     reading,
     size_at,
-    storage_of,
+    url_of,
 )
 from graphft.runtime.fs import file_system
 from graphft.transpiler.record import RECORD, read_record
@@ -131,7 +131,7 @@ def copy_of(url: str) -> Path:
     """Returns the folder in ./jobs that has a copy of the run in this storage; else a copy of its record, for as long
     as this command runs: no launch takes that for a run."""
     here = local_place(url)
-    if (here / RECORD).exists() and storage_of(here) == url:
+    if (here / RECORD).exists() and url_of(here) == url:
         return local_folder(url)
     scratch = tempfile.mkdtemp(prefix="graphft-")
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)

@@ -13,7 +13,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.event_log import read_events
-from graphft.runtime.coordination.job_storage import take_storage
+from graphft.runtime.coordination.job_files import take_storage
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event, PassMetrics

@@ -23,7 +23,7 @@ from graphft.errors import GraphftError, UsageError, without_traceback
 from graphft.ir import Program
 from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.runner import CallbackRunner
-from graphft.runtime.coordination.job_storage import storage_of
+from graphft.runtime.coordination.job_files import url_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.result_files import note_validation
 from graphft.runtime.driver import state as states
@@ -149,7 +149,7 @@ class Trainer:
     def storage(self) -> str:
         """The URL of the run's storage, which other machines reach, too; without one the path of its folder. What a
         script keeps of a run for the next script belongs there: `f"{trainer.storage}/best"`."""
-        return storage_of(self.job_dir) or str(self.job_dir)
+        return url_of(self.job_dir) or str(self.job_dir)
 
     @property
     def epoch(self) -> int:

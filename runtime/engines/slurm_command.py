@@ -53,7 +53,7 @@ def _slurm(options: argparse.Namespace) -> int:
 
 
 def _of_job(options: argparse.Namespace) -> dict[str, str]:
-    from graphft.runtime.coordination.job_storage import is_url, storage_of
+    from graphft.runtime.coordination.job_files import is_url, url_of
     from graphft.runtime.coordination.run_record import check_asked_for
     from graphft.runtime.coordination.runs import find_folder
     from graphft.transpiler import read_record
@@ -64,7 +64,7 @@ def _of_job(options: argparse.Namespace) -> dict[str, str]:
     record = read_record(folder)
     check_asked_for(record.config, options.job, "print the batch script of that script: graphft slurm SCRIPT.py")
     check_gpus("--gpus-per-trainer", options.gpus_per_trainer, record.config)
-    stored = storage_of(folder)
+    stored = url_of(folder)
     if options.join and stored and not options.etcd:
         raise UsageError(
             f"the job is in {stored}: its nodes have no common folder that says where its etcd is",

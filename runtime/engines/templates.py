@@ -89,7 +89,7 @@ def words(text: str) -> list[str]:
 def tell_idle(job: str, record: JobRecord) -> None:
     """Prints on stderr that a job has nothing left to do, and which data and sources lie on this machine."""
     from graphft.data import Reference
-    from graphft.runtime.coordination.job_storage import is_complete, is_complete_at, is_url
+    from graphft.runtime.coordination.job_files import is_complete, is_complete_at, is_url
 
     notes = []
     if is_complete_at(job.rstrip("/")) if is_url(job) else is_complete(Path(job)):

@@ -21,7 +21,7 @@ from graphft.runtime.checkpoint.versioned_store import (
     DeletedCheckpoint,
     VersionedStore,
 )
-from graphft.runtime.coordination.job_storage import MODEL
+from graphft.runtime.coordination.job_files import MODEL
 from graphft.runtime.interchange.training_state import LOOKS, job_folder
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.loop.check_points import CheckPoints

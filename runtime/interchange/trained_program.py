@@ -24,7 +24,7 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Kind, Program
 from graphft.ir.literals import dtype_of, evaluate, names_in
 from graphft.ir.storage import load_program
-from graphft.runtime.coordination.job_storage import MODEL, is_url, storage_of
+from graphft.runtime.coordination.job_files import MODEL, is_url, url_of
 from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.execute.lowering import lower
 from graphft.runtime.interchange.training_state import job_folder
@@ -73,7 +73,7 @@ def read_trained(
                 f"{source} holds no job", rule="job-directory", help="give the folder or the storage of a job"
             )
         complete = weights is not None or (folder / MODEL).exists()
-        url = os.fspath(source).rstrip("/") if is_url(source) else "" if complete else storage_of(folder)
+        url = os.fspath(source).rstrip("/") if is_url(source) else "" if complete else url_of(folder)
         return _trained(folder, url, step, weights)
 
 

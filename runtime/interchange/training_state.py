@@ -24,7 +24,7 @@ from graphft.optim.optimizers import OPTIMIZERS, SCALAR_STATE, SGD, Optimizer
 from graphft.runtime.checkpoint.manifest import is_directory
 from graphft.runtime.checkpoint.reshard import whole_variables
 from graphft.runtime.checkpoint.store import checkpoints_of
-from graphft.runtime.coordination.job_storage import fetch, is_url, stored_run
+from graphft.runtime.coordination.job_files import fetch, is_url, stored_run
 from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import file_system
 from graphft.runtime.interchange.distributed import METADATA, local_path, read_distributed

@@ -22,7 +22,7 @@ from graphft.disk.fileio import write_atomically
 from graphft.disk.tensor_file import read_tensors, write_tensors
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.manifest import is_directory
-from graphft.runtime.coordination.job_storage import MODEL, download_result, is_url
+from graphft.runtime.coordination.job_files import MODEL, download_result, is_url
 from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.runtime.interchange.distributed import METADATA, local_path, read_distributed

@@ -9,17 +9,24 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphft.disk.fileio import remove_folder, size_in_words
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.store import FOLDER
+from graphft.runtime.coordination.job_files import RUNS, url_of
+from graphft.runtime.coordination.runs import find_folder, run_at, run_in, run_numbers
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.etcd.channel import parse_endpoint
+from graphft.runtime.etcd.embedded import cache_dir, find_etcd, install_etcd, version_of
+from graphft.runtime.launcher.folder_status import FolderStatus, list_folders, look_at
+from graphft.runtime.launcher.page_command import serve_page
+from graphft.runtime.launcher.run_list import disk_bytes
+from graphft.runtime.launcher.supervise import EtcdKeeper
+from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.interrupts import Asked
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 from graphft.transpiler.record import RECORD
-
-if TYPE_CHECKING:
-    from graphft.runtime.launcher.folder_status import FolderStatus
 
 LOOK_SECONDS = 0.5
 ETCD = "etcd"
@@ -51,7 +58,7 @@ def add_parsers(commands: Any) -> None:
     page = commands.add_parser("page", help="serve a page that shows a job, whether it runs or not")
     page.add_argument("--job", default="", help="the job's name or folder, or the URL of its storage (default: all)")
     page.add_argument("--port", type=port, default=0, help="on 127.0.0.1 (default: a free one)")
-    page.set_defaults(command=_page)
+    page.set_defaults(command=serve_page)
 
 
 def port(text: str) -> int:
@@ -62,18 +69,10 @@ def port(text: str) -> int:
     return number
 
 
-def _page(options: argparse.Namespace) -> int:
-    from graphft.runtime.launcher.page_command import serve_page
-
-    return serve_page(options)
-
-
 # -- etcd -------------------------------------------------------------------------------------------------------------
 
 
 def _etcd(options: argparse.Namespace) -> int:
-    from graphft.runtime.etcd.embedded import cache_dir, find_etcd, install_etcd, version_of
-
     for option, of in (("to", "install"), ("data", "serve"), ("listen", "serve")):
         if getattr(options, option) is not None and not getattr(options, of):
             raise UsageError(f"--{option} is for --{of}", rule="usage", help="give both, or neither")
@@ -86,10 +85,6 @@ def _etcd(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     """Prints the endpoint, alone, once it answers: a script reads it there."""
-    from graphft.runtime.etcd import EmbeddedEtcd
-    from graphft.runtime.etcd.channel import parse_endpoint
-    from graphft.runtime.launcher.supervise import EtcdKeeper
-
     if options.install or options.data is None:
         raise UsageError("--serve goes with --data, without --install", rule="usage", help="name a folder: --data DIR")
     listen = options.listen or "127.0.0.1"
@@ -120,9 +115,6 @@ def _address(host: str) -> str:
 
 def _clean(options: argparse.Namespace) -> int:
     """Tells of each folder that it deletes. Raises UsageError for a job that is named and is not to be cleaned."""
-    from graphft.runtime.coordination.runs import RUNS, find_folder
-    from graphft.runtime.launcher.folder_status import list_folders, look_at
-
     named = [look_at(find_folder(name)) for name in options.job]
     for status in named:
         _check(status, options.checkpoints)
@@ -155,17 +147,13 @@ def _check(status: FolderStatus, checkpoints: bool) -> None:
 
 
 def _needless(run: Path, checkpoints: bool) -> Iterator[Path]:
-    from graphft.runtime.coordination.job_storage import storage_of
-
-    if checkpoints and (url := storage_of(run)):
+    if checkpoints and (url := url_of(run)):
         print(f"{run}: what is in {url} stays")
     names = (ETCD, FOLDER) if checkpoints else (ETCD,)
     return (run / name for name in names if (run / name).is_dir())
 
 
 def _old_runs(job: Path) -> list[Path]:
-    from graphft.runtime.coordination.runs import run_at, run_in, run_numbers
-
     kept = {run_in(str(job)), run_in(str(job), complete=True)}
     runs = [run_at(str(job), number) for number in run_numbers(job)]
     return [Path(run) for run in runs if run not in kept and Path(run, RECORD).exists()]
@@ -173,9 +161,6 @@ def _old_runs(job: Path) -> list[Path]:
 
 def _delete(path: Path, run: Path, dry_run: bool) -> int:
     """Returns the bytes. Raises GraphftError[job-running] if a process works in the run's folder, and OSError."""
-    from graphft.runtime.launcher.run_list import disk_bytes
-    from graphft.runtime.process.folder_lock import locked
-
     with locked(run):
         size = disk_bytes(path)
         if not dry_run:

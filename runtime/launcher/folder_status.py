@@ -14,7 +14,7 @@ from graphft.runtime.checkpoint.manifest import lost_so_far
 from graphft.runtime.checkpoint.store import checkpoints_of, saved_step
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
 from graphft.runtime.coordination.connect import EtcdNote, connect, read_note
-from graphft.runtime.coordination.job_storage import JOBS, MODEL, is_complete, storage_of
+from graphft.runtime.coordination.job_files import JOBS, MODEL, is_complete, url_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.coordination.runs import run_folders
@@ -92,7 +92,7 @@ class FolderStatus:
     def model(self) -> str:
         """Of a complete job: here, or in its storage, if another machine completed it."""
         here = self.folder / MODEL
-        return str(here) if here.exists() or not (url := storage_of(self.folder)) else f"{url}/{MODEL}"
+        return str(here) if here.exists() or not (url := url_of(self.folder)) else f"{url}/{MODEL}"
 
     @property
     def why(self) -> str:
@@ -207,7 +207,7 @@ def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
 def _lost_checkpoints(folder: Path, saved: int | None) -> tuple[str, ...]:
     lost = lost_checkpoints(folder, saved)
     if lost and saved is None:
-        return (f"its checkpoints in {storage_of(folder) or folder / 'checkpoints'} {lost}: is that mounted?",)
+        return (f"its checkpoints in {url_of(folder) or folder / 'checkpoints'} {lost}: is that mounted?",)
     return (f"its checkpoints {lost}: bring them back, its script trains nothing before",) if lost else ()
 
 

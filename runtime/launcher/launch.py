@@ -19,12 +19,11 @@ from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.callbacks.runner import CURSOR
 from graphft.runtime.checkpoint.store import saved_step
 from graphft.runtime.coordination.connect import NOTE, WAIT_SECONDS, check_note, connect, read_note, write_endpoints
-from graphft.runtime.coordination.job_storage import (
+from graphft.runtime.coordination.job_files import (
     MODEL,
     StorageFence,
     delete_entries,
     fetch_result,
-    forget_launcher,
     is_complete,
     publish,
     take_storage,
@@ -248,7 +247,7 @@ def launch_run(
             stack.enter_context(locked(path, wait if options.wait else None, look=driver))
             if waited and is_complete(path):
                 return completed(f"{path} was completed by {waited}")
-        forget_launcher(path) if shared else take_storage(path)
+        take_storage(path, shared)
         tell(folder.describe(config))
         launch = _Launch(job, path, options, stack, driver)
         if page is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from graphft.errors import GraphftError, UsageError, plain_text
-from graphft.runtime.coordination.job_storage import JOBS, RUNS, is_complete, is_url
+from graphft.runtime.coordination.job_files import JOBS, RUNS, is_complete, is_url
 from graphft.runtime.coordination.runs import find_folder, run_folders
 from graphft.runtime.launcher.ending import tell
 from graphft.runtime.launcher.folder_status import ask, list_folders, look_at, note_of

@@ -11,7 +11,7 @@ import numpy as np
 
 from graphft.disk.fileio import tensor_file_metadata
 from graphft.runtime.checkpoint.store import saved_step
-from graphft.runtime.coordination.job_storage import MODEL
+from graphft.runtime.coordination.job_files import MODEL
 from graphft.runtime.coordination.result_files import Discarded, describe_discarded, read_discarded, read_validations
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.metric_table import Rows, read_rows, rows_or_why

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.callbacks.runner import CURSOR, Cursor
 from graphft.runtime.checkpoint.store import saved_step
-from graphft.runtime.coordination.job_storage import (
+from graphft.runtime.coordination.job_files import (
     JOBS,
-    begun_in_storage,
     fetch,
+    has_remote_checkpoints,
     is_complete,
     publish,
-    storage_of,
     stored_run,
+    url_of,
 )
 from graphft.runtime.coordination.result_files import VALIDATIONS
 from graphft.runtime.coordination.runs import copy_of, link_newest, run_at, run_numbers
@@ -63,7 +63,7 @@ class RunFolder:
         if self.carried:
             return f"going on {self.carried} in {self.path}"
         if not begun(self.path):
-            return f"new run in {self.path}" + (f", storage {url}" if (url := storage_of(self.path)) else "")
+            return f"new run in {self.path}" + (f", storage {url}" if (url := url_of(self.path)) else "")
         if not config.ft:
             return f"beginning {self.path} anew: without fault tolerance (ft=False) no run can be resumed"
         step = saved_step(self.path, config)
@@ -84,7 +84,7 @@ def begun(path: Path) -> bool:
     """Returns True if a process of the run in this folder was ever started: the folder may only have been saved, or
     copied from the job's storage. Raises GraphftError[storage]."""
     logs = any(not log.name.startswith(_BATCH_LOGS) for log in (path / "logs").glob("*.log"))
-    return logs or any((path / name).exists() for name in _TRACES) or begun_in_storage(path)
+    return logs or any((path / name).exists() for name in _TRACES) or has_remote_checkpoints(path)
 
 
 def open_run(job: Job, wanted: str = "", *, fresh: bool = False) -> RunFolder:
@@ -163,7 +163,7 @@ def _newest(job: Job, wanted: str) -> tuple[int, Path, bool]:
 
 def _copy(url: str, path: Path) -> bool:
     """Makes the folder a copy of what the storage holds, if it is empty. Returns whether it did."""
-    if not url or ((path / "job.json").exists() and storage_of(path) != url):
+    if not url or ((path / "job.json").exists() and url_of(path) != url):
         return False
     return bool(stored_run(url)) and fetch(url, path)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphft.errors import GraphftError, UsageError, plain_text
-from graphft.runtime.coordination.job_storage import is_url
+from graphft.runtime.coordination.job_files import is_url
 from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.coordination.runs import run_at, run_numbers
 from graphft.runtime.launcher.folder_status import FolderStatus, list_folders, look_if_there
@@ -22,52 +21,31 @@ from graphft.transpiler.record import RECORD, read_record
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run that was found. `config`: None if it cannot be read. `validated`: of each metric (epoch from 1, value)."""
+    """A run that was found. `best`: its best value by `criterion`, and the epoch (from 1)."""
 
     status: FolderStatus
-    config: JobConfig | None
     bytes: int
     ends: ProcessEnds
     last_loss: float | None = None
-    validated: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+    criterion: Criterion = field(default_factory=Criterion)
+    best: tuple[float, int] | None = None
     unread: str = ""
-    """Why its metrics cannot be read."""
 
     @property
     def loss(self) -> float | None:
-        """Of a job that runs, what its trainers told last; else of the last step that is recorded."""
         return self.last_loss if self.status.loss is None else self.status.loss
-
-    def criterion(self, wanted: Criterion | None) -> Criterion:
-        """Returns by what its best value is told: `wanted`, or as the job keeps its best model, or the loss."""
-        validate = self.config.validate if self.config is not None else None
-        return wanted or (validate.best if validate is not None else None) or Criterion()
-
-    def best(self, wanted: Criterion | None) -> tuple[float, int] | None:
-        """Returns the best value of its validations, and the epoch; None where there is no value of that metric."""
-        criterion = self.criterion(wanted)
-        sign = 1 if criterion.mode == "min" else -1
-        values = self.validated.get(criterion.metric, ())
-        value, epoch = min(((sign * v, epoch) for epoch, v in values if not math.isnan(v)), default=(0.0, 0))
-        return (sign * value, epoch) if epoch else None
-
-    def goodness(self, wanted: Criterion | None) -> float:
-        """Returns what is larger of a better run."""
-        best = self.best(wanted)
-        sign = 1 if self.criterion(wanted).mode == "max" else -1
-        return -math.inf if best is None else sign * best[0]
 
     def remarks(self) -> list[str]:
         """Returns what is told below a table."""
         return [*self.status.remarks(), *filter(None, (plain_text(self.unread),))]
 
-    def to_json(self, wanted: Criterion | None) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Returns what `graphft status --json` has of a job that does not run, and more."""
-        best, criterion = self.best(wanted), self.criterion(wanted)
-        found = None if best is None else {"value": best[0], "pass": best[1]}
+        found = None if self.best is None else {"value": self.best[0], "pass": self.best[1]}
+        by = {"metric": self.criterion.metric, "mode": self.criterion.mode}
         return self.status.to_json() | {
             "last_loss": self.loss,
-            "best": {"metric": criterion.metric, "mode": criterion.mode} | found if found is not None else None,
+            "best": by | found if found is not None else None,
             "unread": plain_text(self.unread),
             "bytes": self.bytes,
             "launches": self.ends.launches,
@@ -106,15 +84,22 @@ def read_run(status: FolderStatus) -> ListedRun:
     try:
         config = read_record(folder).config
     except GraphftError:
-        return ListedRun(status, None, size, ends)
-    (rows, why), plan, validated = rows_or_why(folder), config.plan, dict[str, list[tuple[int, float]]]()
-    for row in read_validations(folder).values():
-        epoch = row.epoch + (row.step not in plan.start_steps)  # within an epoch: of that one
-        for name, value in row.metrics.items():
-            validated.setdefault(name, []).append((epoch, value))
+        return ListedRun(status, size, ends)
+    rows, why = rows_or_why(folder)
     _, known = rows.known()
     last = float(known.values("loss")[-1]) if len(known) else None
-    return ListedRun(status, config, size, ends, last, validated, why)
+    criterion = (config.validate.best if config.validate is not None else None) or Criterion()
+    return ListedRun(status, size, ends, last, criterion, _best(folder, config, criterion), why)
+
+
+def _best(folder: Path, config: JobConfig, criterion: Criterion) -> tuple[float, int] | None:
+    sign, starts = 1 if criterion.mode == "min" else -1, config.plan.start_steps
+    values = [
+        (sign * row.metrics[criterion.metric], row.epoch + (row.step not in starts))  # within an epoch: of that one
+        for row in read_validations(folder).values()
+        if not math.isnan(row.metrics.get(criterion.metric, math.nan))
+    ]
+    return (sign * min(values)[0], min(values)[1]) if values else None
 
 
 def disk_bytes(path: Path) -> int:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from graphft.errors import GraphftError, UsageError, describe, plain_text
+from graphft.errors import UsageError, describe, plain_text
 from graphft.runtime.coordination.event_log import Events, ProcessLocations
-from graphft.runtime.coordination.job_storage import has_model
+from graphft.runtime.coordination.job_files import has_model
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Ordered
@@ -145,7 +145,6 @@ class Supervisor:
             if child.restart_at is not None and time.monotonic() >= child.restart_at:
                 self._start(child)
         self._revoker.step()
-        self.events.again()
         there = [c.process for c in self.children.values() if c.process is not None and c.alive]
         self._locations.publish([Ordered(p.order.role, p.order.index, p.place, p.pid) for p in there if p.place])
         self._make_room()
@@ -227,8 +226,6 @@ class Supervisor:
                 time.sleep(REVOKE_EVERY_SECONDS)
             if time.monotonic() > end:  # etcd does not answer
                 break
-        with contextlib.suppress(GraphftError):  # another run has the name now
-            self.events.again(at_once=True)
 
     def close(self) -> None:
         self.stop(grace=2.0)

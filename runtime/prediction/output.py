@@ -24,7 +24,7 @@ from graphft.disk.fileio import fsync, make_folder, scratch_folder
 from graphft.disk.tensor_file import write_tensors
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
-from graphft.runtime.coordination.job_storage import is_url
+from graphft.runtime.coordination.job_files import is_url
 from graphft.runtime.coordination.runs import find_folder
 from graphft.runtime.prediction.predict import Prediction, collected
 

@@ -29,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def replay(options: argparse.Namespace) -> int:
     """Prints to stdout, and its progress to stderr."""
-    from graphft.runtime.coordination.job_storage import local_folder
+    from graphft.runtime.coordination.job_files import local_folder
     from graphft.runtime.coordination.runs import find_run
     from graphft.runtime.data import open_reader
     from graphft.runtime.execute.determinism import enforce

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.connect import JobEnded, check_note, connect_role, note_etcd, write_endpoints
-from graphft.runtime.coordination.job_storage import JOBS, fetch, is_complete, publish, stored_run, take_storage
+from graphft.runtime.coordination.job_files import JOBS, fetch, is_complete, publish, stored_run, take_storage
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import make_way, start_etcd
 from graphft.runtime.coordination.runs import run_at, run_in

@@ -22,7 +22,7 @@ from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import UsageError
-from graphft.runtime.coordination.job_storage import is_complete
+from graphft.runtime.coordination.job_files import is_complete
 from graphft.runtime.process.interrupts import Asked
 from graphft.runtime.process.role_process import EXIT_OK, end_by
 

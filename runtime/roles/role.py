@@ -78,7 +78,6 @@ class DaemonBlock:
         while not self.end.closing.is_set():
             try:
                 run(ctx, ctx.scope)
-                member.events.again()
             except LeaseLost as error:
                 self.end.lease_lost(error)
             except TransientEtcdError as error:

@@ -14,7 +14,7 @@ import msgspec
 from graphft.errors import GraphftError, UsageError
 from graphft.ops.context import SessionPort
 from graphft.runtime.coordination.connect import JobEnded
-from graphft.runtime.coordination.job_storage import has_model
+from graphft.runtime.coordination.job_files import has_model
 from graphft.runtime.coordination.job_view import out_of_reach, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member

@@ -22,7 +22,7 @@ from graphft.disk.fileio import read_regular, write_atomically
 from graphft.disk.sealed_json import seal, unseal
 from graphft.errors import describe
 from graphft.runtime.checkpoint.versioned_store import storage
-from graphft.runtime.coordination.job_storage import storage_of
+from graphft.runtime.coordination.job_files import url_of
 from graphft.runtime.fs import file_system
 from graphft.transpiler.criteria import Mode
 
@@ -54,7 +54,7 @@ class BestModels:
     """The models of one run. Raises StorageUnavailable where files cannot be written."""
 
     def __init__(self, job_dir: Path, mode: Mode) -> None:
-        self.folder, self.mode, url = job_dir / FOLDER, mode, storage_of(job_dir)
+        self.folder, self.mode, url = job_dir / FOLDER, mode, url_of(job_dir)
         fs, path = file_system(url) if url else (None, "")
         self._fs, self._path = fs, posixpath.join(path, FOLDER)
 

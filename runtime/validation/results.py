@@ -24,7 +24,7 @@ from graphft.errors import GraphftError, describe
 from graphft.ir import Program
 from graphft.reducers import all_name
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, storage
-from graphft.runtime.coordination.job_storage import ENTRIES, delete_entries, storage_of
+from graphft.runtime.coordination.job_files import ENTRIES, delete_entries, url_of
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.execute.lowering import lower
 from graphft.runtime.fs import file_system
@@ -82,7 +82,7 @@ class Entries:
     def __init__(self, job_dir: Path, step: int, of: Validating) -> None:
         name = f"{ENTRIES}/{step:08d}.g{of.generation}"
         self._job_dir, self._name = job_dir, name
-        self._folder, url = job_dir / name, storage_of(job_dir)
+        self._folder, url = job_dir / name, url_of(job_dir)
         fs, path = file_system(url) if url else (None, "")
         self._fs, self._path = fs, posixpath.join(path, name)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from graphft.errors import UsageError
-from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.coordination.job_files import publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import read_status
 from graphft.runtime.engines.base import EngineError, Order, Run

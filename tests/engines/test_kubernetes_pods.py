@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.job_storage import fetch, publish
+from graphft.runtime.coordination.job_files import fetch, publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd.client import open_etcd

@@ -15,7 +15,7 @@ from torch import Tensor
 from graphft import ir, read_weights
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.cli import main
-from graphft.runtime.coordination.job_storage import fetch, publish
+from graphft.runtime.coordination.job_files import fetch, publish
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.roles import environment

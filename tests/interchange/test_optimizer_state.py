@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.coordination.job_files import publish
 from graphft.runtime.interchange.training_state import read_optimizer, read_training
 from tests.interchange import test_job_state
 from tests.interchange.test_reshard import begin_in, states

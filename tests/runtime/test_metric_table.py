@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import graphft
-from graphft.runtime.coordination.job_storage import (
+from graphft.runtime.coordination.job_files import (
     fetch,
     fetch_metrics,
     fetch_result,

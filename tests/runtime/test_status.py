@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +24,7 @@ from graphft.runtime.coordination.records import (
 )
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, count_queue, read_status
-from graphft.runtime.etcd import Etcd, EtcdUnreachable
+from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.display import format_line, render
 from graphft.runtime.protocol.task_pass import TaskCounts
 from graphft.transpiler import Job
@@ -184,31 +183,7 @@ def test_an_event_that_etcd_does_not_take_hurts_nobody(caplog: pytest.LogCapture
     with Etcd(["127.0.0.1:1"]) as etcd, caplog.at_level("INFO", logger="graphft"):
         Events(etcd, Keys("job"), "trainer 0").emit("takeover", "took over slot 2")
     assert "took over slot 2" in caplog.text
-    assert "1 events not recorded in etcd so far" in caplog.text
-
-
-def test_an_event_that_etcd_has_not_taken_is_recorded_later(
-    etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was lost where etcd did not answer for a second."""
-    events, put, taken = Events(etcd, keys, "trainer 0"), etcd.put, False
-
-    def away(*arguments: Any, **options: Any) -> Any:
-        if taken:
-            put(*arguments, **options)
-        raise EtcdUnreachable("no answer", rule="etcd-unreachable", help="")
-
-    monkeypatch.setattr(etcd, "put", away)
-    events.emit("died", "first")
-    events.again()
-    taken = True
-    events.emit("died", "second")
-    monkeypatch.undo()
-    events.again()
-    assert [event.text for _, event in read_events(etcd, keys)] == ["first"], "asked again too early"
-    events.again(at_once=True)
-    events.emit("died", "third")
-    assert [event.text for _, event in read_events(etcd, keys)] == ["first", "second", "third"]
+    assert "event not recorded in etcd" in caplog.text
 
 
 def test_where_processes_are_and_what_they_wait_for(etcd: Etcd, keys: Keys, job: Job) -> None:

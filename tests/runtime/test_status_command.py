@@ -15,7 +15,7 @@ import pytest
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.event_log import Events
-from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.coordination.job_files import publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration, ShardStatus, TrainerStatus
 from graphft.runtime.coordination.result_files import Discarded, write_discarded

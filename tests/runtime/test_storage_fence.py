@@ -7,35 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from graphft.runtime.coordination import job_storage
-from graphft.runtime.coordination.job_storage import (
-    StorageFence,
-    check_launcher,
-    forget_launcher,
-    other_launcher,
-    take_storage,
-)
+from graphft.runtime.coordination import job_files
+from graphft.runtime.coordination.job_files import StorageFence, check_launcher, take_storage
 from graphft.transpiler.record import MARKER
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    path = tmp_path / "storage"
-    path.mkdir()
-    (path / "job.json").touch()
-    return path
-
-
-def machine(place: Path, name: str) -> Path:
-    """A copy of the job's folder."""
-    folder = place.parent / name
-    folder.mkdir(exist_ok=True)
-    (folder / MARKER).write_text(json.dumps({"url": f"file://{place}"}))
-    return folder
-
-
-def test_the_newest_launcher_has_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two, told = machine(place, "one"), machine(place, "two"), list[str]()
+def test_the_newest_launcher_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, told = tmp_path / "storage", list[str]()
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (place, one, two):
+        folder.mkdir()
+        (folder / MARKER).write_text(json.dumps({"url": f"file://{place}"}))
+    (place / "job.json").touch()
     take_storage(one)
     check_launcher(one)
     fence = StorageFence(one, told.append)
@@ -46,21 +29,13 @@ def test_the_newest_launcher_has_it(place: Path, monkeypatch: pytest.MonkeyPatch
         check_launcher(one)
     fence.look()
     assert not told, "it looks now and then"
-    monkeypatch.setattr(job_storage.time, "monotonic", lambda: 1e12)
+    monkeypatch.setattr(job_files.time, "monotonic", lambda: 1e12)
     fence.look()
     assert len(told) == 1
-    forget_launcher(one)
+    take_storage(one, shared=True)
     check_launcher(one)  # an etcd that all machines share keeps them apart
-
-
-def test_a_storage_that_is_away_is_nobody_elses(place: Path) -> None:
-    """A file system that is not mounted is an empty folder."""
-    folder = machine(place, "one")
-    take_storage(folder)
-    (place / "launcher.json").write_text("{")
-    assert "does not name" in other_launcher(folder)
     for path in place.iterdir():
         path.unlink()
     with pytest.raises(OSError, match="mounted"):
-        check_launcher(folder)
-    check_launcher(place.parent)  # no storage: nothing to do
+        check_launcher(two)
+    check_launcher(tmp_path)  # no storage: nothing to do

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphft.disk.tensor_file import read_tensors
-from graphft.runtime.coordination.job_storage import ENTRIES, MARKER, delete_entries
+from graphft.runtime.coordination.job_files import ENTRIES, MARKER, delete_entries
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.validation.best_model import BestModels, Kept
 from graphft.runtime.validation.results import Entries

@@ -67,7 +67,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def print_manifests(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.job_storage import is_url, publish, storage_of
+    from graphft.runtime.coordination.job_files import is_url, publish, url_of
     from graphft.runtime.coordination.run_record import check_asked_for
 
     if options.job.endswith(".py"):
@@ -78,7 +78,7 @@ def print_manifests(options: argparse.Namespace) -> int:
     record, job = _find(options)
     check_asked_for(record.config, job, "print the manifests of that script: graphft kubernetes SCRIPT.py")
     text = of_job(options, record.config, job)
-    if not is_url(options.job) and storage_of(Path(options.job)):
+    if not is_url(options.job) and url_of(Path(options.job)):
         publish(Path(options.job))  # once it is known that its pods could run
     tell_idle(options.job, record)
     sys.stdout.write(text)
@@ -267,7 +267,7 @@ def _check(config: JobConfig, options: argparse.Namespace, job: str, trainers: i
 
 def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
     """Returns the job's record, and what its pods find it by. Raises UsageError."""
-    from graphft.runtime.coordination.job_storage import fetch, is_url, storage_of
+    from graphft.runtime.coordination.job_files import fetch, is_url, url_of
     from graphft.transpiler import read_record
 
     if is_url(options.job):
@@ -277,7 +277,7 @@ def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
             return read_record(Path(scratch, "job")), url
     folder = Path(options.job)
     record = read_record(folder)
-    if url := storage_of(folder):
+    if url := url_of(folder):
         return record, url
     if options.volume:
         return record, posixpath.join(_volume(options.volume)[1], folder.resolve().name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from graphft.runtime.coordination.job_storage import fetch_metrics, put_metrics
+from graphft.runtime.coordination.job_files import fetch_metrics, put_metrics
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.result_files import epoch_of_table
 from graphft.runtime.etcd import EtcdError

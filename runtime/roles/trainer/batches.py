@@ -24,7 +24,7 @@ import torch
 from graphft.errors import GraphftError, describe
 from graphft.ir import Program
 from graphft.ops.context import ChunkWork, DataPort, WorkChanged
-from graphft.runtime.coordination.job_storage import has_model
+from graphft.runtime.coordination.job_files import has_model
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import LoadingStatus
 from graphft.runtime.data import BatchKey, Prefetcher, Reader

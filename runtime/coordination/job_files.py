@@ -4,7 +4,7 @@
           job-<run>/...            the other files of `Job.save`, and files.json: size and sha256 of each
           checkpoints/...          parts and manifests (see `checkpoint.versioned_store`)
           continued.json           which run went on from here with other pservers
-          launcher.json            of launchers that each bring an etcd of their own, the one that may write: the newest
+          launcher.txt             of launchers that each bring an etcd of their own, the one that may write: the newest
           metrics.rows         the job's table of metrics, as of a checkpoint of late
           discarded.jsonl, result.json, model.safetensors
                                result.json: size and sha256 of the others; the model last: the run is complete
@@ -12,7 +12,7 @@
 A process on any machine needs the URL and etcd. Logs and the data of an etcd that was started with the job
 stay in the folder of the machine that writes them.
 
-A launcher that was cut off, or forgotten on another machine, finds another launcher in launcher.json: its pservers
+A launcher that was cut off, or forgotten on another machine, finds another launcher in launcher.txt: its pservers
 commit no checkpoint from then on, and it ends. Where all machines share an etcd, that decides.
 """
 
@@ -35,24 +35,22 @@ import msgspec
 
 from graphft.disk.fileio import NotRegular, open_regular, read_regular, scratch_folder, write_atomically
 from graphft.disk.sealed_json import parse_json
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, plain_text
 from graphft.runtime.coordination.result_files import DISCARDED
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.process.metric_table import FILE as METRICS
 from graphft.runtime.process.threads import within
 from graphft.transpiler.record import MARKER, RECORD, SAVED, read_record
 
-JOBS = Path("jobs")
-"""Where the folders of jobs are, in the working directory."""
-RUNS = "runs"
-"""Folder of a job's runs, by their numbers (see `runs`)."""
+JOBS, RUNS = Path("jobs"), "runs"
+"""Folders of the jobs, in the working directory, and of a job's runs, by their numbers (see `runs`)."""
 MODEL = "model.safetensors"
 """The trained model, in the folder (and the storage) of a job that is complete."""
 ENTRIES = "entries"
 """Folder of the entries that validations keep for each record (see `validation.results`)."""
 _PUBLISHED = "published"
 """In the folder: the id of the run, once its storage has held it. If that holds nothing later, it is away."""
-_LISTING, _RESULT, _LAUNCHER = "files.json", "result.json", "launcher.json"
+_LISTING, _RESULT, _LAUNCHER = "files.json", "result.json", "launcher.txt"
 LOOK_SECONDS, ANSWER_SECONDS = 10.0, 5.0
 
 
@@ -61,16 +59,7 @@ class _Uploaded(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class _Launcher(msgspec.Struct, frozen=True):
-    token: str
-    host: str
-    pid: int
-
-    def __str__(self) -> str:
-        return f"pid {self.pid} on host {self.host}"
-
-
-def storage_of(job_dir: Path) -> str:
+def url_of(job_dir: Path) -> str:
     """Returns the URL of the storage of the job in this folder; "" if it has none. Raises GraphftError[load] if that is
     not to be read."""
     path = job_dir / MARKER
@@ -129,12 +118,16 @@ def publish(job_dir: Path) -> None:
     Raises UsageError[job-directory] if the storage is another run's, GraphftError[storage]: also if it has held this
     run, and holds nothing now.
     """
-    url, run = storage_of(job_dir), read_record(job_dir).run_id
+    url, run = url_of(job_dir), read_record(job_dir).run_id
     if not url:
         return
     found, published = stored_run(url), is_published(job_dir)
     if not found and published:
-        raise _gone(url, run)
+        raise GraphftError(
+            f"{url} has held run {run}, and holds nothing now",
+            rule="storage",
+            help="is its file system mounted? If all is gone for good, begin a new run: --fresh, or another storage",
+        )
     if not found:
         fs, root = file_system(url)
         with reading(url):
@@ -160,8 +153,6 @@ def fetch(url: str, target: Path, *, whole: bool = True) -> bool:
     something else; GraphftError[storage]; GraphftError[load] for a file that is not the one that was uploaded.
     """
     run, target = stored_run(url), target.resolve() if target.is_symlink() else target  # no folder replaces a link
-    if not run and storage_of(target) == url and is_published(target):
-        raise _gone(url, read_record(target).run_id)
     if not run:
         remedy = "give the URL of transpile(storage=); if it is that, see whether its file system is mounted"
         raise UsageError(f"{url} holds no job", rule="job-directory", help=remedy)
@@ -204,14 +195,6 @@ def local_folder(path: str | os.PathLike[str]) -> Path:
     target = local_place(url)
     fetch(url, target)
     return target
-
-
-def _gone(url: str, run: str) -> GraphftError:
-    return GraphftError(
-        f"{url} has held run {run}, and holds nothing now",
-        rule="storage",
-        help="is its file system mounted? If all is gone for good, begin a new run: --fresh, or another storage",
-    )
 
 
 # -- files with their digests -----------------------------------------------------------------------------------------
@@ -283,7 +266,7 @@ def has_model(job_dir: Path) -> bool:
 
 def is_complete(job_dir: Path) -> bool:
     """True if the job in this folder is complete, by the folder or by its storage, if it can be reached."""
-    return has_model(job_dir) or (bool(url := storage_of(job_dir)) and is_complete_at(url))
+    return has_model(job_dir) or (bool(url := url_of(job_dir)) and is_complete_at(url))
 
 
 def is_complete_at(url: str) -> bool:
@@ -297,7 +280,7 @@ def is_complete_at(url: str) -> bool:
 
 def publish_result(job_dir: Path, model: Path) -> None:
     """Uploads the results of a complete job, the model last; then that gets its name here, too. Raises OSError."""
-    fs, root = file_system(storage_of(job_dir))
+    fs, root = file_system(url_of(job_dir))
     result = {}
     for name in (DISCARDED, METRICS):
         if (job_dir / name).exists():
@@ -312,7 +295,7 @@ def publish_result(job_dir: Path, model: Path) -> None:
 
 def fetch_result(job_dir: Path) -> None:
     """Downloads the results of a complete job, unless they are here. Raises as `download_result`."""
-    url = storage_of(job_dir)
+    url = url_of(job_dir)
     if url and not has_model(job_dir) and size_at(url, MODEL) is not None:
         download_result(url, job_dir)
 
@@ -329,9 +312,9 @@ def download_result(url: str, target: Path) -> None:
             os.replace(Path(scratch, name), target / name)
 
 
-def begun_in_storage(job_dir: Path) -> bool:
+def has_remote_checkpoints(job_dir: Path) -> bool:
     """True if a checkpoint of the job lies in its storage, which another machine may have written."""
-    if not (url := storage_of(job_dir)):
+    if not (url := url_of(job_dir)):
         return False
     fs, root = file_system(url)
     with reading(url):
@@ -340,14 +323,14 @@ def begun_in_storage(job_dir: Path) -> bool:
 
 def put_metrics(job_dir: Path) -> None:
     """Uploads the job's table of metrics, if it has a storage. Raises OSError."""
-    if url := storage_of(job_dir):
+    if url := url_of(job_dir):
         fs, root = file_system(url)
         fs.upload(job_dir / METRICS, posixpath.join(root, METRICS))
 
 
 def fetch_metrics(job_dir: Path) -> None:
     """Downloads the job's table of metrics, if the storage has a longer one than this folder. Raises OSError."""
-    path, url = job_dir / METRICS, storage_of(job_dir)
+    path, url = job_dir / METRICS, url_of(job_dir)
     if not url:
         return
     fs, root = file_system(url)
@@ -382,7 +365,7 @@ def delete_entries(job_dir: Path, folder: str = ENTRIES) -> None:
     """Deletes the entries of one validation, or of all, as far as they can be deleted: a process that is killed when it
     has concluded one leaves them."""
     shutil.rmtree(job_dir / folder, ignore_errors=True)
-    if url := storage_of(job_dir):
+    if url := url_of(job_dir):
         fs, path = file_system(url)
         with contextlib.suppress(OSError):
             fs.delete(posixpath.join(path, folder))
@@ -391,26 +374,29 @@ def delete_entries(job_dir: Path, folder: str = ENTRIES) -> None:
 # -- which launcher may write -----------------------------------------------------------------------------------------
 
 
-def take_storage(job_dir: Path) -> None:
-    """Makes this process the launcher that may write to the storage of the run in this folder, if it has one. Raises
-    GraphftError[storage]."""
-    if url := storage_of(job_dir):
-        data = msgspec.json.encode(_Launcher(uuid.uuid4().hex, socket.gethostname(), os.getpid()))
-        write_atomically(job_dir / _LAUNCHER, data)
-        fs, root = file_system(url)
-        with reading(url), fs.writing(posixpath.join(root, _LAUNCHER)) as file:
-            file.write(data)
+def take_storage(job_dir: Path, shared: bool = False) -> None:
+    """Makes this process the launcher that may write to the storage of the run in this folder, if it has one; where
+    all machines share an etcd, that decides. Raises GraphftError[storage]."""
+    url = url_of(job_dir)
+    if shared or not url:
+        (job_dir / _LAUNCHER).unlink(missing_ok=True)
+        return
+    data = f"pid {os.getpid()} on host {socket.gethostname()} ({uuid.uuid4().hex[:8]})".encode()
+    write_atomically(job_dir / _LAUNCHER, data)
+    fs, root = file_system(url)
+    with reading(url), fs.writing(posixpath.join(root, _LAUNCHER)) as file:
+        file.write(data)
 
 
-def forget_launcher(job_dir: Path) -> None:
-    """Deletes the mark of an earlier launcher in the folder, for a run on an etcd that all machines share."""
-    (job_dir / _LAUNCHER).unlink(missing_ok=True)
+def check_launcher(job_dir: Path) -> None:
+    """Raises OSError if another launcher has taken the storage after that of this job's processes, or if the storage is
+    away (a file system that is not mounted is an empty folder); GraphftError[storage]."""
+    if other := _other_launcher(job_dir):
+        raise OSError(f"{other} runs the job in this storage now: checkpoints of this machine do not count any more")
 
 
-def other_launcher(job_dir: Path) -> str:
-    """Returns the launcher that may write to the storage instead of this folder's; "" if that one may. Raises OSError
-    if the storage is away (a file system that is not mounted is an empty folder), GraphftError[storage]."""
-    url = storage_of(job_dir)
+def _other_launcher(job_dir: Path) -> str:
+    url = url_of(job_dir)
     if not url or not (job_dir / _LAUNCHER).exists():
         return ""
     found = _read(url, _LAUNCHER)
@@ -418,16 +404,7 @@ def other_launcher(job_dir: Path) -> str:
         return ""
     if found is None and size_at(url, RECORD) is None:
         raise OSError(f"nothing of the job is in {url}: is its file system mounted?")
-    try:
-        return str(msgspec.json.decode(found or b"", type=_Launcher))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return f"a process that {url}/{_LAUNCHER} does not name"
-
-
-def check_launcher(job_dir: Path) -> None:
-    """Raises OSError if another launcher has taken the storage after that of this job's processes."""
-    if other := other_launcher(job_dir):
-        raise OSError(f"{other} runs the job in this storage now: checkpoints of this machine do not count any more")
+    return plain_text((found or b"another launcher").decode(errors="replace"))
 
 
 class StorageFence:
@@ -440,5 +417,5 @@ class StorageFence:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + LOOK_SECONDS
-        if other := within(ANSWER_SECONDS, lambda: other_launcher(self._job_dir), ""):  # "": also while it is away
-            self._fail(f"{other} runs the job in {storage_of(self._job_dir)} now: of two launchers the newer one does")
+        if other := within(ANSWER_SECONDS, lambda: _other_launcher(self._job_dir), ""):  # "": also while it is away
+            self._fail(f"{other} runs the job in {url_of(self._job_dir)} now: of two launchers the newer one does")
