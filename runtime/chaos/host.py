@@ -92,11 +92,6 @@ class Host:
             self._stopped.pop(process.pid, None)
             send(process, signal.SIGCONT)
 
-    @property
-    def whole(self) -> bool:
-        """True if nothing is stopped or away that is to come back."""
-        return not self._timers
-
     def close(self) -> None:
         """Ends everything that still runs."""
         self._forget()

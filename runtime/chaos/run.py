@@ -7,18 +7,16 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-import psutil
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.faults import Fault
-from graphft.runtime.chaos.host import COORDINATORS, Host, send
+from graphft.runtime.chaos.host import Host, send
 from graphft.runtime.process.role_process import EXIT_OK, describe_exit
 from graphft.transpiler import Job
 
@@ -31,13 +29,8 @@ IN_FLIGHT = 2
 """The step that was nearly done when the fault came proves nothing: the one after it does."""
 STORY_SECONDS = 2.0
 LOG_LINES = 60
-REPLACE_SECONDS = 5.0
-"""For how long, at most, a fault waits until the processes that died are replaced."""
 NEARLY = 0.98
 """After this share of its steps a job suffers no more: a fault might find it over, and nothing to recover."""
-LATE_SHARE = 0.02
-"""A fault that is late by this share of the steps waits for nothing but that the job goes on: else a fast one is over
-before it has suffered what it was to suffer."""
 DIFFERENCES_SHOWN = 20
 
 
@@ -80,7 +73,7 @@ class Recovery:
 
 @dataclass
 class Report:
-    """The figures of one run. `identical` (sync) and `exactly_once` (async) are None when nothing was compared."""
+    """The figures of one run. `promise`: of the job's mode; "" until it is compared with what `different` says."""
 
     job: str
     seed: int
@@ -92,8 +85,7 @@ class Report:
     seconds: float = 0.0
     steps_repeated: int = 0
     generations: int = 0
-    identical: bool | None = None
-    exactly_once: bool | None = None
+    promise: str = ""
     compared: int = 0
     different: list[str] = field(default_factory=list)
 
@@ -101,23 +93,16 @@ class Report:
     def ok(self) -> bool:
         """True if the job completed and ended with the very bits of the undisturbed run; or, in async mode, after every
         batch had been applied exactly once on every shard."""
-        return self.completed and (self.identical is True or self.exactly_once is True)
+        return self.completed and bool(self.promise) and not self.different
 
     @property
     def faults(self) -> dict[str, int]:
         return dict(sorted(Counter(r.kind for r in self.recoveries).items()))
 
-    def to_json(self) -> dict[str, Any]:
-        log = [{"kind": r.kind, "what": r.what, "step": r.step, "seconds": r.seconds} for r in self.recoveries]
-        return {**asdict(self), "recoveries": log, "ok": self.ok, "faults": self.faults}
-
     @property
     def kept(self) -> str:
-        """The promise of the job's mode, and whether it was kept."""
-        if self.identical is None and self.exactly_once is None:
-            return "NOT COMPARED"
-        promise = "exactly once" if self.identical is None else "bit-identical"
-        return f"{promise}: {'yes' if self.identical or self.exactly_once else 'NO'}"
+        """The promise, and whether it was kept."""
+        return f"{self.promise}: {'NO' if self.different else 'yes'}" if self.promise else "NOT COMPARED"
 
     def render(self) -> Group:
         """Returns a table of the recoveries, and a line for each other figure."""
@@ -165,7 +150,6 @@ class Run:
         self.report = Report(job.config.name, options.seed, self.steps, len(schedule))
         self.step = 0
         """The lowest version of the shards when all were last seen."""
-        self._trainers = job.config.trainers
         self._fired_at = 0.0
         self._started = time.monotonic()
         self._progress_at = self._started + START_SECONDS
@@ -222,17 +206,7 @@ class Run:
             return False
         if fault.after is not None and self._fired_at:
             return now >= self._fired_at + fault.after
-        if self._open or self.step < max(fault.step, 1):
-            return False
-        if self.step >= fault.step + LATE_SHARE * self.steps:
-            return True
-        return self.host.whole and (self._all_there() or now >= self._fired_at + REPLACE_SECONDS)
-
-    def _all_there(self) -> bool:
-        """Returns whether all processes that died are back: each fault finds the job as strong as the one before."""
-        counts = {"trainer": self._trainers, "pserver": self.job.config.pservers}
-        counts["coordinator"] = COORDINATORS * self.host.has_coordinator
-        return all(len(self.host.members(role)) >= count for role, count in counts.items())
+        return not self._open and self.step >= max(fault.step, 1)
 
     def _tell(self, line: str) -> None:
         self.say(f"[{time.monotonic() - self._started:7.1f} s] {line}")
@@ -262,42 +236,34 @@ class Run:
         if done is None:  # there is no process that it could befall: later
             self.left.insert(0, replace(fault, after=None))
             return
-        self._fired_at, (kind, what, gone) = at, done
-        without_etcd = fault.seconds if kind in ("pause-etcd", "freeze-etcd") else 0.0  # steps may go on for a while
+        self._fired_at, (what, gone) = at, done
+        without_etcd = fault.seconds if fault.kind in ("pause-etcd", "freeze-etcd") else 0.0  # steps may go on a while
         since = time.monotonic() + max(SETTLE_SECONDS, without_etcd)
-        self.report.recoveries.append(Recovery(kind, what, self.step, at, since, gone))
-        self._tell(f"! step {self.step:>5}  {kind}: {what}{during}")
+        self.report.recoveries.append(Recovery(fault.kind, what, self.step, at, since, gone))
+        self._tell(f"! step {self.step:>5}  {fault.kind}: {what}{during}")
 
-    def _do(self, fault: Fault) -> tuple[str, str, frozenset[str]] | None:
-        """Carries a fault out. Returns its kind, a text, and the ids of those that it killed; None: there is no process
-        for it now."""
+    def _do(self, fault: Fault) -> tuple[str, frozenset[str]] | None:
+        """Carries a fault out. Returns a text, and the ids of those that it killed; None: there is no process for it
+        now."""
         verb, _, whom = fault.kind.partition("-")
         if fault.kind == "kill-job":
             self.host.kill_all()
-            self._trainers = self.job.config.trainers
             self._progress_at = time.monotonic() + START_SECONDS
-            return fault.kind, "launcher, roles and etcd; launched again", frozenset()
+            return "launcher, roles and etcd; launched again", frozenset()
         if verb == "add":
-            return fault.kind, self.host.add_trainer(), frozenset()
+            return self.host.add_trainer(), frozenset()
         live = self.host.members(whom.removesuffix("s")) if whom != "etcd" else self.host.etcd()
         if len(live) <= (verb == "remove"):  # the last trainer stays
             return None
         if verb == "remove":
-            self._trainers = min(self._trainers, len(live)) - 1
-            return fault.kind, self.host.remove_trainer(*fault.pick(live)), frozenset()
+            return self.host.remove_trainer(*fault.pick(live)), frozenset()
         often = [live[0]] if whom == "coordinator" else []  # the one that serves
         chosen = live if whom.endswith("s") else [fault.pick([*often, *live])]
-        for _, process in chosen:
-            self._hurt(process, verb, fault.seconds)
-        ids = [name for name, _ in chosen]
-        return fault.kind, ", ".join(ids) + _lasting(verb, fault.seconds), frozenset(ids if verb == "kill" else ())
-
-    def _hurt(self, process: psutil.Process, verb: str, seconds: float) -> None:
+        names = [name for name, _ in chosen]
         if verb == "kill":
-            send(process, signal.SIGKILL)
-        else:
-            self.host.stop_for(process, seconds)
-
-
-def _lasting(verb: str, seconds: float) -> str:
-    return "" if verb == "kill" else f" for {seconds:.1f} s"
+            for _, process in chosen:
+                send(process, signal.SIGKILL)
+            return ", ".join(names), frozenset(names)
+        for _, process in chosen:
+            self.host.stop_for(process, fault.seconds)
+        return f"{', '.join(names)} for {fault.seconds:.1f} s", frozenset()

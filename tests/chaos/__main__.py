@@ -1,4 +1,4 @@
-"""`make chaos`: several jobs, each under its own schedule of faults; figures in out/chaos.json. Takes a while.
+"""`make chaos`: several jobs, each under its own schedule of faults. Takes a while.
 
 Sync jobs must end with the bits of their undisturbed runs; async ones, after each batch was applied once on each shard.
 """
@@ -6,7 +6,6 @@ Sync jobs must end with the bits of their undisturbed runs; async ones, after ea
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from graphft.runtime.chaos.command import Prepared, prepare, run_chaos, save_script
+from graphft.runtime.chaos.experiment import Prepared, prepare, run_chaos, save_script
 from graphft.runtime.chaos.faults import COORDINATOR_WEIGHTS
 from graphft.runtime.chaos.run import ChaosOptions, Report, recovery_table
 
@@ -85,9 +84,7 @@ def main() -> int:
         reports[plan.name] = report
     _summary(reports, console)
     ok, seconds = all(r.ok for r in reports.values()), time.monotonic() - started
-    figures = {"seconds": round(seconds, 1), "ok": ok, "runs": {name: r.to_json() for name, r in reports.items()}}
-    (options.out / "chaos.json").write_text(json.dumps(figures, indent=1) + "\n")
-    console.print(f"{seconds:.0f} s; figures in {options.out / 'chaos.json'}, the runs in {work}")
+    console.print(f"{seconds:.0f} s; the runs are in {work}")
     return 0 if ok else 1
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from graphft.runtime.chaos.command import Prepared, prepare, run_chaos, save_script
+from graphft.runtime.chaos.experiment import Prepared, prepare, run_chaos, save_script
 from graphft.runtime.chaos.faults import Fault
 from graphft.runtime.chaos.host import Host
 from graphft.runtime.chaos.run import ChaosOptions, Recovery, Report, Run
@@ -18,6 +17,7 @@ from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.transport import ZmqClient
+from tests.integration import training
 from tests.support.waiting import until
 
 SCRIPT = """
@@ -81,17 +81,14 @@ def prepared(workplace: Path, script: Path) -> Prepared:
 def test_a_job_survives_and_ends_with_the_same_bits(
     prepared: Prepared, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures, kinds = workplace / "figures.json", ("kill-trainer", "kill-pserver", "kill-etcd", "add-trainer")
+    kinds = ("kill-trainer", "kill-pserver", "kill-etcd", "add-trainer")
     command = ["chaos", "--job", str(prepared.reference), "--dir", str(workplace / "a"), "--faults", "4", "--seed", "5"]
-    command += ["--kinds", ",".join(kinds), "--json", str(figures)]
+    command += ["--kinds", ",".join(kinds)]
     status = main(command)
     shown = capsys.readouterr().out
     assert status == EXIT_OK, shown
-    report = json.loads(figures.read_text())
-    assert report["ok"] and report["completed"] and report["identical"]  # noqa: PT018
-    assert report["faults"] == dict.fromkeys(sorted(kinds), 1)
-    assert report["generations"] >= 1, "a pserver was killed"
-    assert report["compared"] > 10
+    assert "4 of 4 faults" in shown
+    assert all(kind in shown for kind in kinds)
     assert "bit-identical: yes" in shown
     assert not (workplace / "a").exists(), "nothing went wrong, and --keep was not given"
 
@@ -144,9 +141,10 @@ def test_what_cannot_be_done(
 
 
 def test_only_what_is_complete_and_identical_is_well() -> None:
-    assert not Report("j", 0, 10, 0, completed=True, identical=False, different=["w: differs"]).ok
+    assert not Report("j", 0, 10, 0, completed=True, promise="bit-identical", different=["w: differs"]).ok
     assert not Report("j", 0, 10, 0, completed=True).ok, "nothing was compared"
-    assert Report("j", 0, 10, 1, completed=True, exactly_once=True).ok
+    assert not Report("j", 0, 10, 0, promise="bit-identical").ok
+    assert Report("j", 0, 10, 1, completed=True, promise="exactly once").ok
 
 
 def test_a_recovery_is_over_two_steps_after_where_it_fell_back_to() -> None:
@@ -162,14 +160,12 @@ def test_a_recovery_is_over_two_steps_after_where_it_fell_back_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "after", "due"),
-    [(97, 2.0, True), (98, 2.0, False), (49, None, False), (51, None, False), (52, None, True)],
+    ("step", "after", "due"), [(97, 2.0, True), (98, 2.0, False), (49, None, False), (50, None, True)]
 )
-def test_when_a_fault_is_due(tmp_path: Path, prepared: Prepared, step: int, after: float | None, due: bool) -> None:
-    """None comes to a job that is nearly through; one that is overdue does not wait for what is still stopped."""
-    run = Run(prepared.job, tmp_path, ChaosOptions(), steps=100)
+def test_when_a_fault_is_due(tmp_path: Path, step: int, after: float | None, due: bool) -> None:
+    """None comes to a job that is nearly through."""
+    run = Run(training.job(training.program()), tmp_path, ChaosOptions(), steps=100)
     run.step, run._fired_at = step, 1.0
-    run.host.later(60.0, lambda: None)
     fault = Fault("kill-job", step=50, after=after, target=0.0, seconds=1.0)
     assert run.due(fault, now=30.0) is due
     run.report.recoveries.append(Recovery("kill-pserver", "", 0, 29.0, 29.0))
