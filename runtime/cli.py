@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
-from graphft.runtime.engines.kubernetes.manifests import add_parser as add_kubernetes
-from graphft.runtime.engines.slurm_command import add_parser as add_slurm
+from graphft.runtime.engines.commands import add_parsers as add_slurm_kubernetes
 from graphft.runtime.interchange import add_parser as add_checkpoint
 from graphft.runtime.launcher.commands import add_parsers as add_etcd_clean_page
 from graphft.runtime.launcher.commands import port
@@ -121,8 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add_predict(commands)
     add_checkpoint(commands)
     add_chaos(commands)
-    add_slurm(commands)
-    add_kubernetes(commands)
+    add_slurm_kubernetes(commands)
     return parser
 
 
@@ -141,7 +139,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     )
     help = "failures of a role without a step in between before giving up (default: 3)"
     launch.add_argument("--max-restarts", type=int, help=help)
-    help = "where the processes run: local (this machine, the default), ray, slurm, kubernetes or ssh"
+    help = "where the processes run: local (this machine, the default), ray, slurm or ssh"
     launch.add_argument("--engine", help=help)
     launch.add_argument("--hosts", metavar="HOST,...", help="the machines on which the processes run, by ssh")
     help = "(--hosts) the interpreter there (default: the path of this one)"
@@ -240,7 +238,7 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _fork_server(options: argparse.Namespace) -> int:
-    from graphft.runtime.engines.fork_server import serve
+    from graphft.runtime.engines.fork_server_process import serve
 
     return serve(Path(options.job))
 

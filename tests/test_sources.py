@@ -80,7 +80,7 @@ ENDS = {
     "runtime/process/role_process.py": "its parent is dead",
     "runtime/roles/session.py": "its lease is lost, or it hangs",
     "runtime/roles/trainer/batches.py": "its job is over while it loads",
-    "runtime/engines/fork_server.py": "the process between two forks",
+    "runtime/engines/fork_server_process.py": "the process between two forks",
     "runtime/engines/remote_task.py": "a role's step, which ends as the role did",
 }
 """Files that end the process, and why they may."""

@@ -22,13 +22,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.process.identity import UNKNOWN, Identity
 from graphft.runtime.process.role_process import last_lines
 
-ENGINES = {
-    "local": "local:Local",
-    "ray": "ray:Ray",
-    "slurm": "slurm:Slurm",
-    "kubernetes": "kubernetes.engine:Kubernetes",
-    "ssh": "ssh:Ssh",
-}
+ENGINES = {"local": "local:Local", "ray": "ray:Ray", "slurm": "slurm:Slurm", "ssh": "ssh:Ssh"}
 """Names the file of this folder and the class in it that holds the engine's options (`Options`)."""
 
 
@@ -210,7 +204,7 @@ def engine_options(engine: str | Options) -> Options:
     if not isinstance(engine, (str, type)) and callable(getattr(engine, "open", None)):
         return engine
     if not isinstance(engine, str) or engine not in ENGINES:
-        help = f"it is one of {', '.join(ENGINES)}, or an engine's options"
+        help = f"it is one of {', '.join(ENGINES)}, or an engine's options; for Kubernetes see `graphft kubernetes JOB`"
         raise UsageError(f"there is no engine {engine!r}", rule="engine", help=help)
     module, name = ENGINES[engine].split(":")
     return cast(Options, getattr(importlib.import_module(f"graphft.runtime.engines.{module}"), name)())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import os
 import signal
 import tempfile
@@ -22,7 +21,6 @@ from typing import Any
 import msgspec
 import ray
 from ray import exceptions
-from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.util import get_node_ip_address
 
 from graphft.runtime.engines.base import Engine, EngineError, Order, Process, Run
@@ -35,8 +33,8 @@ Amounts = Mapping[str, float]
 OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 NO_ANSWER = (exceptions.RayError, RuntimeError, ConnectionError, TimeoutError)
 CLOSE_SECONDS = 10.0
-PLACE_SECONDS = 3.0
-"""Ray may take so long to place an actor for which there is room."""
+PLACE_SECONDS = 20.0
+"""Ray may take so long to make an actor for which there is room."""
 AGAIN_SECONDS = 0.5
 """Before an actor that did not answer, and is not known to be dead, is asked again."""
 
@@ -77,19 +75,14 @@ class RayEngine(Engine):
         return process
 
     def lacks_room(self, process: Process) -> bool:
-        """Asks Ray as its autoscaler does. Ray does not say which actor waits, but what it takes. False for what no
-        node could take if it were empty."""
-        if not isinstance(process, RayProcess) or process.pid:
-            return False
-        if time.monotonic() - process.ordered_at < PLACE_SECONDS:
+        """True for one that Ray has not placed within PLACE_SECONDS, unless no node could take it if it were empty."""
+        if not isinstance(process, RayProcess) or process.pid or time.monotonic() < process.ordered_at + PLACE_SECONDS:
             return False
         wants = self._wants(process.order.role)
-        try:
+        with contextlib.suppress(*NO_ANSWER):
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            fits = any(all(node.get(name, 0) >= amount for name, amount in wants.items()) for node in nodes)
-            return fits and any(_alike(wants, demand) for demand in _demands())
-        except NO_ANSWER:
-            return False
+            return any(all(node.get(name, 0) >= amount for name, amount in wants.items()) for node in nodes)
+        return False
 
     def close(self) -> None:
         super().close()
@@ -184,14 +177,3 @@ class RayProcess(Process):
         """Ends it, or takes it back before it is made. Not an error if it is dead."""
         with contextlib.suppress(exceptions.RayError, ValueError, RuntimeError):
             ray.kill(self.actor, no_restart=True)
-
-
-def _demands() -> list[Amounts]:
-    """Returns what actors and tasks take that have no room, as an autoscaler is told."""
-    status = get_cluster_status(ray.get_runtime_context().gcs_address, timeout=1)
-    return [b.bundle for d in status.resource_demands.ray_task_actor_demand for b in d.bundles_by_count]
-
-
-def _alike(wants: Amounts, demand: Amounts) -> bool:
-    """Ray counts in ten-thousandths."""
-    return wants.keys() == demand.keys() and all(math.isclose(wants[n], demand[n], abs_tol=1e-4) for n in wants)

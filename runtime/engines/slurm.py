@@ -1,9 +1,8 @@
 """Slurm: each process of a role is a job step of its own, started by `srun`.
 
-Inside an allocation (of `sbatch` or `salloc`) the steps lie in it. Trainers take CPUs and GPUs of it, and wait while
-none are free; pservers and coordinators, without which no trainer works, share what there is, so that they never wait.
-Elsewhere, on a login node, each process gets an allocation of its own. It waits in Slurm's queue; the options of its
-job come from srun's environment variables (SLURM_PARTITION, SLURM_TIMELIMIT, SLURM_ACCOUNT, ...).
+The steps lie in the launcher's allocation (of `sbatch` or `salloc`). Trainers take CPUs and GPUs of it, and
+wait while none are free; pservers and coordinators, without which no trainer works, share what there is, so that they
+never wait.
 """
 
 from __future__ import annotations
@@ -29,17 +28,14 @@ log = logging.getLogger("graphft")
 KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
 """Variables that tell srun of the job that it is in. The others would be options of each step: those of the whole
 job."""
-PING_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Slurm:
-    """Slurm. What the trainers take is an option of sbatch; see `graphft slurm`."""
+    """The allocation that this process is in. What the trainers take is an option of sbatch; see `graphft slurm`."""
 
     def open(self, run: Run) -> Engine:
-        engine = SlurmEngine(run)
-        engine.check()
-        return engine
+        return SlurmEngine(run)
 
 
 class SlurmStep(RemoteStep):
@@ -61,45 +57,21 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
     def __init__(self, run: Run, environ: Mapping[str, str] = os.environ) -> None:
         super().__init__(run)
         self._environ = environ
-        self._allocated = "SLURM_JOB_ID" in environ
-        self._srun = shutil.which("srun", path=environ.get("PATH"))
-        if self._srun is None:
+        self._srun = shutil.which("srun", path=environ.get("PATH")) or ""
+        if not self._srun or "SLURM_JOB_ID" not in environ:
             raise UsageError(
-                "there is no srun in the PATH: Slurm's commands are not on this machine",
+                "the engine slurm needs an allocation: no srun in the PATH, or no SLURM_JOB_ID",
                 rule="engine",
-                help="start it on a login node of the cluster, or in a batch script (graphft slurm JOB prints one)",
+                help="start it in a batch script (graphft slurm JOB prints one), or by salloc",
             )
         self._refused = ""
         """The last reason that a person was told."""
 
-    def check(self) -> None:
-        """Raises UsageError if no controller answers. Not in an allocation: there was one, and it comes back."""
-        if self._allocated:
-            return
-        try:
-            done = subprocess.run(
-                ["scontrol", "ping"],
-                env=dict(self._environ),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=PING_SECONDS,
-            )
-            why = done.stdout + done.stderr if done.returncode else ""
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why = str(error)
-        if why:
-            raise UsageError(
-                f"Slurm's controller does not answer: {' '.join(why.split())}",
-                rule="engine",
-                help="see `scontrol ping` and `sinfo`: a login node of the cluster names its slurmctld in slurm.conf",
-            )
-
     @property
     def host(self) -> str:
         """This machine's address, as the nodes reach it."""
-        nodes = self._environ.get("SLURM_JOB_NODELIST")
-        command = ["sinfo", "--noheader", "--Node", "--format=%o", *([f"--nodes={nodes}"] if nodes else [])]
+        nodes = self._environ["SLURM_JOB_NODELIST"]
+        command = ["sinfo", "--noheader", "--Node", "--format=%o", f"--nodes={nodes}"]
         done = subprocess.run(command, env=dict(self._environ), capture_output=True, text=True, check=False)
         return advertise_host(done.stdout.split()[:LOOKED_AT])
 
@@ -119,17 +91,14 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
 
     def command(self, order: Order) -> Sequence[str]:
         """Returns the srun that runs it."""
-        assert self._srun is not None
-        name = f"{order.role}-{order.index}"
         shared = order.role != "trainer"
-        room = ["--overlap" if shared else "--exact"] if self._allocated else []
         return [
             self._srun,
-            *room,
+            "--overlap" if shared else "--exact",
             "--nodes=1",
             "--ntasks=1",
             "--input=none",
-            f"--job-name={name if self._allocated else f'{self.run.job_dir.name}.{name}'}",
+            f"--job-name={order.role}-{order.index}",
             *_resources({**({} if shared else self._task()), **self.run.resources.get(order.role, {})}),
             sys.executable,
             "-m",
@@ -149,7 +118,7 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
         kept = {
             name: value
             for name, value in self._environ.items()
-            if name in KEPT or not (self._allocated and name.startswith(("SLURM_", "SRUN_")))
+            if name in KEPT or not name.startswith(("SLURM_", "SRUN_"))
         }
         return {**kept, **self.run.environment, "PYTHONPATH": python_path(self._environ)}
 

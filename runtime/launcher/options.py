@@ -69,7 +69,7 @@ class LaunchOptions:
     """Serve a page that shows the job, on this machine's loopback: True, or 0, on a free port; a number, on that port.
     The launch prints its URL."""
     engine: str | Options = "local"
-    """Where the processes run: `local` (this machine), `ray`, `slurm`, `kubernetes`, `ssh`, or an engine's options."""
+    """Where the processes run: `local` (this machine), `ray`, `slurm`, `ssh`, or an engine's options."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By role, what one process of it takes, in the engine's own names: {"trainer": {"CPU": 2, "GPU": 1}}."""
     save_only: bool = False

@@ -12,8 +12,8 @@ import torch
 
 import graphft
 from graphft.errors import UsageError
-from graphft.runtime.engines.kubernetes.engine import Kubernetes
-from graphft.runtime.engines.kubernetes.manifests import MAX_NAME, add_parser, of_job
+from graphft.runtime.engines.commands import add_parsers
+from graphft.runtime.engines.kubernetes_command import MAX_NAME, of_job
 from graphft.transpiler import Job
 from tests.support.commands import refused, shown
 from tests.support.golden import assert_golden
@@ -34,7 +34,7 @@ RICH = (
 
 def text_of(job: Job, url: str, *arguments: str) -> str:
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    add_parsers(parser.add_subparsers())
     return of_job(parser.parse_args(["kubernetes", url, *PLAIN, *arguments]), job.config, url)
 
 
@@ -213,7 +213,6 @@ def test_of_a_volume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         ({}, ("--etcd", ","), "etcd-endpoint"),
         ({}, ("--env", "A"), "option"),
         ({}, ("--env", "POD_INDEX=1"), "option"),
-        ({}, ("--gpus", "1"), "option"),
         ({}, ("--volume", "claim"), "option"),
     ],
 )
@@ -221,75 +220,3 @@ def test_refused(options: dict[str, Any], arguments: tuple[str, ...], rule: str)
     with pytest.raises(UsageError) as caught:
         objects(make(**options), *arguments)
     assert caught.value.rule == rule
-
-
-# -- a script whose pods are made by its driver's pod -----------------------------------------------------------------
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    file = tmp_path / "train.py"
-    file.write_text("print('trained')\n")
-    return file
-
-
-def named(made: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (item,) = of_kind(made, kind)
-    return item
-
-
-RICH_SCRIPT = (
-    *("--name", "night", "--etcd", "etcd:2379", "--tls-secret", "certs", "--cpu", "2"),
-    *("--env", "ATEN_CPU_CAPABILITY=avx2", "--env-from-secret", "s3", "--image-pull-secret", "pull"),
-    *("--volume", "data:/data"),
-)
-
-
-@pytest.mark.parametrize("options", [(), RICH_SCRIPT])
-def test_a_script_by_the_schemas(options: tuple[str, ...], script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    schemas = pytest.importorskip("kubernetes_validate")
-    made = printed(capsys, script, *PLAIN, *options)
-    for version in VERSIONS:
-        for item in made:
-            schemas.validate(item, version, strict=True)
-    kinds = [item["kind"] for item in made]
-    assert kinds.index("ConfigMap") < kinds.index("Job")
-    assert ("StatefulSet" in kinds) is not bool(options), "an etcd is deployed if none is given"
-
-
-def test_what_the_drivers_pod_is_given(
-    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = printed(capsys, script, *PLAIN, *RICH_SCRIPT)
-    job = named(made, "Job")
-    spec = job["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "script"]
-    assert container["command"] == ["python", f"{mount['mountPath']}/train.py"]
-    assert named(made, "ConfigMap")["data"] == {"train.py": "print('trained')\n"}
-    account = named(made, "ServiceAccount")["metadata"]["name"]
-    binding = named(made, "RoleBinding")
-    assert spec["serviceAccountName"] == account == binding["subjects"][0]["name"]
-    assert binding["roleRef"]["name"] == named(made, "Role")["metadata"]["name"]
-    values = {v["name"]: v["value"] for v in container["env"] if "value" in v}
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    assert values["GRAPHFT_ENGINE"] == "kubernetes"
-    found = Kubernetes()
-    assert (found.name, values["GRAPHFT_ETCD"]) == ("night", "etcd:2379")
-    assert (found.env, list(found.env_from_secrets)) == ({"ATEN_CPU_CAPABILITY": "avx2"}, ["s3"])
-    assert (found.tls_secret, found.pull_secret, list(found.volume or ())) == ("certs", "pull", ["data", "/data"])
-    assert Kubernetes(name="other").name == "other"
-
-
-def test_a_script_has_arguments(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = named(printed(capsys, script, *PLAIN, "--args=--lr 0.1 'a $b'"), "Job")
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"][2:] == ["--lr", "0.1", "a $$b"]
-    assert "expected words as a shell reads them" in refused(capsys, "kubernetes", script, *PLAIN, "--args='a")
-
-
-def test_a_script_that_cannot_be(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options, rule in ((("--trainers", "2"), "option"), (("--etcd", "localhost:2379"), "etcd-endpoints")):
-        assert f"[{rule}]" in refused(capsys, "kubernetes", script, *PLAIN, *options)
-    assert "[option]" in refused(capsys, "kubernetes", tmp_path / "none.py", *PLAIN)

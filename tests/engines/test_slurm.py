@@ -83,16 +83,6 @@ def test_drained_before_its_time_is_over_and_queued_again(saved: SlurmJob, undis
     assert_trained(saved, undisturbed)
 
 
-def test_a_node_joins_later(saved: SlurmJob, undisturbed: Played) -> None:
-    number = saved.submit("--nodes", "1")
-    saved.until(lambda status: status.step >= 5 and len(status.trainers) == 1)
-    joined = saved.submit("--join", "--nodes", "1", "--trainers-per-node", "2")
-    saved.until(lambda status: len(status.trainers) == 3)
-    assert saved.ends(number) == "COMPLETED"
-    assert saved.ends(joined) == "COMPLETED"
-    assert_trained(saved, undisturbed)
-
-
 SCRIPT = """
 import time
 from pathlib import Path

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from graphft.runtime.cli import main
 from graphft.runtime.launcher.run_folder import begun
 from tests.integration import training
 from tests.support.commands import refused, shown
@@ -62,13 +61,6 @@ def test_what_it_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert '--trainers "$((4 * SLURM_JOB_NUM_NODES))"' in script
 
 
-def test_a_job_that_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    training.job(training.program()).save(tmp_path / "job")
-    (tmp_path / "job" / "model.safetensors").touch()
-    assert main(["slurm", str(tmp_path / "job")]) == 0
-    assert "is complete: its processes would find nothing to do" in capsys.readouterr().err
-
-
 def test_a_script_has_arguments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,17 +82,9 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     )
     assert 'GRAPHFT_ENGINE=slurm "$python" "$script" &' in script
     assert subprocess.run(["bash"], input=script, text=True, cwd="/").returncode == 7
-    for option in (["--pservers", "2"], ["--join"], ["--etcd", "a:1"]):
+    for option in (["--pservers", "2"], ["--etcd", "a:1"]):
         assert "is for a saved job" in refused(capsys, "slurm", "a script.py", *option)
     assert "there is no script" in refused(capsys, "slurm", "no.py")
-
-
-def test_joining(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = shown(capsys, "slurm", folder, "--join", "--nodes", "2", "--etcd", "a:1")
-    assert_bash(script)
-    assert {"--job-name=blobs-join", "--nodes=2", "--signal=TERM@120"} < set(options_of(script))
-    assert "etcd=a:1" in script
-    assert "start trainer" in script
 
 
 def test_a_job_in_a_storage(
@@ -113,17 +97,11 @@ def test_a_job_in_a_storage(
     script = shown(capsys, "slurm", "jobs/stored")
     assert_bash(script)
     assert f"job={url}\n" in script
-    assert "no common folder" in refused(capsys, "slurm", "jobs/stored", "--join")
 
 
 @pytest.mark.parametrize(
     ("options", "rule"),
-    [
-        (("--nodes", "1-4", "--etcd", "http://localhost:2379"), "etcd-endpoints"),
-        (("--join", "--etcd", "[::1]:2379"), "etcd-endpoints"),
-        (("--gpus-per-trainer", "1"), "option"),
-        (("--args", "--lr 1"), "option"),
-    ],
+    [(("--nodes", "1-4", "--etcd", "http://localhost:2379"), "etcd-endpoints"), (("--args", "--lr 1"), "option")],
 )
 def test_what_cannot_be(options: tuple[str, ...], rule: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"[{rule}]" in refused(capsys, "slurm", folder, *options)

@@ -74,8 +74,6 @@ class Cluster:
         self.folder = folder
         self.objects: dict[tuple[str, str], Object] = {}
         self.pods: dict[str, Pod] = {}
-        self.room = 1 << 30
-        """For so many pods that no controller made."""
         self._jobs: dict[str, JobState] = {}
         self._addresses: dict[str, str] = {}
         self._network, self._claim = _free_network()
@@ -105,8 +103,6 @@ class Cluster:
                 key = (item["kind"], item["metadata"]["name"])
                 if item["kind"] == "Service" and key not in self.objects and "clusterIP" not in item["spec"]:
                     self._serve(item)
-                if item["kind"] == "Pod":
-                    self._make(key[1], {"metadata": item["metadata"], "spec": item["spec"]}, {})
                 if item["kind"] == "Job":
                     self._jobs[key[1]] = JobState(item["spec"])
                 self.objects[key] = item
@@ -114,14 +110,6 @@ class Cluster:
     def delete_pod(self, name: str) -> None:
         with self._lock:
             self.pods[name].delete()
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Of pods that no controller made: at once."""
-        with self._lock:
-            for name in names:
-                pod = self.pods.pop(name, None)
-                if pod is not None:
-                    pod.end()
 
     def job(self, name: str) -> JobState:
         return self._jobs[name]
@@ -175,13 +163,7 @@ class Cluster:
                         control = _CONTROLLERS.get(kind)
                         if control is not None:
                             control(self, name, item["spec"])
-                    bare = [p for p in self.pods.values() if ("Pod", p.name) in self.objects]
-                    at_work = sum(p.process is not None for p in bare)
                     for pod in self.pods.values():
-                        if pod.process is None and pod in bare:
-                            if at_work >= self.room:
-                                continue
-                            at_work += pod.finished is None
                         pod.step()
         except BaseException as error:
             self._error = error

@@ -68,8 +68,7 @@ class Pod:
         self.labels: Mapping[str, str] = template["metadata"]["labels"]
         self.spec = template["spec"]
         (self.container,) = self.spec["containers"]
-        labels = {f"metadata.labels['{key}']": value for key, value in self.labels.items()}
-        self.fields = {"metadata.name": name, "status.podIP": address, **labels, **fields}
+        self.fields = {"metadata.name": name, "status.podIP": address, **fields}
         self.resolve = resolve
         mounts = self.container["volumeMounts"]
         shared = {v["name"] for v in self.spec.get("volumes", []) if "persistentVolumeClaim" in v}
@@ -79,16 +78,12 @@ class Pod:
             place.mkdir(parents=True, exist_ok=True)
         self.log = folder.parent / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
-        self.restarts, self.exits = 0, list[int]()
+        self.restarts = 0
         self.finished: int | None = None
         """The exit status of a pod that does not start again."""
         self._restart_at = 0.0
         self._kill_at: float | None = None
         self._probes: dict[str, Probe] = {}
-
-    @property
-    def restart_policy(self) -> str:
-        return str(self.spec.get("restartPolicy", "Always"))
 
     @property
     def ready(self) -> bool:
@@ -99,17 +94,6 @@ class Pod:
     @property
     def leaving(self) -> bool:
         return self._kill_at is not None
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """As the cluster would tell it, as far as somebody here asks for it."""
-        if self.finished is not None:
-            states = [{"state": {"terminated": {"exitCode": self.finished}}}]
-            return {"phase": "Failed" if self.finished else "Succeeded", "containerStatuses": states}
-        if self.process is None and not self.exits:
-            unmet = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
-            return {"phase": "Pending", "conditions": [unmet]}
-        return {"phase": "Running", "podIP": self.address}
 
     def step(self) -> None:
         """What a kubelet does now and then."""
@@ -150,12 +134,10 @@ class Pod:
 
     def _ended(self, status: int) -> None:
         self._note(f"ended with {status}")
-        self.exits.append(status)
         for probe in self._probes.values():
             probe.close()
         self.process = None
-        again = self.restart_policy == "Always" or (self.restart_policy == "OnFailure" and status)
-        if not again or self.leaving:
+        if self.spec.get("restartPolicy") == "Never" or self.leaving:
             self.finished = status
             return
         pause = min(LONGEST_BACK_OFF, BACK_OFF * 2 ** (self.restarts - 1)) if self.restarts else 0.0
@@ -191,8 +173,7 @@ class Pod:
             if value is None:
                 value = self.fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
             variables[variable["name"]] = self._here(expanded(value, variables))
-        words = [*self.container["command"], *self.container.get("args", [])]
-        words = [expanded(word, variables) for word in words]
+        words = [expanded(word, variables) for word in self.container["command"]]
         command = [*program(words[0]), *map(self._here, words[1:])]
         given = {n: v for n, v in os.environ.items() if not n.startswith("GRAPHFT_") or n == "GRAPHFT_TEST_SESSION"}
         environment = {**given, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder), **variables}

@@ -1,1 +1,0 @@
-"""Jobs on Kubernetes: `graphft kubernetes` writes a job's manifests; docs/kubernetes.md tells how to live with them."""
