@@ -4,6 +4,7 @@ and by some of its items: their types, whether they draw random numbers, and a d
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import hashlib
 import importlib
 import importlib.util
@@ -25,15 +26,10 @@ from graphft.ir import Type
 log = logging.getLogger("graphft")
 
 DEFAULT_COLUMNS = ("x", "y")
-"""Of a dataset that is described without columns."""
+"""The names of a dataset's parts where none are given."""
 SEED = 1
 SAMPLED = 5
 """Evenly spaced records that are read, the first and the last among them."""
-_PREFIX = "_graphft_"
-"""Of the names of modules that are loaded from a file."""
-
-
-# -- description ------------------------------------------------------------------------------------------------------
 
 
 @shown_plainly
@@ -51,10 +47,9 @@ def dataset(
     only once belongs under `if __name__ == "__main__":`). `args` must be JSON-serialisable. Items are tuples, whose
     parts are named by `columns`, or dicts with the `columns` among their keys; `default_collate` makes them batches.
 
-    A dataset that draws random numbers (augmentation) is `random`: its batches are then not made ahead of use, and
-    seeded, so that every trainer that reads a batch gets the same one. This is found out by reading some items; one
-    whose other items draw is found out when they are read. Raises GraphftError for a dataset whose items differ when
-    they are read again.
+    A dataset that draws random numbers (augmentation) is `random`: its batches are seeded, and not made ahead of use.
+    This is found out by reading some items, or later. Raises GraphftError for a dataset whose items differ when they
+    are read again.
     """
     reference = Reference.of(make, {} if args is None else args)
     names = check_columns(columns)
@@ -69,16 +64,13 @@ def dataset(
         "records": str(records),
         "items": items,
     }
-    source = {**reference.to_json(), "random": random or draws, "fingerprint": fingerprint}
+    source = {**asdict(reference), "random": random or draws, "fingerprint": fingerprint}
     return DataSpec("dataset", types, chunks, source)
 
 
 def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[dict[str, Type], bool, str]:
     """Reads some of the dataset's items, twice each, with the same seeds. Returns a batch's types, True if random
-    numbers were drawn, and a digest of the items.
-
-    Raises GraphftError if they differ then, if most of them cannot be read, or if they differ in shape.
-    """
+    numbers were drawn, and a digest of the items. Raises GraphftError if they differ, or most cannot be read."""
     own, types, digests, draws = own_generators(made), dict[str, Type](), list[str](), False
     sampled = list(dict.fromkeys(round(i * (len(made) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)))
     unreadable, failed = [], None
@@ -102,10 +94,7 @@ def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[d
             raise UsageError(text, rule="dataset", help=help)
         if changing := [name for name in one if _digest({name: one[name]}) != _digest({name: two[name]})]:
             text = f"{where} is another one when it is read again, with the same seeds: {', '.join(changing)} differs"
-            help = (
-                "an item may depend on its index, and on random generators that are global or in the dataset's "
-                "attributes, which are seeded per batch; else make one for each item, from its index"
-            )
+            help = "make what is random from the item's index, or by a generator that is global or in its attributes"
             raise GraphftError(text, rule="dataset-changes", help=help)
     text = f"{len(unreadable)} of {len(sampled)} records of {reference} cannot be read: {unreadable} of {len(made)}"
     if isinstance(failed, OSError) or 2 * len(unreadable) > len(sampled):
@@ -151,9 +140,6 @@ def _listed(types: Mapping[str, Type]) -> str:
     return ", ".join(f"column {name} as {type}" for name, type in types.items())
 
 
-# -- reference --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Reference:
     """`name` in the module `module`, or in the file `file` where that is not empty; called with `args`.
@@ -179,9 +165,6 @@ class Reference:
         reference = _from_text(make, plain) if isinstance(make, str) else _from_object(make, plain)
         reference.resolve()
         return reference
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Reference:
@@ -245,14 +228,9 @@ def _from_text(text: str, args: dict[str, Any]) -> Reference:
 def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
     kind = make.__name__ if isinstance(make, type) else type(make).__name__
     name, module = getattr(make, "__qualname__", "<"), sys.modules.get(getattr(make, "__module__", ""))
-    if kind == "DataLoader":
-        what = "a DataLoader is no dataset: chunks, batches and their order are the job's"
-        raise _refused(what, "give its Dataset's class, and do in its __getitem__ what a collate_fn does")
-    if kind == "TensorDataset":
-        raise _refused("tensors lie in the memory of this process", "give them to graphft.arrays(x=..., y=...)")
-    if not isinstance(make, type) and hasattr(make, "__getitem__"):
+    if kind in _TAKEN_AS or (not isinstance(make, type) and hasattr(make, "__getitem__")):
         help = f"give the class, and its arguments by name: graphft.dataset({kind}, {{...}})"
-        raise _refused(f"a {kind} that is made already cannot be made again by another process", help)
+        raise _refused(f"a {kind} cannot be made again by another process", _TAKEN_AS.get(kind, help))
     file = getattr(module, "__file__", None)
     if "<" in name or module is None or file is None:
         help = "define it at the top level of a .py file: no lambda, no inner function, no cell of a notebook"
@@ -265,35 +243,42 @@ def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
     return Reference(spec_name, "", str(Path(file).parents[up]), name, args)
 
 
+_TAKEN_AS = {
+    "DataLoader": "give its Dataset's class, and do in its __getitem__ what a collate_fn does",
+    "TensorDataset": "give its tensors to graphft.arrays(x=..., y=...)",
+}
+
+
 def _refused(text: str, help: str) -> UsageError:
     return UsageError(text, rule="dataset-reference", help=help)
 
 
 def _load(file: str) -> ModuleType:
     """Returns the module that a file holds, loaded once, and not as `__main__`."""
-    name = f"{_PREFIX}{Path(file).stem.replace('-', '_')}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    name = f"_graphft_{Path(file).stem.replace('-', '_')}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    loading = _loading.set(file)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        _loading.reset(loading)
     return module
+
+
+_loading: contextvars.ContextVar[str] = contextvars.ContextVar("loading", default="")
 
 
 def being_imported() -> str:
     """Returns the script whose top level calls this, if it runs because it is imported for a dataset; else ""."""
-    frame = sys._getframe().f_back
-    while frame is not None:
-        if frame.f_code.co_name == "<module>" and str(frame.f_globals.get("__name__")).startswith(_PREFIX):
-            return str(frame.f_globals["__file__"])
-        frame = frame.f_back
-    return ""
+    return _loading.get()
 
 
 def named(item: Any, columns: Sequence[str]) -> dict[str, Any]:

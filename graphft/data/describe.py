@@ -1,8 +1,8 @@
-"""Describes data in files of any URL that fsspec opens: Parquet, CSV, JSON lines, NumPy.
+"""Describes data in files of any URL that fsspec opens: Parquet, CSV, JSON lines.
 
 Files are divided into chunks that can be read without the rest of their file: ranges of Parquet row groups, byte ranges
-of CSV and JSON lines, row ranges of NumPy arrays. CSV and JSON lines are read whole for this, so that all of their
-records that are bad are known at once; of Parquet and NumPy files only headers, footers and a few lists are read.
+of CSV and JSON lines. These are read whole for this, so that all of their bad records are known at once; of Parquet
+only the footer, a few lists and the first chunk are read.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import IO, Any
@@ -36,11 +34,11 @@ from graphft.ir import Type
 
 log = logging.getLogger("graphft")
 
-FORMATS = ("parquet", "csv", "jsonl", "npy")
+FORMATS = ("parquet", "csv", "jsonl")
 BAD_SHARE = 0.01
 """More bad records than this share are an error, fewer a warning: a job discards what it cannot read."""
 LISTED = 3
-"""Fields of which a message gives an example."""
+"""A message gives so many examples."""
 _REMEDY = (
     "convert these fields to numbers (one for each category; a missing value is an empty field), drop such records, "
     "give the column another dtype, or leave the field out of columns"
@@ -48,14 +46,14 @@ _REMEDY = (
 _QUOTES = "a record of CSV is a line: correct a stray quote; write texts with line ends as Parquet or JSON lines"
 Fields = str | Sequence[str]
 Range = tuple[int, ...]
-"""Returns where a chunk is in its file: (records, start), and of text (offset, size, line)."""
+"""A chunk's place in its file: (records, start), and of text (offset, size, line)."""
 
 
 @shown_plainly
 def files(
-    urls: Urls | Mapping[str, Urls],
+    urls: Urls,
     format: str,
-    columns: Mapping[str, Fields] | None = None,
+    columns: Mapping[str, Fields],
     dtypes: Mapping[str, str] | None = None,
     chunk_size: int = 4096,
     storage_options: Mapping[str, Any] | None = None,
@@ -63,13 +61,11 @@ def files(
     """Describes records in files. `urls` are paths or what fsspec understands (`s3://...`, `zip://a.csv::file://...`);
     a pattern (`part-*.csv`) stands for the files that match it now, in the order of their names.
 
-    parquet, csv, jsonl: `columns` maps a column to the field it holds (`"y": "label"`, batch shape [batch]) or to
-    several (`"x": ("f1", "f2")`, [batch, 2]). In Parquet files a field may hold lists of one length, which lie beside
-    the other fields of their column (`"e": "embedding"`, [batch, 768]). `dtypes` gives a column's dtype (default
-    float32). An empty or null field is NaN where the dtype is floating, and an error elsewhere. CSV files have a header
-    line. More than 1 % of records that cannot be read are an error here; fewer are a warning, and so are empty fields.
-    npy: `urls` maps each column to its files; the i-th files of all columns have the same number of rows; `columns`
-    and `dtypes` are not given: a column has the shape and dtype of its files.
+    `columns` maps a column to the field it holds (`"y": "label"`, batch shape [batch]) or to several
+    (`"x": ("f1", "f2")`, [batch, 2]). In Parquet files a field may hold lists of one length, which lie beside the other
+    fields of their column (`"e": "embedding"`, [batch, 768]). `dtypes` gives a column's dtype (default float32). An
+    empty or null field is NaN where the dtype is floating, and an error elsewhere. CSV files have a header line. More
+    than 1 % of records that cannot be read are an error here; fewer are a warning, and so are empty fields.
 
     A chunk holds at most `chunk_size` records; small Parquet row groups are joined, large ones divided (each part
     then costs reading the group: better choose row groups of about that size). `storage_options` go to fsspec, and
@@ -78,21 +74,14 @@ def files(
     """
     check_chunk_size(chunk_size)
     if format not in FORMATS:
-        raise GraphftError(f"unknown format {format!r}", rule="format", help=f"formats are {', '.join(FORMATS)}")
-    options = dict(storage_options or {})
-    by_column = isinstance(urls, Mapping)
-    if by_column != (format == "npy") or bool(columns or dtypes) != (format != "npy"):
-        text = f"format {format} needs {'urls by column' if format == 'npy' else 'a list of urls, and columns'}"
-        help = 'files(["a.csv"], "csv", columns={"x": ("f1", "f2"), "y": "label"}), or files({"x": ["x0.npy"]}, "npy")'
-        raise GraphftError(text, rule="columns", help=help)
-    if isinstance(urls, Mapping):
-        return _describe_npy({c: expand_urls(urls[c], options) for c in check_columns(urls)}, chunk_size, options)
-    names = check_columns(columns or {})
-    if unknown := [name for name in dtypes or {} if name not in names]:
+        help = f"formats are {', '.join(FORMATS)}; of .npy files: graphft.arrays(x=numpy.load(FILE, mmap_mode='r'))"
+        raise GraphftError(f"unknown format {format!r}", rule="format", help=help)
+    options, names, dtypes = dict(storage_options or {}), check_columns(columns), dict(dtypes or {})
+    if unknown := [name for name in dtypes if name not in names]:
         text = f"dtypes has {', '.join(map(repr, unknown))}, but the columns are {', '.join(names)}"
         raise UsageError(text, rule="columns", help="dtypes are given by column, and not by field")
-    dtype_of = {name: torch_dtype(name, (dtypes or {}).get(name, "float32")) for name in names}
-    fields = {c: [of] if isinstance(of := (columns or {})[c], str) else list(of) for c in names}
+    dtype_of = {name: torch_dtype(name, dtypes.get(name, "float32")) for name in names}
+    fields = {c: [of] if isinstance(of := columns[c], str) else list(of) for c in names}
     wanted = {f: dtype_of[c] for c, fs in fields.items() for f in fs}
     paths, ranges, stamps = expand_urls(urls, options), list[tuple[int, Range]](), dict[str, Stamp]()
     quality, lists = Quality(), dict[str, int]()
@@ -108,27 +97,21 @@ def files(
     lists = {name: width for name, width in lists.items() if width}
     types = {}
     for c, fs in fields.items():
-        alone = isinstance((columns or {})[c], str) and fs[0] not in lists
+        alone = isinstance(columns[c], str) and fs[0] not in lists
         types[c] = Type(dtype_of[c], ("batch",) if alone else ("batch", sum(lists.get(f, 1) for f in fs)))
-    return _spec(types, ranges, {"format": format, "urls": paths, "fields": fields, "lists": lists}, options, stamps)
-
-
-def _spec(
-    types: dict[str, Type],
-    ranges: Sequence[tuple[int, Range]],
-    source: dict[str, Any],
-    options: dict[str, Any],
-    stamps: Mapping[str, Stamp],
-) -> DataSpec:
     if not ranges:
         raise GraphftError(f"no records in {', '.join(stamps)}", rule="short-data", help="give at least one batch")
     chunks = tuple(ChunkInfo(i, count, start, file, *at) for i, (file, (count, start, *at)) in enumerate(ranges))
-    as_found = {
+    source = {
+        "format": format,
+        "urls": paths,
+        "fields": fields,
+        "lists": lists,
         "storage_options": options,
         "stamps": {url: astuple(stamp) for url, stamp in stamps.items()},
         "fingerprint": {url: stamp.fingerprint for url, stamp in stamps.items()},
     }
-    return DataSpec("files", types, chunks, source | as_found)
+    return DataSpec("files", types, chunks, source)
 
 
 @dataclass
@@ -139,7 +122,7 @@ class Quality:
     bad: int = 0
     examples: dict[str, str] = field(default_factory=dict)
     nonfinite: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """In how many records, and the first place."""
+    """How many records, and the first place."""
 
     def add(self, decoded: Decoded, place: Callable[[int], str]) -> None:
         """Takes decoded records in; `place` names one by its position."""
@@ -151,21 +134,17 @@ class Quality:
                     raise UsageError(f"{place(i)}: {text}", rule="data", help=_QUOTES)
                 self.examples.setdefault(name, f"{place(i)}: {text}")
         for name, values in decoded.fields.items():
-            if values.dtype.kind == "f" and not (finite := np.isfinite(values).all(axis=1)).all():
-                found = [int(i) for i in np.flatnonzero(~finite) if i not in decoded.bad]
-                if found:
-                    count, first = self.nonfinite.get(name) or (0, place(found[0]))
-                    self.nonfinite[name] = count + len(found), first
+            finite = np.isfinite(values).all(axis=1)
+            if found := [int(i) for i in np.flatnonzero(~finite) if i not in decoded.bad]:
+                count, first = self.nonfinite.get(name) or (0, place(found[0]))
+                self.nonfinite[name] = count + len(found), first
 
     def report(self) -> None:
         """Warns of what was found. Raises UsageError[data] if too many records are bad."""
         if self.nonfinite:
             found = [f"{name} in {n:,} records (first: {place})" for name, (n, place) in self.nonfinite.items()]
             log.warning("NaN (empty fields) or infinite values: %s", _few(found, ", "))
-        text = f"{self.bad:,} of {self.records:,} records cannot be read: "
-        text += "; ".join([*self.examples.values()][:LISTED])
-        if others := [*self.examples][LISTED:]:
-            text += f"; and {', '.join(name or 'whole records' for name in others)}"
+        text = f"{self.bad:,} of {self.records:,} records cannot be read: {_few([*self.examples.values()], '; ')}"
         if self.bad > BAD_SHARE * self.records:
             raise UsageError(text, rule="data", help=_REMEDY)
         if self.bad:
@@ -279,48 +258,3 @@ def _row_groups(metadata: Any, chunk_size: int) -> Iterator[Range]:
             length += rows
     if length:
         yield length, start
-
-
-def _describe_npy(urls: Mapping[str, list[str]], chunk_size: int, options: dict[str, Any]) -> DataSpec:
-    types, stamps = {}, dict[str, Stamp]()
-    rows, places = dict[str, list[int]](), dict[str, tuple[int, str]]()
-    for column, of_column in urls.items():
-        kinds = {}
-        for url in of_column:
-            with open_url(url, options) as (f, stamps[url]):
-                shape, dtype, offset = _npy_header(f, url)
-            rows.setdefault(column, []).append(shape[0])
-            places[url] = offset, dtype.str
-            kinds[dtype, shape[1:]] = url
-        if len(kinds) > 1:
-            text = f"the files of column {column} differ in dtype or record shape: {kinds}"
-            raise GraphftError(text, rule="columns", help="write them alike")
-        dtype, shape = next(iter(kinds))
-        types[column] = Type(torch_dtype(f"{column} ({of_column[0]})", dtype), ("batch", *shape))
-    if len({tuple(of_column) for of_column in rows.values()}) > 1:
-        text, help = f"the columns' files have different numbers of rows: {rows}", "the i-th ones need as many rows"
-        raise GraphftError(text, rule="column-lengths", help=help)
-    counts = next(iter(rows.values()))
-    ranges = [(i, (n, start)) for i, count in enumerate(counts) for start, n in split(count, chunk_size)]
-    return _spec(types, ranges, {"format": "npy", "urls": urls, "places": places}, options, stamps)
-
-
-def _npy_header(file: IO[bytes], url: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Returns shape and dtype of a .npy file, and where its data begins."""
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-    except ValueError as e:
-        raise GraphftError(f"{url} is no .npy file: {e}", rule="format", help="write it with numpy.save") from e
-    offset = file.tell()
-    size, expected, wrong = file.seek(0, os.SEEK_END), offset + dtype.itemsize * math.prod(shape), ""
-    if not shape:
-        wrong = "holds a single value, expected a row for each record"
-    elif fortran and len(shape) > 1:
-        wrong = "is in Fortran order, so its rows are scattered: write numpy.ascontiguousarray of it"
-    elif size != expected and not dtype.hasobject:
-        wrong = f"has {size:,} bytes, its header, {dtype}{list(shape)}, tells of {expected:,}"
-    if wrong:
-        raise UsageError(f"{url} {wrong}", rule="format", help="write it with numpy.save, one array a file")
-    return shape, dtype, offset

@@ -1,8 +1,5 @@
-"""Random generators while data is made and read: the global ones, and those that a dataset keeps.
-
-The global generators of torch, NumPy and Python are seeded for a moment, and go on afterwards where they were. A
-generator that a dataset keeps (in its attributes, in those of what it wraps, or in its module) moves on with each item,
-so it is seeded before every batch, too. One that is kept elsewhere (in a closure, say) is not found.
+"""Random generators while data is made and read: the global ones, and those that a dataset keeps in its attributes, in
+those of what it wraps, or in its module. One that is kept elsewhere (in a closure, say) is not found.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Any
 import numpy as np
 
 CONSTRUCTION_SEED = 0
-"""Of the numbers that a Dataset draws while it is constructed, or its module loaded."""
+"""Seeds the numbers that a Dataset draws while it is constructed, or its module loaded."""
 DEPTH, LONG, MOST = 8, 1000, 100_000
 """Own generators are looked for so deep, in containers of up to so many items, and among so many values."""
 
@@ -38,10 +35,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_by_torch() -> Iterator[None]:
-    """Seeds NumPy's and Python's generators from the state of torch's; afterwards they go on where they were.
-
-    So what a step draws from any of the three follows from torch's alone, which moves on if one of the others was used.
-    """
+    """Seeds NumPy's and Python's generators from the state of torch's, which moves on if one of them was used;
+    afterwards they go on where they were."""
     import torch
 
     with _restored():
@@ -79,8 +74,7 @@ def python_states() -> tuple[object, ...]:
 
 
 def own_generators(dataset: Any) -> list[Any]:
-    """Returns the generators of torch, NumPy and Python that `dataset` keeps, in the order in which they are found;
-    without the global ones, and without random.SystemRandom, which cannot be seeded."""
+    """Returns the generators of torch, NumPy and Python that `dataset` keeps, in the order in which they are found."""
     module = sys.modules.get(type(dataset).__module__)
     candidates = [*vars(module).values()] if module is not None else []
     candidates += itertools.islice(_inside(dataset, DEPTH, set()), MOST)

@@ -1,8 +1,5 @@
-"""Descriptions of data: plain data that travels with the job as JSON, with the records divided into chunks.
-
-A `DataSpec` says where the records are, which columns a batch has, and how the records are divided into *chunks*, the
-unit that the queue hands out. Three functions make one: `arrays` (stored with the job), `dataset` (any map-style torch
-Dataset, made again where it is read), `files`. `graphft.runtime.data` reads them.
+"""Descriptions of data: plain data that travels with the job as JSON, with the records divided into chunks, the unit
+that the queue hands out. `arrays`, `dataset` and `files` make one; `graphft.runtime.data` reads it.
 """
 
 from __future__ import annotations
@@ -30,11 +27,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 FOLDER = "data"
-"""Where `DataSpec.store` puts arrays, inside the job's folder."""
+"""The part of the job's folder in which `DataSpec.store` puts arrays."""
 AS_FOUND = ("fingerprint", "stamps")
 """Entries of `DataSpec.source` that say what the data was when it was described: no part of `DataSpec.options`."""
 DIGITS = 16
-"""Hexadecimal digits of a digest: enough to tell what was changed, not to withstand an attack."""
+"""Hexadecimal digits of a digest."""
 
 
 def digest(*parts: Any) -> str:
@@ -46,7 +43,7 @@ def digest(*parts: Any) -> str:
 
 
 def array_digest(array: np.ndarray) -> str:
-    """Returns the digest of dtype, shape and contents of a C-contiguous array, without a copy (about 1.5 GB/s)."""
+    """Returns the digest of dtype, shape and contents of a C-contiguous array, without a copy."""
     return digest(f"{array.dtype.str} {array.shape}\n", array.reshape(-1).view(np.uint8))
 
 
@@ -70,9 +67,8 @@ class ChunkInfo:
 class DataSpec:
     """A job's data. `types` are those of a batch, by column: `x` -> `float32[batch, 8]`.
 
-    `source` is what the reader of this `kind` needs, JSON-serialisable; what the data was when it was described
-    (`AS_FOUND`) is there, too. `values` holds the arrays of an `arrays` description that was not stored yet; it is no
-    part of the JSON.
+    `source` is what the reader of this `kind` needs, JSON-serialisable. `values` holds the arrays of an `arrays`
+    description that was not stored yet; it is no part of the JSON.
     """
 
     kind: str
@@ -107,14 +103,10 @@ class DataSpec:
         An epoch is as long as its longest slot: with chunks of several lengths, that depends on the order of the
         epoch, and so on `seed`.
         """
-        terms: dict[str, Any] = {
-            "slots": trainers,
-            "batch_size": batch_size,
-            "seed": seed,
-            "passes": epochs,
-            "drop_last": drop_last,
-        }
-        return Plan([chunk.records for chunk in self.chunks], **terms).total_steps
+        records = [chunk.records for chunk in self.chunks]
+        return Plan(
+            records, slots=trainers, batch_size=batch_size, seed=seed, passes=epochs, drop_last=drop_last
+        ).total_steps
 
     def batches(self, batch_size: int, drop_last: bool = False) -> tuple[int, ...]:
         """Returns the number of batches of every chunk. Its last batch is shorter, or left out with `drop_last`.
@@ -129,10 +121,7 @@ class DataSpec:
         return tuple(c.records // batch_size if drop_last else math.ceil(c.records / batch_size) for c in self.chunks)
 
     def store(self, folder: str | os.PathLike[str]) -> None:
-        """Writes what must travel with the job (arrays, as `data/<column>.npy`) into the job's `folder`.
-
-        Each file appears whole or not at all. The other kinds have nothing to write.
-        """
+        """Writes arrays into the job's `folder`, as `data/<column>.npy`; each file appears whole or not at all."""
         target = Path(folder) / FOLDER
         for column, array in self.values.items():
             target.mkdir(parents=True, exist_ok=True)
@@ -142,11 +131,8 @@ class DataSpec:
             part.replace(target / f"{column}.npy")
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns short digests that tell this data from other data of the same description, by what they are of.
-
-        arrays: dtype, shape and contents of each column. dataset: the source of its function (`code`), its `args`, the
-        number of `records`, and some `items`. files: each URL's size with its checksum, ETag or modification time.
-        """
+        """Returns short digests that tell this data from other data of the same description: of each array; of a
+        dataset's `code`, `args`, `records` and some `items`; of each file."""
         return dict(self.source.get("fingerprint", {}))
 
     def options(self) -> dict[str, Any]:
@@ -190,9 +176,8 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
     names = tuple(columns)
     bad = [n for n in names if not n.isidentifier()]
     if not names or bad or len(set(names)) < len(names):
-        raise _columns(
-            f"columns are {names}, expected different Python identifiers", "name them like the program's inputs"
-        )
+        text = f"columns are {names}, expected different Python identifiers"
+        raise _columns(text, "name them like the program's inputs")
     return names
 
 
@@ -230,7 +215,8 @@ def arrays(*unnamed: object, chunk_size: int = 4096, **columns: torch.Tensor | n
     records = lengths[names[0]]
     if records == 0:
         raise GraphftError("the columns have no records", rule="short-data", help="give at least one batch")
-    _warn_of_nonfinite(values)
+    if found := [text for name, array in values.items() if (text := _nonfinite(name, array))]:
+        log.warning("NaN or infinite values: %s; the model has to handle them", ", ".join(found))
     types = {n: Type(torch_dtype(n, a.dtype), ("batch", *a.shape[1:])) for n, a in values.items()}
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
     fingerprint = {n: array_digest(a) for n, a in values.items()}
@@ -252,12 +238,9 @@ def _as_array(name: str, value: Any) -> np.ndarray:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
-def _warn_of_nonfinite(columns: Mapping[str, np.ndarray]) -> None:
-    found = []
-    for name, array in columns.items():
-        if array.dtype.kind in "fc":
-            bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
-            if len(bad):
-                found.append(f"{name} in {len(bad):,} of {len(array):,} records (the first is {bad[0]:,})")
-    if found:
-        log.warning("NaN or infinite values: %s; the model has to handle them", ", ".join(found))
+def _nonfinite(name: str, array: np.ndarray) -> str:
+    """Says in which records of a column such values are, or returns ""."""
+    if array.dtype.kind not in "fc":
+        return ""
+    bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
+    return f"{name} in {len(bad):,} of {len(array):,} records (the first is {bad[0]:,})" if len(bad) else ""

@@ -37,11 +37,8 @@ class Stamp:
 
 
 class DescribedFiles:
-    """Opens files that were described, and refuses those that were changed since.
-
-    The size decides, then the modification time or ETag. Where these differ the checksum does, if there is one (CSV,
-    JSON lines): the same contents may have been copied. To open a file costs a comparison, unless it was touched.
-    """
+    """Opens files that were described, and refuses those that were changed since: by their size, then by modification
+    time or ETag, and where these differ by the checksum, if there is one (CSV, JSON lines)."""
 
     def __init__(self, stamps: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> None:
         self._stamps = {url: Stamp(*stamp) for url, stamp in stamps.items()}
@@ -75,8 +72,8 @@ class DescribedFiles:
 
 @contextlib.contextmanager
 def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], Stamp]]:
-    """Opens the file at `url` for reading bytes; yields it with its stamp, at the cost of at most a request. Raises
-    GraphftError when it cannot be opened, or read inside the block."""
+    """Opens the file at `url` for reading bytes; yields it with its stamp. Raises GraphftError when it cannot be
+    opened, or read inside the block."""
     import fsspec
 
     opened: Any = None

@@ -11,8 +11,15 @@ from graphft.data.urls import CHANGED
 from graphft.errors import UsageError
 from graphft.runtime.data.dataset_reader import DatasetReader, reset_signals_in_forks
 from graphft.runtime.data.file_reader import FileReader
-from graphft.runtime.data.prefetch import Prefetcher
-from graphft.runtime.data.reader import IN_ORDER, ArrayReader, BadRecords, BatchKey, NeedsCallingThread, Reader
+from graphft.runtime.data.reader import (
+    IN_ORDER,
+    ArrayReader,
+    BadRecords,
+    BatchKey,
+    NeedsCallingThread,
+    Prefetcher,
+    Reader,
+)
 
 __all__ = [
     "CHANGED",
@@ -36,10 +43,10 @@ def open_reader(
 ) -> Reader:
     """Opens the data described by `spec`; `root` is the job's folder, where `spec.store` put what it stores.
 
-    `cached_chunks` decoded chunks are kept; give it at least the number of chunks that are read alternately (the
-    slots that a trainer works for) plus one. `thread`, of one thread, makes and reads a Dataset whose
-    reader is used from several: what it keeps may belong to the thread that made it (sqlite3.connect, threading.local).
-    Raises GraphftError when the data is missing or is no longer as described.
+    `cached_chunks` decoded chunks are kept: at least the number of chunks that are read alternately (the slots that a
+    trainer works for) plus one. `thread`, of one thread, makes and reads a Dataset whose reader is used from several:
+    what it keeps may belong to the thread that made it (sqlite3.connect, threading.local); and no read of two Datasets
+    overlaps. Raises GraphftError when the data is missing or is no longer as described.
     """
     if spec.kind == "arrays":
         return ArrayReader(spec, Path(root), seed, cached_chunks)

@@ -14,7 +14,6 @@ import functools
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -38,12 +37,10 @@ T = TypeVar("T")
 
 
 class DatasetReader(Reader):
-    """A Dataset is made when the reader is opened; only the records of a batch are asked for. All code of the user's
-    runs on `thread`, if there is one.
+    """Makes the Dataset when it is opened; all code of the user's runs on `thread`, if there is one.
 
     Generators that the dataset keeps are seeded before every batch. Every read is watched for draws from the global
-    ones. Once there was one, the thread that uses a batch waits for it, seeded; a batch for which nothing is drawn is
-    the same either way.
+    ones. Once there was one, the thread that uses a batch waits for it, seeded.
     """
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int, thread: ThreadPoolExecutor | None = None) -> None:
@@ -137,30 +134,15 @@ def _check_settings(before: Mapping[str, object], now: Mapping[str, object], wha
         raise UsageError(f"{what} changed settings: {', '.join(changed)}", rule=SETTINGS_CHANGED, help=help)
 
 
-_HANDLED = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals that a role handles, on behalf of its job."""
-
-
 def reset_signals_in_forks() -> None:
-    """From now on forks of this process take signals as any process does: it is by SIGTERM that multiprocessing ends
-    its workers, and a handler of a trainer's, which they inherit, would keep them, and who waits for them."""
-    fork = _Fork()
-    os.register_at_fork(before=fork.begins, after_in_parent=fork.is_over, after_in_child=fork.is_here)
+    """From now on forks of this process take signals as any process does: multiprocessing ends its workers by SIGTERM,
+    which the handler of a trainer would ignore."""
 
-
-class _Fork(threading.local):
-    """Blocks signals from before a fork until it has forgotten the handlers, or one of them would take them."""
-
-    def begins(self) -> None:
-        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-
-    def is_over(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
-
-    def is_here(self) -> None:
-        for number in _HANDLED:
+    def reset() -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
-        self.is_over()
+
+    os.register_at_fork(after_in_child=reset)
 
 
 # -- draws --------------------------------------------------------------------------------------------------------
@@ -172,10 +154,7 @@ class _Drawn(BaseException):
 
 class DrawWatch(TorchDispatchMode):
     """`read(call)` returns what `call` returns. `drew`: it drew from a global generator, so that the result is worth
-    nothing (None, if it was stopped). Draws from torch's on threads that `call` starts are not seen.
-
-    Looking costs some microseconds for each of torch's operators.
-    """
+    nothing (None, if it was stopped). Draws from torch's on threads that `call` starts are not seen."""
 
     drew = False
 

@@ -1,10 +1,9 @@
-"""Reads chunks of files: Parquet rows, byte ranges of CSV and JSON lines, rows of NumPy arrays."""
+"""Reads chunks of files: Parquet rows, byte ranges of CSV and JSON lines."""
 
 from __future__ import annotations
 
 import functools
 import io
-import math
 from collections.abc import Iterable
 from typing import IO
 
@@ -45,8 +44,7 @@ class FileReader(Reader):
         self._decode(info)  # never from the chunks that are kept
 
     def _url(self, info: ChunkInfo) -> str:
-        urls = self._urls
-        return ", ".join(u[info.file] for u in urls.values()) if isinstance(urls, dict) else str(urls[info.file])
+        return str(self._urls[info.file])
 
     def _where(self, info: ChunkInfo) -> str:
         return f"{super()._where(info)} of {self._url(info)}"
@@ -70,19 +68,15 @@ class FileReader(Reader):
     def _decode(self, info: ChunkInfo) -> tuple[dict[str, np.ndarray], dict[int, str]]:
         """Returns the chunk's columns, of `info.records` rows each; and by position what is wrong with bad records,
         whose rows mean nothing."""
-        if self._format == "npy":
-            columns, bad = {c: self._rows(c, urls[info.file], info) for c, urls in self._urls.items()}, {}
-        else:
-            decoded = self._decoded(info)
-            columns, bad = {}, {i: ", ".join(texts.values()) for i, texts in decoded.bad.items()}
-            for column, names in self.spec.source["fields"].items():
-                values = np.concatenate([decoded.fields[n] for n in names], axis=1)
-                columns[column] = values.reshape(-1, *self.spec.record_shape(column))
-        for name, array in columns.items():
-            if len(array) != info.records:
-                what = f"column {name} has {len(array)} records, {info.records} when described"
-                raise UsageError(what, rule="data", help=REMEDY)
-        return columns, bad
+        decoded = self._decoded(info)
+        if decoded.records != info.records:
+            what = f"there are {decoded.records} records, {info.records} when described"
+            raise UsageError(what, rule="data", help=REMEDY)
+        columns = {}
+        for column, names in self.spec.source["fields"].items():
+            values = np.concatenate([decoded.fields[n] for n in names], axis=1)
+            columns[column] = values.reshape(-1, *self.spec.record_shape(column))
+        return columns, {i: ", ".join(texts.values()) for i, texts in decoded.bad.items()}
 
     def _decoded(self, info: ChunkInfo) -> Decoded:
         dtypes = {f: self.spec.types[c].dtype for c, fs in self.spec.source["fields"].items() for f in fs}
@@ -98,12 +92,3 @@ class FileReader(Reader):
         header = csv_header(f.readline(), self._url(info)) if self._format == "csv" else None
         f.seek(info.offset)
         return io.BytesIO(f.read(info.size)).readlines(), header
-
-    def _rows(self, column: str, url: str, info: ChunkInfo) -> np.ndarray:
-        offset, kind = self.spec.source["places"][url]
-        dtype, shape = np.dtype(kind), self.spec.record_shape(column)
-        size = dtype.itemsize * math.prod(shape)
-        with self._described.open(url) as f:
-            f.seek(offset + info.start * size)
-            array = np.frombuffer(f.read(info.records * size), dtype).reshape(-1, *shape)
-        return array.astype(dtype.newbyteorder("="))

@@ -7,8 +7,10 @@ import functools
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.plan import record_order
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED
+from graphft.runtime.process.progress import READS_AHEAD
 
 IN_ORDER = -1
 """The pass that reads each chunk in the order of the data."""
@@ -73,11 +76,6 @@ class Reader(ABC):
         self.reading: BatchKey | None = None
         """The `batch` that is being read: one at a time, others wait for it."""
 
-    def take_turns(self, other: Reader) -> None:
-        """From now on no read of the two overlaps one of the other: a Dataset's draws from Python's and NumPy's
-        generators are found by what these are at before and after."""
-        self._lock = other._lock
-
     def batch(
         self,
         pass_index: int,
@@ -98,9 +96,8 @@ class Reader(ABC):
             raise UsageError(f"there is no chunk {chunk}: the data has {len(self.spec.chunks)}", rule="data")
         info = self.spec.chunks[chunk]
         if batch_size < 1 or not 0 <= batch_index * batch_size < info.records:
-            raise UsageError(
-                f"chunk {chunk} of {info.records} records has no batch {batch_index} of {batch_size}", rule="data"
-            )
+            text = f"chunk {chunk} of {info.records} records has no batch {batch_index} of {batch_size}"
+            raise UsageError(text, rule="data")
         try:
             with self._lock:
                 self.reading = key
@@ -127,10 +124,8 @@ class Reader(ABC):
         return [int(position) + self.spec.first_records()[key.chunk] for position in positions]
 
     def names(self, records: Sequence[int]) -> list[str]:
-        """Returns what a person finds them by: `line 219 of f.csv`, or `record 217`, counted from 0.
-
-        `records`: numbers as `numbers` returns them. Never fails: where a file cannot be read now, it is the number.
-        """
+        """Returns what a person finds `records` (of `numbers`) by: `line 219 of f.csv`, or `record 217`, counted from
+        0. Never fails: where a file cannot be read now, it is the number."""
         found, first_records = [], self.spec.first_records()
         for record in records:
             chunk = bisect.bisect_right(first_records, record) - 1
@@ -142,10 +137,8 @@ class Reader(ABC):
 
     def probe(self, chunk: int, number: int) -> bool | None:
         """Returns True if a record of another chunk of the same source can be read now; None if there is no other.
-
-        `number`: which one, of those around it, so that one that is damaged itself is not asked again and again.
-        """
-        others = list(_neighbours(chunk, [self._source(info) for info in self.spec.chunks]))
+        `number`: which one of them, as one may be damaged itself."""
+        others = neighbours(chunk, [self._source(info) for info in self.spec.chunks])
         if not others:
             return None
         info = self.spec.chunks[others[number % len(others)]]
@@ -186,11 +179,11 @@ def _order(seed: int, pass_index: int, info: ChunkInfo) -> np.ndarray:
     return record_order(seed, pass_index, info.id, info.records)
 
 
-def _neighbours(chunk: int, folders: Sequence[str]) -> Iterator[int]:
-    """Yields the other chunks of the same folder, from the next one on, around; or else of the same host or device."""
+def neighbours(chunk: int, folders: Sequence[str]) -> list[int]:
+    """Returns the other chunks of the same folder, from the next one on, around; or else of the same host or device."""
     others = [*range(chunk + 1, len(folders)), *range(chunk)]
     hosts = ["/".join(folder.split("/")[:3]) for folder in folders]
-    yield from [c for c in others if folders[c] == folders[chunk]] or [c for c in others if hosts[c] == hosts[chunk]]
+    return [c for c in others if folders[c] == folders[chunk]] or [c for c in others if hosts[c] == hosts[chunk]]
 
 
 class ArrayReader(Reader):
@@ -220,44 +213,76 @@ class ArrayReader(Reader):
         return {c: torch.from_numpy(np.asarray(a[order + info.start])) for c, a in self._arrays.items()}
 
 
+class Prefetcher:
+    """Makes scheduled batches on one background thread, while the step before is computed. At most `depth` batches are
+    queued or ready; the oldest are dropped. To be used from one thread; `close()` ends the background thread."""
+
+    def __init__(self, reader: Reader, depth: int = 8, note: Callable[[BatchKey | None], object] = id) -> None:
+        """`note` is called on the background thread with the key of what is made, and with None when it is made."""
+        self.reader, self._depth, self._note = reader, depth, note
+        self._batches: OrderedDict[BatchKey, Future[Batch]] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=READS_AHEAD)
+
+    def schedule(self, key: BatchKey) -> None:
+        """Starts making the batch, unless that was asked for already. Never waits."""
+        if self.reader.calling_thread or key in self._batches:
+            return
+        self._batches[key] = self._thread.submit(self._make, key)
+        while len(self._batches) > self._depth:
+            self._batches.popitem(last=False)[1].cancel()
+
+    def get(self, key: BatchKey) -> Batch:
+        """Returns the batch, made now if it was not scheduled. Raises what `Reader.batch` raised."""
+        scheduled = self._batches.pop(key, None)
+        if scheduled is None or scheduled.cancel():  # not begun: the thread is busy with others
+            return self.reader.batch(*key)
+        try:
+            return scheduled.result()
+        except NeedsCallingThread:
+            return self.reader.batch(*key)
+
+    def _make(self, key: BatchKey) -> Batch:
+        self._note(key)
+        try:
+            return self.reader.batch(*key, ahead=True)
+        finally:
+            self._note(None)
+
+    def close(self) -> None:
+        """Drops what is queued, and waits for the batch that is being made."""
+        self._batches.clear()
+        self._thread.shutdown(cancel_futures=True)
+
+
 # -- storage that is away ---------------------------------------------------------------------------------------------
 #
 # A read that failed is made again, with growing pauses. In between a record of another chunk of the same source is
 # read, its neighbour. An outage fails both; a chunk that fails while its neighbours can be read is bad.
 
-WAIT_SECONDS = 300.0
-"""How long a trainer waits for storage that is away; ..."""
-START_SECONDS = 60.0
-"""... and how long one that opens its data, at its start."""
+WAIT_SECONDS, START_SECONDS = 300.0, 60.0
+"""How long a trainer waits for storage that is away; and one that opens its data, at its start."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds between two tries: each pause is twice the one before, less up to a half of it by chance."""
 GOOD_NEIGHBOURS = 5
 """A chunk is bad when so many reads of neighbours have succeeded, and its own failed each time; not before 1.5 s."""
-_STORAGE = frozenset(
-    {"adlfs", "aiohttp", "azure", "botocore", "gcsfs", "google", "http", "requests", "s3fs", "urllib3"}
-)
+_STORAGE = {"adlfs", "aiohttp", "azure", "botocore", "gcsfs", "google", "http", "requests", "s3fs", "urllib3"}
 """Packages whose exceptions tell of a network or a service, where they are no OSError."""
 
 
 def is_of_storage(error: BaseException | None) -> bool:
     """True if the error, or one that caused it, is of storage or the network: it may be another one later."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, OSError) or any(
-            str(base.__module__).partition(".")[0] in _STORAGE for base in type(error).__mro__
-        ):
+    while error is not None:
+        packages = {str(base.__module__).partition(".")[0] for base in type(error).__mro__}
+        if isinstance(error, OSError) or packages & _STORAGE:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 
 class Verdict(Enum):
-    """Says what is to be done about a read that failed."""
+    """Says what a read that failed means: try again; the chunk is bad; storage is away, and no chunk is at fault."""
 
-    WAIT = "wait, and try again"
-    BAD = "the chunk is bad: this is a failure of it"
-    AWAY = "storage is away: nothing is the chunk's fault"
+    WAIT, BAD, AWAY = range(3)
 
 
 @dataclass(slots=True)
@@ -266,10 +291,8 @@ class Patience:
 
     began: float
     limit: float = WAIT_SECONDS
-    jitter: Callable[[], float] = field(default_factory=lambda: random.Random().random)
-    """A number from 0 to 1: trainers that wait for the same storage do not all ask at once."""
-    tries: int = field(default=0, init=False)
-    good: int = field(default=0, init=False)
+    tries: int = 0
+    good: int = 0
 
     def failed(self, now: float, neighbour: bool | None) -> Verdict:
         """Judges a failure. `neighbour`: True if a record of another chunk could be read, None if there is none."""
@@ -283,5 +306,5 @@ class Patience:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next try."""
-        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.tries, 20)) * (1 - self.jitter() / 2)
+        """Seconds until the next try: trainers that wait for the same storage do not all ask at once."""
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.tries, 20)) * random.SystemRandom().uniform(0.5, 1)

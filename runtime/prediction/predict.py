@@ -36,8 +36,8 @@ PART = 16384
 NAMED = 3
 """Records that a warning names."""
 Fields = str | Sequence[str]
-_FORMATS = {".csv": "csv", ".parquet": "parquet", ".jsonl": "jsonl", ".npy": "npy"}
-_LISTED = "a .csv, .parquet, .jsonl, .npz or .npy file; in a script a dict of arrays, or graphft.files(...), too"
+_FORMATS = {".csv": "csv", ".parquet": "parquet", ".jsonl": "jsonl"}
+_LISTED = "a .csv, .parquet, .jsonl, or .npz file; in a script a dict of arrays, or graphft.files(...), too"
 
 
 @checked_keywords
@@ -63,7 +63,7 @@ def predict(
         job: A job's name or folder, or the URL of its storage. It may be running: its newest checkpoint counts. Or
             what `transpile` returned: its newest run in ./jobs, a complete one if there is any.
         data: Arrays or tensors by input; what `graphft.arrays`, `files` or `dataset` describe; or paths or URLs of
-            .csv, .parquet, .jsonl, .npy files, or of one .npz file. Labels are not needed.
+            .csv, .parquet, .jsonl files, or of one .npz file. Labels are not needed.
         columns: Which fields of the files each input has (default: those that the job was trained with).
         batch_size: Records of a forward pass (default: as in training). The bits may depend on it.
         step: Of a checkpoint that is there, instead of the newest weights.
@@ -284,13 +284,6 @@ def _paths(given: Any) -> list[str]:
 def _of_files(
     inputs: Sequence[Variable], paths: list[str], suffix: str, columns: Mapping[str, Fields] | None, trained: DataSpec
 ) -> DataSpec:
-    if suffix == ".npy" and (len(inputs) > 1 or columns):
-        names = ", ".join(v.name for v in inputs)
-        raise UsageError(
-            f"a .npy file is one column, and the inputs are {names}", rule="columns", help="give a .npz file"
-        )
-    if suffix == ".npy":
-        return files({inputs[0].name: paths}, "npy")
     if unknown := sorted((columns or {}).keys() - {v.name for v in inputs}):
         raise UsageError(
             f"there is no input {unknown[0]}: what is predicted is computed of {', '.join(v.name for v in inputs)}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -135,15 +134,11 @@ class Keeping(Squares):
 class Impure(Squares):
     """Items depend on something that nothing seeds."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__(20)
-        generator = np.random.Generator(np.random.PCG64())
-        self.kind, self.reads, self.drawn = kind, 0, lambda: float(generator.random())
+    reads = 0
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         self.reads += 1
-        values = {"counter": float(self.reads), "clock": time.perf_counter(), "closure": self.drawn()}
-        return torch.tensor([values[self.kind]], dtype=torch.float64), i
+        return torch.tensor([float(self.reads)]), i
 
 
 class Lines(Squares):

@@ -7,10 +7,8 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fsspec
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -39,31 +37,32 @@ def parquet(values: list[int]) -> bytes:
     return out.getvalue()
 
 
-def npy(values: list[Any], dtype: str = "float32") -> bytes:
-    out = io.BytesIO()
-    np.save(out, np.array(values, dtype))
-    return out.getvalue()
-
-
-WRITERS: dict[str, Callable[[list[int]], bytes]] = {"csv": csv, "jsonl": jsonl, "parquet": parquet, "npy": npy}
+WRITERS: dict[str, Callable[[list[int]], bytes]] = {"csv": csv, "jsonl": jsonl, "parquet": parquet}
 
 
 def describe(format: str, url: str | Path, chunk_size: int = 5) -> DataSpec:
-    if format == "npy":
-        return DataSpec.from_json(files({"y": str(url)}, "npy", chunk_size=chunk_size).to_json())
     return DataSpec.from_json(files(str(url), format, {"y": "y"}, chunk_size=chunk_size).to_json())
 
 
-def write(file: Path, data: bytes, like: Path | None = None) -> None:
-    """Another modification time than before, or that of `like`."""
-    before = os.stat(like or file).st_mtime_ns if like or file.exists() else 0
+def write(file: Path, data: bytes) -> None:
+    """The modification time is another one than before."""
+    before = os.stat(file).st_mtime_ns if file.exists() else 0
     file.write_bytes(data)
-    os.utime(file, ns=(before, before) if like else (before + 10**9, before + 10**9))
+    os.utime(file, ns=(before + 10**9, before + 10**9))
+
+
+def test_a_file_that_is_changed_between_the_check_and_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "f", csv(Y))
+    reader = open_reader(describe("csv", tmp_path / "f"), ".", 0)
+    check = DescribedFiles._check
+    monkeypatch.setattr(DescribedFiles, "_check", lambda *a: (check(*a), write(tmp_path / "f", csv(Y[::-1]))))
+    with pytest.raises(GraphftError, match="was changed while it was read") as caught:
+        reader.batch(0, 0, 0, 5)
+    assert caught.value.rule == "data-changed"
 
 
 @pytest.mark.parametrize("format", WRITERS)
 def test_other_values_in_a_file_of_the_same_size_are_refused(format: str, tmp_path: Path) -> None:
-    """When a role opens the file, and at the next chunk that is read."""
     file = tmp_path / "f"
     write(file, WRITERS[format](Y))
     spec = describe(format, file)
@@ -98,19 +97,7 @@ def test_the_same_contents_are_accepted(format: str, tmp_path: Path) -> None:
             open_reader(spec, ".", 0)
 
 
-@pytest.mark.parametrize("values", [list(range(640)), Y[:-1]])
-def test_npy_files_of_another_size(values: list[int], tmp_path: Path) -> None:
-    """With the modification time of the file that was described."""
-    write(tmp_path / "f", npy(Y))
-    reader = open_reader(describe("npy", tmp_path / "f"), ".", 0)
-    write(tmp_path / "f", npy(values), like=tmp_path / "f")
-    with pytest.raises(GraphftError, match="was changed: it has size") as error:
-        reader.batch(0, 0, 0, 5)
-    assert error.value.rule == "data-changed"
-
-
 def test_files_that_are_not_local(tmp_path: Path) -> None:
-    """Their file system says when they were made, or their ETag."""
     url = f"memory://graphft-{tmp_path.name}/f"
     for format, make in WRITERS.items():
         with fsspec.open(url, "wb") as f:
@@ -132,7 +119,6 @@ def test_stored_arrays_with_other_values(tmp_path: Path) -> None:
 
 
 def test_a_dataset_whose_source_was_edited_is_refused(tmp_path: Path) -> None:
-    """A trainer that is started again while its script is being edited does not mix two data sets."""
     source = tmp_path / "rows.py"
     source.write_text((Path(__file__).parent / "datasets.py").read_text())
     spec = DataSpec.from_json(dataset(f"{source}:Squares", {"n": 20}, chunk_size=20).to_json())
@@ -141,21 +127,3 @@ def test_a_dataset_whose_source_was_edited_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match=r"the source of the dataset, .*rows\.py, was changed") as refused:
         open_reader(spec, ".", 3)
     assert refused.value.rule == CHANGED
-
-
-def rewrite(path: Path) -> None:
-    with path.open("r+b") as f:
-        f.seek(128)
-        f.write(bytes(64))
-
-
-def test_a_file_that_is_changed_between_the_check_and_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The changed rows were trained on, and stayed in the cache; the next chunk was refused."""
-    np.save(tmp_path / "x.npy", np.ones((64, 2)))
-    reader = open_reader(files({"x": f"{tmp_path}/x.npy"}, "npy", chunk_size=16), ".", 0)
-    check = DescribedFiles._check
-    monkeypatch.setattr(DescribedFiles, "_check", lambda *a: (check(*a), rewrite(tmp_path / "x.npy")))
-    with pytest.raises(GraphftError) as caught:
-        reader.batch(0, 0, 0, 16)
-    assert caught.value.rule == "data-changed"
-    assert "was changed while it was read" in caught.value.message

@@ -60,10 +60,6 @@ def test_a_field_that_does_not_end_on_its_line_is_refused(line: str, at: int, tm
     assert (caught.value.rule, bool(caught.value.help)) == ("data", True)
 
 
-def test_a_quote_inside_an_unquoted_field_is_a_character(tmp_path: Path) -> None:
-    assert read(described(tmp_path / "f.csv", with_line(1000, '1000,5" pipe\n'))) == ([*range(3000)], [])
-
-
 @pytest.mark.parametrize("blank", ["\n", " \t\n", "\r\n", "\x0b\x0c\n"])
 def test_blank_lines_are_no_records(blank: str, tmp_path: Path) -> None:
     text = "id,text\r\n" + "".join(f"{i},a\r\n{blank}" for i in range(20))

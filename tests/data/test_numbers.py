@@ -61,12 +61,6 @@ def test_a_bad_value_costs_itself(bad: Any, beside: list[Any], tmp_path: Path) -
     assert list(wrong) == [250]
 
 
-@pytest.mark.parametrize("text", ["1_5", "\uff11\uff12", "red", "300", "2.5", ""])
-def test_texts_that_are_no_numbers(text: str, tmp_path: Path) -> None:
-    (tmp_path / "f").write_text("\n".join(["c,d", *["1,1"] * 299, f"{text},1"]))
-    assert list(read(files(str(tmp_path / "f"), "csv", {"c": "c"}, {"c": "int8"}, chunk_size=300))[1]) == [299]
-
-
 TEXTS = st.one_of(
     st.none(),
     st.integers(-(2**70), 2**70).map(str),

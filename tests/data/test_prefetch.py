@@ -39,18 +39,6 @@ def test_batches_are_read_while_the_caller_computes(monkeypatch: pytest.MonkeyPa
     assert threading.current_thread() not in threads
 
 
-def test_batches_are_the_readers() -> None:
-    reader = open_reader(arrays(x=torch.arange(100), chunk_size=20), ".", 0)
-    prefetcher = Prefetcher(reader, depth=3)
-    keys = [BatchKey(2, c, b, 7) for c in range(5) for b in range(3)]
-    for key in keys:  # more than fit: the oldest are dropped, and made when asked for
-        prefetcher.schedule(key)
-        prefetcher.schedule(key)
-    for key in reversed(keys):
-        assert torch.equal(prefetcher.get(key)["x"], reader.batch(*key)["x"])
-    prefetcher.close()
-
-
 def test_errors_reach_who_asks() -> None:
     prefetcher = Prefetcher(open_reader(dataset(f"{DATASETS}:Broken", chunk_size=5), ".", 0))
     for chunk in range(4):

@@ -45,10 +45,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("row", "words"),
     [
         ("red,{i}", "field a is 'red', no float32"),
-        ("1.5,2020-01-02", "field y is '2020-01-02', no int64"),
         ("1.5,", "field y is empty, no int64"),
-        ("1.5,2.5", "field y is '2.5', no int64"),
-        ("1.5", "it has 1 fields, the header 2"),
         ('1.5,{i},"x,y"', "it has 3 fields, the header 2"),
     ],
 )
@@ -75,11 +72,10 @@ def test_all_bad_fields_are_told_at_once(tmp_path: Path) -> None:
     assert caught.value.message == "f.parquet: field a is string, no float32; field y is timestamp[ms], no int64"
 
 
-@pytest.mark.parametrize(("line", "row"), [(177, "red,1"), (301, "red,1"), (177, "1.5"), (177, "1.5,2,3")])
+@pytest.mark.parametrize(("line", "row"), [(177, "red,1"), (301, "1.5")])
 def test_a_single_bad_record_is_a_warning(
     line: int, row: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Wherever it is."""
     assert described(tmp_path / "f.csv", csv_with({line: row})).records == 300
     (warning,) = warnings(caplog)
     assert warning.startswith(f"1 of 300 records cannot be read: line {line} of f.csv: ")
@@ -108,11 +104,6 @@ def test_a_header_in_another_encoding(first: bytes, format: str, tmp_path: Path)
     with pytest.raises(GraphftError) as caught:
         described(tmp_path / "f.csv", first, format)
     assert caught.value.rule == "encoding"
-
-
-def test_fields_that_are_not_wanted_may_have_another_encoding(tmp_path: Path) -> None:
-    text = "a,y,name\n1,2,caf\xe9\n3,4,th\xe9\n".encode("latin-1")
-    assert described(tmp_path / "f.csv", text).records == 2
 
 
 @pytest.mark.parametrize("record", ['{"a": "red", "y": 1}', '{"a": 1.5}', '{"a": [1, 2], "y": 1}', "[1]", '{"a": 1.5'])

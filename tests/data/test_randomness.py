@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +42,6 @@ def all_of(spec: DataSpec, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("source", ["torch", "numpy", "python", "swallowed", "lazy"])
 def test_draws_for_few_records_are_seen_when_they_are_read(source: str) -> None:
-    """Though no record that is looked at when the dataset is described draws anything."""
     spec = dataset(f"{DATASETS}:Rare", {"source": source}, chunk_size=20)
     assert spec.source["random"] is False
     assert torch.equal(all_of(spec), all_of(spec, seed=1))
@@ -84,7 +81,6 @@ def test_every_batch_is_read_alike_before_and_after_a_draw_was_seen() -> None:
 
 
 def test_a_construction_that_draws_is_the_same_everywhere() -> None:
-    """And the generators of the script go on where they were."""
     seed_all(7)
     before = states()
     spec = dataset(f"{DATASETS}:Shuffled", chunk_size=20)
@@ -108,20 +104,17 @@ def test_generators_that_the_dataset_keeps_are_seeded_per_batch(source: str, rar
     assert not {x % 1 for x in reseeded[:, 0].tolist() if x % 1} & set(drawn), "another seed of the job"
 
 
-@pytest.mark.parametrize("kind", ["counter", "clock", "closure"])
-def test_items_that_depend_on_anything_else_are_refused(kind: str) -> None:
+def test_items_that_depend_on_anything_else_are_refused() -> None:
     with pytest.raises(GraphftError, match="with the same seeds: x differs") as error:
-        dataset(f"{DATASETS}:Impure", {"kind": kind})
+        dataset(f"{DATASETS}:Impure")
     assert error.value.rule == "dataset-changes"
-    assert "from its index" in error.value.help
+    assert "from the item's index" in error.value.help
 
 
 DRAWS: list[Callable[[], Any]] = [
     lambda: torch.rand(1),
     lambda: torch.nn.functional.dropout(torch.ones(4)),
     lambda: torch.rand(1, generator=torch.default_generator),
-    lambda: torch.poisson(torch.ones(4)),
-    lambda: torch.utils.data.RandomSampler([1, 2]).__iter__().__next__(),
     # these are no operators, and would move the generator of the thread that trains
     lambda: torch.manual_seed(3),
     lambda: torch.random.manual_seed(3),
@@ -151,18 +144,6 @@ def test_what_does_not_draw_from_global_generators_is_not_stopped(call: Callable
     watch = DrawWatch()
     assert watch.read(call) is not None
     assert not watch.drew
-
-
-@pytest.mark.slow
-def test_a_watched_read_loads_no_compiler() -> None:
-    """At the start of each trainer."""
-    code = (
-        "import sys, torch; from graphft.runtime.data.dataset_reader import DrawWatch\n"
-        "assert DrawWatch().read(lambda: torch.zeros(2) + 1).tolist() == [1, 1]\n"
-        "print('torch._dynamo' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "False\n"
 
 
 def change_threads() -> None:
@@ -206,11 +187,9 @@ class Changing:
 
 
 @pytest.mark.parametrize(
-    ("how", "then", "draws"),
-    [("threads", "returns", False), *(("autocast", then, d) for then in ("raises", "lazy") for d in (False, True))],
+    ("how", "then", "draws"), [("threads", "returns", False), ("autocast", "raises", True), ("autocast", "lazy", False)]
 )
 def test_a_record_that_changes_settings_is_found_out_whatever_it_does_then(how: str, then: str, draws: bool) -> None:
-    """The read is made again, on what was changed; or the item's values are made later."""
     threads = torch.get_num_threads()
     options = {"how": how, "then": then, "draws": draws}
     reader = open_reader(dataset(f"{__file__}:Changing", options, chunk_size=8, columns=("x",)), ".", 0)

@@ -82,7 +82,6 @@ def test_dataset(name: str) -> None:
 
 
 def test_user_code_that_exits() -> None:
-    """An exit is an error of what was to be read, or made."""
     reader = open_reader(dataset(f"{DATASETS}:Exits", chunk_size=5), ".", 0)
     with pytest.raises(GraphftError, match=r"reading chunk 2 .*SystemExit") as error:
         one_pass(reader, 5)
@@ -147,47 +146,7 @@ class Ended:
 
 
 def test_a_signal_that_ends_a_launch_is_no_failed_read() -> None:
-    """Of `Trainer.validate`, which reads in the script's own process: the script went on."""
     spec = dataset(f"{__file__}:Ended", {"at": -1}, chunk_size=8, columns=("x",))
     spec.source["args"]["at"] = 3
     with pytest.raises(Interrupted), interruptible(lambda: ""):
         open_reader(spec, ".", 0).batch(0, 0, 0, 8)
-
-
-POOL = """
-import multiprocessing, signal, torch
-from graphft.data import dataset
-from graphft.runtime.data import open_reader
-from graphft.runtime.data import reset_signals_in_forks
-
-class Pools:
-    def __len__(self): return 8
-    def __getitem__(self, i):
-        if i == 3 and multiprocessing.current_process().name == "MainProcess":
-            for _ in range(20):
-                with multiprocessing.get_context("fork").Pool(2) as pool: pool.map(abs, range(4))
-            child = multiprocessing.get_context("fork").Process(target=signal.pause)
-            child.start(); child.terminate(); child.join()
-        return (torch.zeros(2),)
-
-if __name__ == "__main__":
-    spec = dataset(Pools, {}, chunk_size=8, columns=("x",))
-    signal.signal(signal.SIGTERM, lambda *_: None)  # as a trainer handles it
-    reset_signals_in_forks()
-    print(len(open_reader(spec, ".", 0).batch(0, 0, 0, 8)["x"]))
-    assert callable(signal.getsignal(signal.SIGTERM))
-"""
-
-
-@pytest.mark.slow
-def test_forks_of_user_code_end_when_they_are_told_to(tmp_path: Path) -> None:
-    """A pool ends its workers by SIGTERM. They had inherited the trainer's handler, and it waited on."""
-    (tmp_path / "script.py").write_text(POOL)
-    shown = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-    )
-    assert (shown.returncode, shown.stdout) == (0, "8\n"), shown.stderr

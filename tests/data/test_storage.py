@@ -12,7 +12,7 @@ import pytest
 from graphft.data import files
 from graphft.errors import GraphftError
 from graphft.runtime.data import open_reader
-from graphft.runtime.data.reader import GOOD_NEIGHBOURS, WAIT_SECONDS, Patience, Verdict, _neighbours, is_of_storage
+from graphft.runtime.data.reader import GOOD_NEIGHBOURS, WAIT_SECONDS, Patience, Verdict, is_of_storage, neighbours
 from graphft.runtime.roles.trainer import batches as storage_wait
 from graphft.runtime.roles.trainer.batches import AWAY, open_when_there
 
@@ -54,18 +54,18 @@ def test_an_outage_is_waited_for_and_is_never_the_chunks_fault() -> None:
     assert verdicts([False] * 4, WAIT_SECONDS / 2)[2:] == [Verdict.AWAY] * 2
 
 
-def test_a_chunk_that_fails_while_its_neighbours_succeed_is_bad() -> None:
+def test_a_chunk_that_fails_while_itsneighbours_succeed_is_bad() -> None:
     """Not at once: storage may have come back between the two reads."""
     assert verdicts([True] * GOOD_NEIGHBOURS, 1.0) == [Verdict.WAIT] * (GOOD_NEIGHBOURS - 1) + [Verdict.BAD]
     assert verdicts([False, True] * GOOD_NEIGHBOURS, 1.0)[-1] is Verdict.BAD
 
 
-def test_neighbours_are_of_the_same_source() -> None:
+def testneighbours_are_of_the_same_source() -> None:
     near, far = ["s3://b/x", "s3://b/x", "s3://b/y", "s3://c/x"], ["s3://b/x", "s3://b/y", "s3://c/x"]
-    assert list(_neighbours(1, near)) == [0]
-    assert list(_neighbours(0, far)) == [1], "another folder of the same bucket, but no other bucket"
-    assert list(_neighbours(2, far)) == []
-    assert list(_neighbours(1, ["", "", ""])) == [2, 0]
+    assert list(neighbours(1, near)) == [0]
+    assert list(neighbours(0, far)) == [1], "another folder of the same bucket, but no other bucket"
+    assert list(neighbours(2, far)) == []
+    assert list(neighbours(1, ["", "", ""])) == [2, 0]
 
 
 def test_probes_of_files(tmp_path: Path) -> None:

@@ -9,26 +9,18 @@ import torch
 
 import graphft
 from graphft.ir import Program
-from graphft.transpiler.optimization import rates_at
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, play
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_every_shard_has_slices(undisturbed: Played) -> None:
-    for shard in range(2):
-        program = undisturbed.job.pserver_program(shard)
-        assert sum("@slice" in name for name in program.variables) > 3
-
-
-@pytest.mark.parametrize(("pservers", "live"), [(3, 2)])
 def test_shards_and_live_trainers_do_not_change_a_bit(
-    program: Program, folder: Path, pace: Pace, undisturbed: Played, pservers: int, live: int
+    program: Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
-    job = training.job(program, pace=pace.file, pservers=pservers)
-    played = play(job, folder, [Act(lambda s: len(s.trainers) == live, lambda _: pace.set(0))], trainers=live)
-    assert max(len(s.trainers) for s in played.statuses) == live
+    job = training.job(program, pace=pace.file, pservers=3)
+    played = play(job, folder, [Act(lambda s: len(s.trainers) == 2, lambda _: pace.set(0))], trainers=2)
+    assert max(len(s.trainers) for s in played.statuses) == 2
     assert_same_bits(played.state, undisturbed.state)
 
 
@@ -50,18 +42,3 @@ def test_each_step_has_its_metrics_once(undisturbed: Played) -> None:
     losses = undisturbed.result.metrics["loss"]
     assert [step for step, _ in losses] == list(range(undisturbed.job.config.total_steps))
     assert sum(loss for _, loss in losses[-9:]) < sum(loss for _, loss in losses[:9])
-
-
-def test_learning_rates_and_checkpoints_are_told(undisturbed: Played) -> None:
-    """Of the step that a shard has applied last; it may go on while it tells."""
-    source = undisturbed.job.source
-    seen = [s.pservers[i] for s in undisturbed.statuses for i in s.pservers if s.pservers[i].get("learning_rates")]
-    assert seen
-    for shard in seen:
-        near = range(max(0, shard["version"] - 2), shard["version"] + 2)
-        assert shard["learning_rates"] in [rates_at(source, step) for step in near]
-    running = [s for s in undisturbed.statuses if s.learning_rates and s.checkpoint]
-    assert all(set(s.learning_rates) == set(rates_at(source, 0)) for s in running)
-    ages = [s.checkpoint_age for s in running if s.checkpoint_age is not None]
-    assert ages
-    assert max(ages) < undisturbed.result.seconds + 1, "no checkpoint is older than the run"

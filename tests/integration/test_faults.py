@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,7 +38,6 @@ def holders(status: JobStatus) -> set[int]:
 
 
 def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
-    seen: dict[str, Any] = {}
     working: set[str] = set()
     killed: set[str] = set()
 
@@ -60,10 +55,6 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
 
         return do
 
-    def ask_status(supervisor: Supervisor) -> None:
-        command = [sys.executable, "-m", "graphft", "status", "--job", str(folder), "--json"]
-        seen["status"] = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
-
     played = play(
         training.job(program, pace=pace.file, lease_ttl=60),
         folder,
@@ -72,8 +63,10 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
             Act(lambda s: s.step >= 14 and holders(s) >= {0, 2}, lambda _: pace.set(Pace.SLOW)),
             Act(all_work, kill_noted(0, 1, 2)),
             Act(all_work, lambda supervisor: supervisor.add("trainer", 3)),
-            Act(lambda s: len(s.trainers) == 4 and settled(s), ask_status),  # more trainers than slots: one stands by
-            Act(lambda s: holders(s) == {0, 1, 2}, send(signal.SIGTERM, "trainer", 0)),
+            Act(
+                lambda s: len(s.trainers) == 4 and settled(s) and holders(s) == {0, 1, 2},  # one stands by
+                send(signal.SIGTERM, "trainer", 0),
+            ),
             Act(lambda s: holders(s) == {1, 2, 3} and len(s.trainers) == 3, lambda _: pace.set(0)),
         ],
     )
@@ -82,38 +75,6 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
     assert played.result.failures == {}
     assert played.statuses[-1].generation == 0, "losing trainers repeats no step"
     assert played.events.count("takeover") >= 1
-    status = seen["status"]
-    assert (status["state"], status["spec"]["trainers"], len(status["trainers"])) == ("running", 3, 4)
-    assert status["pservers"].keys() == {"0", "1"}
-    assert status["slots"].keys() == {"0", "1", "2"}
-    assert set(status["slots"].values()) < status["trainers"].keys()
-    assert sum(status["queue"].values()) == 12
-    assert status["queue"]["pending"] >= 1, "how many are claimed ahead depends on the pace before"
-    assert status["step"] > 0
-    assert all(shard["version"] > 0 for shard in status["pservers"].values()), "one may be behind a committed step"
-
-
-@pytest.mark.slow
-def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
-    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
-) -> None:
-    job = training.job(program, pace=pace.file, lease_ttl=5)
-    played = play(
-        job,
-        folder,
-        [
-            Act(lambda s: at(10)(s) and holders(s) == {0, 1}, send(signal.SIGSTOP, "trainer", 0)),
-            Act(
-                lambda s: s.step >= 20 and holders(s) == {1},
-                lambda supervisor: (supervisor.signal("trainer", 0, signal.SIGCONT), pace.set(Pace.SLOW)),
-            ),
-            Act(lambda s: settled(s) and holders(s) == {0, 1}, lambda _: pace.set(0)),
-        ],
-        trainers=2,
-    )
-    assert_same_bits(played.state, undisturbed.state)
-    assert played.result.preemptions.get("trainer 0", 0) >= 1, "it ends itself when it finds its lease lost"
-    assert "took over" in " ".join(event.text for event in played.statuses[-1].events)
 
 
 def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:

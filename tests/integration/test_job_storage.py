@@ -9,20 +9,16 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
-from graphft import ir, read_weights
+from graphft import ir
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.cli import main
 from graphft.runtime.coordination.job_files import fetch, publish
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.roles import environment
 from graphft.transpiler import Job, read_record
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, processes_of, whole_state
-from tests.support.commands import shown
 from tests.support.s3_server import s3_server
 
 pytestmark = pytest.mark.timeout(600)
@@ -107,52 +103,6 @@ def test_a_machine_and_its_etcd_are_lost_and_the_storage_is_s3(
     assert model == undisturbed.result.model.read_bytes()
 
 
-# -- which run a storage is of ----------------------------------------------------------------------------------------
-
-
-def same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
-
-
-@pytest.mark.slow
-def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(
-    folder: Path, url: str, pace: Pace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pace.set(0)
-    small = {"trainers": 1, "pservers": 1, "passes": 1, "storage": url}
-    one, two = Machine(folder / "one"), Machine(folder / "two")
-    assert one.script(pace, **small).wait() == 0
-    again = two.script(pace, **small)
-    assert again.wait() == 0, again.output
-    assert again.output.startswith("jobs/blobs/runs/1 is complete, and its result is returned")
-    job = two.folder / "jobs" / "blobs" / "runs" / "1"
-    found, first, second = look_at(job), f"{url}/runs/1", folder / "storage" / "job" / "runs" / "2"
-    assert (found.state, found.to_json()["model"]) == ("complete", str(job / "model.safetensors"))
-    head, newest, *_ = shown(capsys, "checkpoint", "list", url).splitlines()
-    assert head.split()[0] == "version"
-    assert "generation 0, 1 shards" in newest
-    assert ": good (" in shown(capsys, "checkpoint", "verify", url)
-    shown(capsys, "checkpoint", "export", url, folder / "model.safetensors")
-    assert same_tensors(read_weights(url), read_weights(folder / "model.safetensors"))
-    assert same_tensors(read_weights(url, version=int(newest.split()[0])), read_weights(url))
-    changed = two.script(pace, **small | {"seed": 12})
-    assert changed.wait() == 0, changed.output
-    assert "differs in: seed 11 -> 12; new run in jobs/blobs/runs/2" in changed.output.splitlines()[0]
-    assert not same_tensors(read_weights(url), read_weights(first)), "that of the newest"
-    model, three = second / "model.safetensors", Machine(folder / "three")
-    whole = model.read_bytes()
-    for how in (lambda data: b"", lambda data: data[:-1], lambda data: data[:-1] + bytes([data[-1] ^ 1])):
-        model.write_bytes(how(whole))
-        with pytest.raises(GraphftError, match="is not what was uploaded"):
-            read_weights(url)
-    late = three.launch("--job", url)
-    assert (late.wait(), "model.safetensors is not what was uploaded" in late.output) == (2, True), late.output
-    assert not (three.folder / "jobs" / "job" / "runs" / "2" / "model.safetensors").exists()
-    model.write_bytes(whole)
-    assert three.launch("--job", url).wait() == 0
-
-
-@pytest.mark.slow
 def test_of_two_runs_that_take_a_storage_one_has_it(program: ir.Program, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/storage"
     jobs = [training.job(program, storage=url) for _ in range(2)]
@@ -169,12 +119,10 @@ def test_of_two_runs_that_take_a_storage_one_has_it(program: ir.Program, tmp_pat
         fetch(url, tmp_path / "1")
 
 
-@pytest.mark.slow
 def test_a_storage_that_is_away_is_not_filled_anew(
     program: ir.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that is not mounted is an empty folder. What was started then put the job there: that looked like a
-    storage whose claim had been deleted, and ended the job. A role by its URL ended it, too, as wrongly used."""
+    """A file system that is not mounted is an empty folder."""
     url, storage = f"file://{tmp_path}/storage/job", tmp_path / "storage"
     training.job(program, storage=url).save(tmp_path / "here" / "jobs" / "job")
     monkeypatch.chdir(tmp_path / "here")
@@ -195,7 +143,6 @@ def test_a_storage_that_is_away_is_not_filled_anew(
     publish(folder)
 
 
-@pytest.mark.slow
 def test_a_job_that_was_damaged_in_its_storage(program: ir.Program, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/storage"
     job = training.job(program, storage=url)
@@ -215,9 +162,3 @@ def test_a_job_that_was_damaged_in_its_storage(program: ir.Program, tmp_path: Pa
         with pytest.raises(GraphftError, match=r"files\.json is damaged: "):
             fetch(url, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
-
-
-@pytest.mark.parametrize("storage", ["/shared/job", "memory://job", "s3://bucket/job"])
-def test_a_storage_that_cannot_be_one(program: ir.Program, storage: str) -> None:
-    with pytest.raises(GraphftError):
-        training.job(program, storage=storage, ft=storage.startswith(("/", "memory")))

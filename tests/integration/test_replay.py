@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 import graphft
 from graphft import ir
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.data import open_reader
 from graphft.runtime.replay.recompute import LocalShards, LocalTrainer, Observer, reach
-from tests.integration import training
 from tests.integration.plays import Program, play
 from tests.integration.test_nonfinite import job, where
 
@@ -54,7 +53,6 @@ def local(job: graphft.transpiler.Job, folder: Path) -> tuple[LocalShards, Local
 def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(
     program: ir.Program, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Batch norm, dropout, Adam, a schedule, the global norm over two shards, and a step that was discarded."""
     played = play(job(program, on_nonfinite="skip", passes=1, checkpoint_every=4, keep_checkpoints=9), folder)
     store = CheckpointStore(folder / "checkpoints")
     last, *others = store.manifests()
@@ -92,20 +90,3 @@ def test_the_op_that_divides_zero_by_zero_is_named(folder: Path) -> None:
     assert "loss         nan" in command.output
     assert re.search(r"nan +4 of 4 +last\.weight", command.output)
     assert "column " not in command.output
-
-
-@pytest.mark.slow
-def test_what_cannot_be_replayed(program: ir.Program, folder: Path) -> None:
-    stops, of_async = job(program), job(program, sync=False)
-    step, slot = where(stops)[0]
-    for one in (stops, of_async):
-        one.save(folder / one.config.mode / str(one.config.sync))
-    sync, other = (str(folder / "async" / name) for name in ("True", "False"))
-    for arguments, text in (
-        (["--job", other, "--step", "0"], "is async"),
-        (["--job", sync, "--step", str(training.STEPS)], f"there is no step {training.STEPS}"),
-        (["--job", sync, "--step", str(step + 1)], f"step {step} of slot {slot} is not finite already"),
-    ):
-        command = Program(folder, "-m", "graphft", "replay", *arguments)
-        assert command.wait() == UsageError.exit_status
-        assert text in command.output

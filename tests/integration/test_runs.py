@@ -10,85 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from graphft import ir
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher.process_ends import read_ends
-from graphft.runtime.process.role_process import EXIT_USAGE
-from tests.integration import training
-from tests.integration.plays import SCRIPT, Pace, Program, at, kill_first, play
+from tests.integration.plays import SCRIPT, Pace, Program, at, kill_first
 
 pytestmark = pytest.mark.timeout(600)
 OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
-PATIENT = {**OPTIONS, "chunk_timeout": 200}
-"""Where a batch takes half a minute: a trainer that has no CPU for the other half is not to end."""
 
 
 def model(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-def launch_with(etcd: str, **options: int) -> str:
-    return json.dumps({"etcd": etcd, "quiet": True, **options})
-
-
-@pytest.mark.slow
-def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Program, folder: Path, pace: Pace) -> None:
-    """The same script, name and etcd, other data (`records`); roles by hand and by the launcher."""
-    pace.set(30)
-    with EmbeddedEtcd(folder / "etcd") as server:
-        etcd = server.endpoints[0]
-        launch = {"GRAPHFT_LAUNCH": launch_with(etcd)}
-        one = Program(folder / "one", SCRIPT, pace.file, json.dumps(PATIENT), **launch)
-        begun = folder / "one" / "jobs" / "blobs" / "runs" / "1"
-        one.until(begun, lambda s: bool(s.trainers), etcd=etcd)
-        other = Program(folder / "other", SCRIPT, pace.file, json.dumps(PATIENT), **launch)
-        assert other.wait() == 1
-        assert "etcd has another run named blobs" in other.output
-        assert f"in {begun} on {socket.gethostname()}" in other.output
-        stranger = training.job(program, pace=pace.file, **{**PATIENT, "seed": 5})
-        stranger.save(folder / "stranger")
-        start = ("-m", "graphft", "start", "--job", folder / "stranger", "--etcd", etcd)
-        for by_hand in [Program(folder, *start, role) for role in ("trainer", "pserver", "coordinator")]:
-            assert (by_hand.wait(), "error[foreign-job]" in by_hand.output) == (EXIT_USAGE, True), by_hand.output
-        joined = Program(
-            folder / "one", SCRIPT, pace.file, json.dumps(PATIENT), GRAPHFT_LAUNCH=launch_with(etcd, pservers=0)
-        )
-        joined.says("resuming jobs/blobs/runs/1 at step")
-        pace.set(0)
-        assert one.wait() == 0, one.output
-        assert joined.wait() == 0, joined.output
-        late = Program(folder, "-m", "graphft", "start", "pserver", "--job", begun.parent.parent, "--etcd", etcd)
-        assert late.wait() == 0, "a pserver that comes when the job is complete changes nothing"
-        with Etcd([etcd]) as client:
-            state = client.get(Keys("blobs").state)
-            assert state is not None
-            assert state.value == b"complete"
-        # The run that is over makes way.
-        after = play(training.job(program, pace=pace.file, **PATIENT), folder / "after", etcd=etcd)
-    assert model(begun) == model(after.folder), "the bits of an undisturbed run"
-
-
-@pytest.mark.slow
-def test_a_model_that_is_gone_is_made_again(program: ir.Program, folder: Path) -> None:
-    """Its etcd said that the job is complete: it "completed" once more each time, with status 0 and no model."""
-    job_dir = play(training.job(program, **OPTIONS), folder).folder
-    (before, model_file), launch = (model(job_dir), job_dir / "model.safetensors"), ("-m", "graphft", "launch", "--job")
-    model_file.unlink()
-    status = Program(folder, "-m", "graphft", "status", "--job", job_dir)
-    assert status.wait() == 0
-    assert "writes its model, which is not there" in status.output
-    again = Program(folder, *launch, job_dir)
-    assert again.wait() == 0, again.output
-    assert "is gone: it is made again, from the checkpoint of step" in again.output
-    assert model(job_dir) == before
-    model_file.unlink()
-    for manifest in job_dir.glob("checkpoints/**/manifest.json"):
-        manifest.unlink()
-    anew = Program(folder, *launch, job_dir)
-    assert anew.wait() == 0, anew.output
-    assert "is gone: it is TRAINED again" in anew.output
-    assert model(job_dir) == before
 
 
 @pytest.mark.slow

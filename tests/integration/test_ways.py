@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import graphft
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
-from graphft.runtime.etcd.channel import etcdrpc
+from graphft.runtime.etcd import EtcdError
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, await_gone
 from tests.support.etcd_servers import EmbeddedCluster
@@ -58,38 +56,6 @@ def test_by_hand_with_a_cluster_whose_leader_dies(plain: graphft.Program, folder
     eager = training.trained_in_one_process(job, training.network(plain=True))
     for name, value in model_of(folder / "job").items():
         torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=1e-4)
-
-
-@pytest.fixture
-def locked_etcd(folder: Path) -> Iterator[EmbeddedEtcd]:
-    """An etcd that wants a login."""
-    with EmbeddedEtcd(folder / "locked") as server:
-        with Etcd(server.endpoints) as client:
-            client.ping(deadline=60)  # what follows is not tried again
-            auth = client._auth
-            auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
-            auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
-            auth.AuthEnable(etcdrpc.AuthEnableRequest())
-        yield server
-
-
-@pytest.mark.slow
-def test_the_script_as_each_role_with_an_etcd_that_wants_a_login(
-    folder: Path, pace: Pace, locked_etcd: EmbeddedEtcd
-) -> None:
-    pace.set(0)
-    environment = {
-        "GRAPHFT_ETCD": locked_etcd.endpoints[0],
-        "GRAPHFT_JOB_DIR": str(folder / "job"),
-        "GRAPHFT_ETCD_USER": "root",
-        "GRAPHFT_ETCD_PASSWORD": "secret",
-    }
-    roles = [
-        Program(folder, SCRIPT, pace.file, json.dumps(SMALL), GRAPHFT_ROLE=role, **environment)
-        for role in ("trainer", "pserver")
-    ]
-    assert [role.wait() for role in roles] == [0, 0], [role.output for role in roles]
-    assert (folder / "job" / "model.safetensors").exists()
 
 
 def test_torchrun_ranks(folder: Path, pace: Pace) -> None:

@@ -5,9 +5,6 @@ Roles read the data by reference to this file, so it imports neither tests nor f
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import signal
 import threading
 import time
@@ -28,16 +25,6 @@ RECORDS, CHUNK, BATCH, SLOTS, PASSES = 444, 40, 8, 3, 4
 """The last chunk has 4 records: one short batch, after which its slot has no data for the rest of the pass."""
 HANGS_AT = 100
 LR, CLIP, STEPS = 0.02, 0.5, 80
-
-
-EXIT = 0
-
-
-def end(how: int) -> None:
-    """Ends the process: by a signal, or with status -how, 0 as if it were done."""
-    if how <= EXIT:
-        os._exit(-how)
-    signal.pthread_kill(threading.get_ident(), how)  # of this thread, as a segmentation fault is
 
 
 LOOKED = ".looked"
@@ -62,23 +49,13 @@ def take_time(pace: str) -> None:
         time.sleep(0.01)
 
 
-def await_opening(file: Path) -> None:
-    """Returns when there is no such file, or after the seconds that are in it."""
-    start = time.monotonic()
-    with contextlib.suppress(FileNotFoundError):
-        while time.monotonic() - start < float(file.read_text()):
-            time.sleep(0.05)
-
-
 class Blobs:
     """Record i is a point and its class. Record `broken` cannot be read; those from `mislabeled` on have a class
-    that there is not, so that computing their loss fails. Reading record `fatal` ends the process, by signal `how`.
-    Record `nonfinite` has a value that is no number.
+    that there is not, so that computing their loss fails. Reading record `fatal` is a segmentation fault. Record
+    `nonfinite` has a value that is no number.
 
-    The file `pace` holds the seconds that reading a batch takes: a test slows a running job down by writing it.
-    So does the file `opening` for the construction, which is over, too, when there is no such file. The first batch
-    that is read once there is a file `holding` takes the interpreter's lock for the seconds that are in it, and deletes
-    it. Whoever finds a file in the folder `hangs` when it reads record HANGS_AT deletes it, and never comes back.
+    The file `pace` holds the seconds that reading a batch takes: a test slows a running job down by writing it. Whoever
+    finds a file in the folder `hangs` when it reads record HANGS_AT deletes it, and never comes back.
     """
 
     def __init__(
@@ -87,23 +64,17 @@ class Blobs:
         pace: str = "",
         broken: int = -1,
         mislabeled: int = 1 << 30,
-        opening: str = "",
-        holding: str = "",
         fatal: int = -1,
-        how: int = EXIT,
         hangs: str = "",
         nonfinite: int = -1,
     ) -> None:
-        if opening:
-            await_opening(Path(opening))
         generator = torch.Generator().manual_seed(7)
         self.x = torch.randn(records, 8, generator=generator)
         self.y = self.x[:, :3].argmax(1)
         self.y[mislabeled:] = 7
         if nonfinite >= 0:
             self.x[nonfinite, 5] = float("nan")
-        self.pace, self.broken, self.fatal, self.how = pace, broken, fatal, how
-        self.holding, self.hangs = holding, hangs
+        self.pace, self.broken, self.fatal, self.hangs = pace, broken, fatal, hangs
 
     def __len__(self) -> int:
         return len(self.x)
@@ -112,11 +83,10 @@ class Blobs:
         if i == self.broken:
             raise ValueError(f"record {i} is damaged")
         if i == self.fatal:
-            end(self.how)
+            signal.pthread_kill(threading.get_ident(), signal.SIGSEGV)
         return self.x[i], self.y[i]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        self._hold_the_lock()
         if self.hangs and HANGS_AT in indices:
             self._hang()
         take_time(self.pace)
@@ -129,29 +99,6 @@ class Blobs:
             except FileNotFoundError:
                 continue  # another process hangs by it
             threading.Event().wait()
-
-    def _hold_the_lock(self) -> None:
-        try:
-            seconds = int(Path(self.holding).read_text())
-            Path(self.holding).unlink()
-        except OSError:
-            return
-        ctypes.PyDLL(None).sleep(seconds)  # a PyDLL's functions are called with the lock
-
-
-class NoisyBlobs(Blobs):
-    """The construction draws a permutation, and one record in seven some noise. The numbers of the classes depend on
-    the order of a set of words."""
-
-    def __init__(self, pace: str = "") -> None:
-        super().__init__(pace=pace)
-        order = torch.randperm(len(self.x))
-        self.x, self.y = self.x[order], self.y[order]
-        numbers = {word: number for number, word in enumerate({"one", "two", "three"})}
-        self.y = torch.tensor([numbers["one"], numbers["two"], numbers["three"]])[self.y]
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.x[i] + torch.rand(8) if i % 7 == 1 else self.x[i], self.y[i]
 
 
 class StoredBlobs(Blobs):
@@ -169,27 +116,6 @@ class StoredBlobs(Blobs):
         with self.file.open("rb") as f:
             f.seek(32 * i)
             return torch.frombuffer(bytearray(f.read(32)), dtype=torch.float32), self.y[i]
-
-
-class Paced(Blobs):
-    """What `graphft.arrays` makes of the tensors in a file, at a pace."""
-
-    def __init__(self, file: str, pace: str) -> None:
-        super().__init__(pace=pace)
-        self.columns: dict[str, Tensor] = torch.load(file)
-
-    def __len__(self) -> int:
-        return min(map(len, self.columns.values()))
-
-    def __getitem__(self, i: int) -> Any:
-        return {name: column[i] for name, column in self.columns.items()}
-
-
-def paced(pace: Path, chunk_size: int, **columns: Tensor) -> graphft.DataSpec:
-    file = pace.with_suffix(".tensors")
-    torch.save(columns, file)
-    arguments = {"file": str(file), "pace": str(pace)}
-    return graphft.dataset(f"{__file__}:Paced", arguments, columns=list(columns), chunk_size=chunk_size)
 
 
 def network(plain: bool = False) -> nn.Module:

@@ -27,9 +27,8 @@ def balanced(best: Tensor, labels: Tensor) -> Tensor:
     return sum(shares[1:], shares[0]) / 3
 
 
-def validation(pace: Path | str, opening: str = "", **options: Any) -> graphft.Validation:
-    blobs = {"records": RECORDS, "pace": str(pace), "opening": opening}
-    data = graphft.dataset(f"{training.__file__}:Blobs", blobs, chunk_size=CHUNK)
+def validation(pace: Path | str, **options: Any) -> graphft.Validation:
+    data = graphft.dataset(f"{training.__file__}:Blobs", {"records": RECORDS, "pace": str(pace)}, chunk_size=CHUNK)
     return graphft.Validation(
         data=data, batch_size=BATCH, loss_fn=with_scores, reduce={"balanced": balanced}, **options
     )

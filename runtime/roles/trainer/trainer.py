@@ -139,8 +139,6 @@ class Trainer(Role):
             reader = self._open(self.config.data, self.job_dir, max(8, self.config.trainers + 1), thread)
             if validate is not None:
                 held_out = self._open(validate.data, self.job_dir / VALIDATION, 2, thread)
-                if reader.spec.kind == held_out.spec.kind == "dataset":
-                    held_out.take_turns(reader)
         self.work_record.mark(Phase.IDLE)
         return reader, held_out
 
