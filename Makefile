@@ -25,7 +25,7 @@ ETCD := .etcd/.fetched
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test test-slow lint types accept bench cost zoo converge chaos sim hdfs ray slurm docs clean
+.PHONY: help setup run test test-slow lint types accept bench cost zoo converge examples chaos sim hdfs ray slurm docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ zoo: setup .zoo  ## what users of torch train, captured and compared with torch 
 
 converge: setup  ## sync, async and its modes side by side, with the tables of docs/convergence.md (about 15 minutes)
 	@$(PY) benchmarks/convergence.py --faults 4
+
+examples: setup  ## all examples and the notebook, small, as their reader runs them (CI runs the first)
+	@GRAPHFT_EXAMPLES=1 $(PY) -m pytest -q tests/examples
 
 chaos: setup  ## 720 random faults on 10 jobs, sync and async (an hour or more; fewer: ARGS="--only sync --share 0.5")
 	@$(PY) -m tests.chaos $(ARGS)

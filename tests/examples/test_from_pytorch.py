@@ -25,7 +25,6 @@ def test_the_loop_and_the_job(tmp_path: Path) -> None:
     assert len(epochs) == len(trained) == 8
     assert epochs[-1] > 0.95
     assert eval(last)["accuracy"] > 0.95
-    assert [line for line in run(tmp_path, "train.py") if line.startswith("{")] == [last], "nothing is trained again"
 
 
 def run(folder: Path, script: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""The notebook runs from top to bottom, as its reader would run it."""
+"""The notebook runs from top to bottom, as its reader would run it (`make examples`)."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ pytest.importorskip("ipykernel")
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "trainer.ipynb"
 
 
-@pytest.mark.slow
+@pytest.mark.skipif("GRAPHFT_EXAMPLES" not in os.environ, reason="by hand: make examples")
 @pytest.mark.timeout(600)
-@pytest.mark.chaos
 def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # nothing is written into the user's own
     notebook = nbformat.read(NOTEBOOK, as_version=4)
