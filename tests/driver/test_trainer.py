@@ -166,20 +166,6 @@ def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_pat
 
 
 @pytest.mark.slow
-def test_all_epochs_that_there_can_be(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """The script that is run again finds them done, and trains no others."""
-    with epochs.trainer(tmp_path / "job", max_epochs=2) as trainer:
-        assert trainer.train(epochs=2)["loss"] == undisturbed.metrics[1]["loss"]
-        assert trainer.epoch == 2
-        with pytest.raises(graphft.GraphftError, match="epoch 3 is beyond the last one: 2 of 2 are done"):
-            trainer.train()
-        done = trainer.state_dict()["model"]
-    with epochs.trainer(tmp_path / "job", max_epochs=2) as trainer:
-        assert trainer.epoch == 2
-        assert same(trainer.state_dict()["model"], done)
-
-
-@pytest.mark.slow
 def test_a_state_is_saved_loaded_and_replaced(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job") as trainer:
         before = trainer.state_dict()
