@@ -1,6 +1,6 @@
 """Real roles in a simulated world, by seeds.
 
-python -m tests.sim --mode async --seeds 1000 [--first 0]     # many; the first that fails is named
+python -m tests.sim --mode async --seeds 1000 [--first 0]     # many; those that fail are named
 python -m tests.sim --mode async --seed 17                    # one again, with its story
 """
 
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 COMMAND = "python -m tests.sim"
-SHOW_SECONDS = 10.0
 
 
 class Task(NamedTuple):
@@ -48,7 +47,6 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
     parser.add_argument("--seed", type=int, help="run this one, and print its story")
-    parser.add_argument("--keep-going", action="store_true", help="name every seed that fails, and go on")
     parser.add_argument("--twice", action="store_true", help="run each seed twice, and compare their stories")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of names are in the same order in every process then
@@ -62,8 +60,7 @@ def main() -> int:
 
 
 def run_many(pool: multiprocessing.pool.Pool, scenario: str, options: argparse.Namespace) -> int:
-    began = shown = time.monotonic()
-    counts: Counter[str] = Counter()
+    began, failed, counts = time.monotonic(), 0, Counter[str]()
     scenario, _, seeds_of = scenario.partition("=")
     count, _, its_first = seeds_of.partition("@")
     first = int(its_first or options.first)
@@ -73,25 +70,18 @@ def run_many(pool: multiprocessing.pool.Pool, scenario: str, options: argparse.N
     seeds = range(first, first + int(count or options.seeds))
     tasks = [Task(scenario, options.mode, seed, options.dispatch) for seed in seeds] * (2 if options.twice else 1)
     digests: dict[Task, str] = {}
-    failed = 0
-    for done, found in enumerate(pool.imap_unordered(_run, tasks, chunksize=5)):
+    for found in pool.imap_unordered(_run, tasks):
         differs = digests.setdefault(found.task, found.digest) != found.digest
         wrong = found.wrong or ("its story is another one in another process" if differs else "")
         if wrong:
             failed += 1
             print(*wrong.splitlines()[-3:], f"replay: {COMMAND} {name} --seed {found.task.seed}", sep="\n", flush=True)
-            if not options.keep_going:
-                break
         counts += found.counts
-        if time.monotonic() - shown > SHOW_SECONDS:
-            shown = time.monotonic()
-            print(f"{done}/{len(tasks)} seeds", file=sys.stderr, flush=True)
-    else:
-        rate = len(tasks) / (time.monotonic() - began)
-        good = f"{len(tasks) - failed} of {len(tasks)} seeds as they should be"
-        begins = f" --first {its_first}" if its_first else ""
-        print(f"{name}{begins}: {good}, {rate:.1f} a second; {dict(sorted(counts.items()))}", flush=True)
-    return 1 if failed else 0
+    rate = len(tasks) / (time.monotonic() - began)
+    good = f"{len(tasks) - failed} of {len(tasks)} seeds as they should be"
+    begins = f" --first {its_first}" if its_first else ""
+    print(f"{name}{begins}: {good}, {rate:.1f} a second; {dict(sorted(counts.items()))}", flush=True)
+    return min(failed, 1)
 
 
 def replay(task: Task) -> int:
@@ -109,8 +99,7 @@ def replay(task: Task) -> int:
 
 
 def _prepare() -> None:
-    """Imports what every worker needs, before they are forked; the bits are those of one thread. What is imported is
-    never garbage: looking for some among it took 7 % of the time."""
+    """Imports what every worker needs, before they are forked; the bits are those of one thread."""
     import torch
 
     import tests.sim.scenarios  # noqa: F401

@@ -32,11 +32,11 @@ class ComparedSimulation(Simulation):
     bad = 0.0
     flaky = False
     certain = False
-    """Whether the reader knows the bad ones: lines that are no records."""
+    """The reader knows the bad ones: lines that are no records."""
     expected: Left = ({}, 0, [])
     """Sync: what the same job leaves without faults."""
     restored = False
-    """Whether etcd was put back to a backup, which may not know what was discarded until then."""
+    """Etcd was put back to a backup, which may not know what was discarded until then."""
 
     def check(self) -> None:
         super().check()
@@ -66,8 +66,8 @@ class ComparedSimulation(Simulation):
             raise SimulationFailed(f"row {step} of the metrics is {pair[0]}, expected {pair[1]}")
         for name, value in self.model().items():
             if not torch.equal(value, expected[name]):
-                different = _different(value, expected[name])
-                raise SimulationFailed(f"%{name} is not what the undisturbed job gives: {different}")
+                places = (value != expected[name]).nonzero().tolist()
+                raise SimulationFailed(f"%{name} is not what the undisturbed job gives: {len(places)} at {places[0]}")
         if self.skipped() != skipped:
             raise SimulationFailed(f"{self.skipped()} steps were skipped, expected {skipped}")
         self.counts["skipped steps"] += skipped
@@ -153,9 +153,3 @@ def run_undisturbed(seed: int, variant: Variant, bad: float = 0.0, certain: bool
 def undisturbed(variant: Variant) -> Left:
     """What a job leaves to which nothing happens."""
     return run_undisturbed(0, variant)
-
-
-def _different(value: torch.Tensor, expected: torch.Tensor) -> str:
-    places = (value != expected).nonzero()
-    worst = float((value - expected).abs().max())
-    return f"{len(places)} of {value.numel()} elements, by {worst:.2g} at most; the first is {places[0].tolist()}"

@@ -32,7 +32,6 @@ class Node:
     names: dict[str, Node] = field(default_factory=dict)
     lasting_names: dict[str, Node] = field(default_factory=dict)
     written: float = 0.0
-    links: int = 1
 
 
 class Disk:
@@ -190,7 +189,7 @@ class SimPath(PurePosixPath):
         return iter([self / name for name in sorted(self.disk.find(self).names)])
 
     def glob(self, pattern: str) -> Iterator[SimPath]:
-        """Of a pattern without a folder."""
+        """`pattern` has no folder."""
         return (path for path in self.iterdir() if path.match(pattern)) if self.is_dir() else iter(())
 
     def stat(self) -> Any:
@@ -208,9 +207,8 @@ class SimPath(PurePosixPath):
     def unlink(self, missing_ok: bool = False) -> None:
         if not self.exists() and missing_ok:
             return
-        node = self.disk.find(self)
+        self.disk.find(self)
         self.disk.change("delete")
-        node.links = 0
         del self.disk.find(self.parent).names[self.name]
 
     def open(self, mode: str = "r", buffering: int = -1) -> Any:
@@ -265,7 +263,7 @@ class SimOs:
 
     def fstat(self, descriptor: int) -> Any:
         node = self._disk.open[descriptor]
-        return SimpleNamespace(st_size=len(node.data), st_nlink=node.links)
+        return SimpleNamespace(st_size=len(node.data))
 
     def ftruncate(self, descriptor: int, length: int) -> None:
         self._disk.change("truncate")

@@ -6,25 +6,12 @@ is what `Etcd` promises (see the table there), and a watch's stream ends when th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from graphft.runtime.etcd import Ambiguous, EtcdUnreachable
-from graphft.runtime.etcd.model import (
-    KV,
-    Compare,
-    Op,
-    RangeResult,
-    StreamEnded,
-    TxnResult,
-    Verify,
-    WatchBatch,
-    delete_op,
-    delete_prefix_op,
-    get_op,
-    put_op,
-    verify_by_token,
-)
+from graphft.runtime.etcd import Ambiguous, EtcdError, EtcdUnreachable
+from graphft.runtime.etcd.model import Compare, Op, StreamEnded, TxnResult, Verify, WatchBatch, get_op, verify_by_token
 from tests.sim.etcd_store import SimEtcd, SimStream
 from tests.sim.world import Process, World
 
@@ -52,7 +39,7 @@ class Way:
         return None not in self.away and process not in self.away
 
     def backup(self) -> Callable[[], None]:
-        """What puts etcd back to what it holds now. Leases begin anew then, as after a restart."""
+        """Returns what puts etcd back to what it holds now. Leases begin anew then, as after a restart."""
         store = self.store
         kvs, leases, history = dict(store._kvs), dict(store._leases), list(store._history)
         keys = {lease: set(found.keys) for lease, found in leases.items()}
@@ -77,6 +64,16 @@ class Way:
         for stream in [s for s in self.streams if process in (None, s.process)]:
             stream.end()
         self.world.after(seconds, lambda: self.away.remove(process))
+
+
+def _called(name: str) -> Any:
+    """Returns the method of that name: the store's own, on the way to it."""
+
+    def call(self: Client, *arguments: Any, deadline: float | None = None, **options: Any) -> Any:
+        method = functools.partial(getattr(self._store, name), *arguments, **options)
+        return self._repeat(f"{name} {arguments[:1]}", method, deadline, EtcdUnreachable)[0]
+
+    return call
 
 
 class Client:
@@ -113,43 +110,27 @@ class Client:
         world.sleep(min(max(0.0, end - world.now), world.random.uniform(0, way.latency)))
         return result
 
-    def _repeat(self, what: str, call: Callable[[], T], deadline: float | None) -> T:
-        end, pause = self._world.now + (DEADLINE if deadline is None else deadline), FIRST_PAUSE
+    def _repeat(
+        self, what: str, call: Callable[[], T], deadline: float | None, failed: type[EtcdError], again: bool = True
+    ) -> tuple[T, int]:
+        """Returns what the call returns, and the number of tries. Raises `failed`. Without `again` there is one try."""
+        end, pause, tries = self._world.now + (DEADLINE if deadline is None else deadline), FIRST_PAUSE, 0
         while True:
+            tries += 1
+            left = max(0.01, end - self._world.now)
             try:
-                return self._try(what, call, max(0.01, min(TIMEOUT, end - self._world.now)))
+                return self._try(what, call, min(left, TIMEOUT) if again else left), tries
             except Unanswered:
-                if end - self._world.now <= pause:
-                    raise EtcdUnreachable(f"no answer to {what}", rule="etcd-unreachable") from None
+                if not again or self._world.now + pause >= end:
+                    raise failed(f"no answer to {what}", rule="etcd-unreachable") from None
             self._world.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE)
 
     # -- Store ------------------------------------------------------------------------------------------------------
 
-    def ping(self, deadline: float = 3.0) -> None:
-        self._repeat("ping", self._store.ping, deadline)
-
-    def get(self, key: str, *, deadline: float | None = None) -> KV | None:
-        return self._repeat(f"get {key}", lambda: self._store.get(key), deadline)
-
-    def range(self, prefix: str, *, keys_only: bool = False, deadline: float | None = None) -> RangeResult:
-        return self._repeat(f"range {prefix}", lambda: self._store.range(prefix, keys_only=keys_only), deadline)
-
-    def count(self, prefix: str, *, deadline: float | None = None) -> int:
-        return len(self.range(prefix, deadline=deadline).kvs)
-
-    def put(self, key: str, value: bytes, lease: int = 0, *, deadline: float | None = None) -> int:
-        return self._repeat(f"put {key}", lambda: self._store.txn([], [put_op(key, value, lease)]).revision, deadline)
-
-    def delete(self, key: str, *, deadline: float | None = None) -> int:
-        return self._deleted(f"delete {key}", delete_op(key), deadline)
-
-    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
-        return self._deleted(f"delete {prefix}*", delete_prefix_op(prefix), deadline)
-
-    def _deleted(self, what: str, op: Op, deadline: float | None) -> int:
-        count = self._repeat(what, lambda: self._store.txn([], [op]), deadline).responses[0]
-        return count if isinstance(count, int) else 0
+    ping, get, range, count = _called("ping"), _called("get"), _called("range"), _called("count")
+    put, delete, delete_prefix = _called("put"), _called("delete"), _called("delete_prefix")
+    lease_revoke = _called("lease_revoke")
 
     def txn(
         self,
@@ -165,9 +146,10 @@ class Client:
             failure, verify = (*failure, get_op(token)), verify_by_token(token, success)
         end = self._world.now + (DEADLINE if deadline is None else deadline)
         if not self._way.stands(self._process):
-            self.ping(max(0.01, end - self._world.now))
-        what = "txn " + " ".join(f"{op.kind} {op.key}" for op in success)
-        result, tries = self._txn(what, lambda: self._store.txn(compare, success, failure), verify is not None, end)
+            self.ping(deadline=max(0.01, end - self._world.now))
+        what, left = "txn " + " ".join(f"{op.kind} {op.key}" for op in success), end - self._world.now
+        call = functools.partial(self._store.txn, compare, success, failure)
+        result, tries = self._repeat(what, call, left, Ambiguous, verify is not None)
         if result.ok:
             return result
         applied = verify(result) if verify is not None and tries > 1 else None
@@ -175,35 +157,17 @@ class Client:
             return TxnResult(True, applied)
         return TxnResult(False, result.revision, result.responses[:-1]) if token is not None else result
 
-    def _txn(self, what: str, call: Callable[[], TxnResult], again: bool, end: float) -> tuple[TxnResult, int]:
-        pause, tries = FIRST_PAUSE, 0
-        while True:
-            tries += 1
-            left = max(0.01, end - self._world.now)
-            try:
-                return self._try(what, call, min(left, TIMEOUT) if again else left), tries
-            except Unanswered:
-                if not again or self._world.now + pause >= end:
-                    raise Ambiguous(f"no answer to {what}", rule="etcd-ambiguous") from None
-            self._world.sleep(pause)
-            pause = min(2 * pause, LAST_PAUSE)
-
     def lease_grant(self, ttl: int, *, deadline: float | None = None) -> tuple[int, int]:
-        lease, granted = self._repeat("grant a lease", lambda: self._store.lease_grant(ttl), deadline)
-        self._ends(granted)
+        call = functools.partial(self._store.lease_grant, ttl)
+        (lease, granted), _ = self._repeat("grant a lease", call, deadline, EtcdUnreachable)
+        self._world.after(granted, self._store.expire)
         return lease, granted
 
     def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int:
-        ttl = self._repeat(f"renew lease {lease}", lambda: self._store.lease_keepalive_once(lease), deadline)
-        self._ends(ttl)
+        call = functools.partial(self._store.lease_keepalive_once, lease)
+        ttl, _ = self._repeat(f"renew lease {lease}", call, deadline, EtcdUnreachable)
+        self._world.after(ttl, self._store.expire)  # also when nobody calls etcd
         return ttl
-
-    def _ends(self, ttl: float) -> None:
-        """etcd ends a lease by itself, also when nobody calls it."""
-        self._world.after(ttl, self._store.expire)
-
-    def lease_revoke(self, lease: int, *, deadline: float | None = None) -> bool:
-        return self._repeat(f"revoke lease {lease}", lambda: self._store.lease_revoke(lease), deadline)
 
     def is_full(self) -> bool:
         return False

@@ -19,12 +19,16 @@ from graphft.runtime.coordination.status import count_queue
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_OK
+from graphft.runtime.protocol.async_shard import AsyncShard
+from graphft.runtime.protocol.async_trainer import AsyncTrainer
+from graphft.runtime.protocol.events import ApplyRound
+from graphft.runtime.protocol.sync_shard import SyncShard
+from graphft.runtime.protocol.sync_trainer import SyncTrainer
 from graphft.runtime.roles.environment import RoleSpec, make_role
 from graphft.transpiler.layout import SKIPPED_STEPS
 from tests.sim.disk import Disk, SimPath
 from tests.sim.etcd import Client, Way
 from tests.sim.etcd_store import SimEtcd
-from tests.sim.machines import watched
 from tests.sim.network import WorldNetwork
 from tests.sim.substitutes import substituted
 from tests.sim.threads import SimTime
@@ -56,11 +60,11 @@ class Simulation:
         self.network = WorldNetwork(self.world, faults or Faults(), latency)
         self.counts: Counter[str] = Counter()
         self.restarts = True
-        """Whether a process that ends is started again: until the job is over."""
+        """A process that ends is started again: until the job is over."""
         self.roles: dict[Process, RoleSpec] = {}
         self._looked, self._over = -1, False
         self._substitutes = substituted(
-            self.world, self.disk, self.network, pace, watched(self.applied) | {open_reader: self.open_reader}
+            self.world, self.disk, self.network, pace, self._watched() | {open_reader: self.open_reader}
         )
         self.rounds: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         """By generation and step, what the first shard to do so applied."""
@@ -170,7 +174,27 @@ class Simulation:
 
     # -- what is watched --------------------------------------------------------------------------------------------
 
+    def _watched(self) -> dict[Any, Any]:
+        """Returns by machine of the protocol what stands in for it: it checks its invariants after every event, and
+        sync shards tell what they apply."""
+
+        def watched(machine: Any) -> Any:
+            class Watched(machine):  # type: ignore[misc]
+                def step(watched, event: Any, now: float) -> Any:
+                    effects = super().step(event, now)
+                    watched.check_invariants()
+                    for effect in effects:
+                        if isinstance(effect, ApplyRound):
+                            given = tuple((c.slot, c.samples) for c in effect.contributions)
+                            self.applied(effect.generation, effect.step, watched.options.shard, given)
+                    return effects
+
+            return Watched
+
+        return {machine: watched(machine) for machine in (AsyncShard, AsyncTrainer, SyncTrainer, SyncShard)}
+
     def applied(self, generation: int, step: int, shard: int, contributions: tuple[tuple[int, int], ...]) -> None:
+        """`contributions`: (slot, samples)."""
         self.world.tell(f"shard {shard}", "applies step %d of generation %d", (step, generation))
         first = self.rounds.setdefault((generation, step), contributions)
         if contributions != first:

@@ -17,26 +17,12 @@ from graphft.runtime.roles.environment import RoleSpec
 from tests.sim.compare import ComparedSimulation, run_undisturbed, undisturbed
 from tests.sim.faults import FaultySimulation
 from tests.sim.job import Simulation
-from tests.sim.variants import (
-    VARIANTS,
-    Variant,
-    async_variant,
-    sync_variant,
-    with_coordinator,
-    with_more_passes,
-    with_nonfinite,
-    with_passes_on_demand,
-    with_validation,
-)
+from tests.sim.variants import VARIANTS, Variant, async_variant, sync_variant, with_nonfinite, with_options
 from tests.sim.world import SimulationFailed
 
 LATE_SECONDS, SOON_SECONDS = 100.0, 30.0
 TROUBLE = ("barred", "stale-claim", "idle-slot", "rollback", "restarted", "takeover", "requeued", "hung")
 """Kinds of events that an undisturbed job does not know."""
-
-
-def _names_bad_records(seed: int) -> bool:
-    return seed // 2 % 2 == 1
 
 
 class BadBatches(FaultySimulation):
@@ -48,11 +34,7 @@ class BadBatches(FaultySimulation):
     def __init__(self, seed: int, variant: Variant) -> None:
         super().__init__(seed, variant)
         self.flaky = variant.sync and seed % 2 == 1
-        self.certain = not self.flaky and _names_bad_records(seed)
-
-
-class NonFinite(FaultySimulation):
-    """Some records are not finite, among all the other faults: what contains one is discarded, once, by every shard."""
+        self.certain = not self.flaky and seed // 2 % 2 == 1
 
 
 class Calm(ComparedSimulation):
@@ -61,9 +43,6 @@ class Calm(ComparedSimulation):
     def __init__(self, seed: int, variant: Variant) -> None:
         self.pick = random.Random(seed)
         super().__init__(seed, variant, pace=lambda: self.pick.uniform(0, 0.01))
-
-    def begin_all(self) -> None:
-        self.begin(self.trainers)
 
     def check(self) -> None:
         super().check()
@@ -203,7 +182,7 @@ def undisturbed_validations(variant: Variant) -> dict[int, Mapping[str, object]]
 SCENARIOS: Mapping[str, type[ComparedSimulation]] = {
     "faults": FaultySimulation,
     "bad-batches": BadBatches,
-    "nonfinite": NonFinite,
+    "nonfinite": FaultySimulation,  # some records are not finite
     "calm": Calm,
     "bad-lines": BadLines,
     "cut-off": CutOff,
@@ -225,9 +204,10 @@ def variant_of(scenario: str, mode: str, seed: int) -> Variant:
         if scenario == "cut-off" and waits:
             continue
         if scenario == "on-demand":
-            return with_more_passes(variant)
-        if scenario == "validation":
-            return with_validation(variant, seed)
+            return with_options(variant, passes=options["passes"] + 1)
+        if scenario == "validation":  # at the end of each pass, or more often
+            decides = ("", "rate", "all", "best", "stop")[seed // 4 % 5]
+            return with_options(variant, validate_every=(0, 0, 2, 3)[seed % 4], decides=decides)
         return with_nonfinite(variant, seed) if scenario == "nonfinite" else variant
 
 
@@ -235,15 +215,15 @@ def simulate(scenario: str, mode: str, seed: int, dispatch: str = "etcd") -> tup
     """What happened in that seed: counted, and its story. Raises SimulationFailed."""
     variant = variant_of(scenario, mode, seed)
     if dispatch == "coordinator":
-        variant = with_coordinator(variant)
+        variant = with_options(variant, dispatch="coordinator")
     kind = SCENARIOS[scenario]
     if variant.sync:  # before the other one begins: there is one world at a time
-        certain = kind.certain or _names_bad_records(seed)
+        certain = kind.certain or seed // 2 % 2 == 1
         expected = run_undisturbed(seed, variant, kind.bad, certain) if kind.bad else undisturbed(variant)
         if scenario == "validation":
             undisturbed_validations(variant)
     if scenario == "on-demand":
-        variant = with_passes_on_demand(variant)
+        variant = with_options(variant, passes_on_demand=True)
     with kind(seed, variant) as simulation:
         simulation.expected = expected if variant.sync else ({}, 0)
         simulation.begin_all()

@@ -96,9 +96,6 @@ class SimLock:
             self._owner = None
             self._waiters.wake(1)
 
-    def locked(self) -> bool:
-        return self._count > 0
-
     def __enter__(self) -> bool:
         return self.acquire()
 
@@ -119,7 +116,6 @@ class SimCondition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether it was woken before the time-out, as far as that can be told."""
         end = math.inf if timeout is None else self._world.now + timeout
         count, self._lock._count = self._lock._count, 1
         self._lock.release()
@@ -231,9 +227,6 @@ class SimThreading:
 
     def enumerate(self) -> list[SimThread]:
         return [self._thread_of(task) for task in self._world.process.tasks]
-
-    def get_ident(self) -> int:
-        return id(self._world.current)
 
     def _thread_of(self, task: Task | None) -> SimThread:
         assert task is not None

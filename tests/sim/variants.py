@@ -186,31 +186,13 @@ def _counting() -> Program:
 
 def with_nonfinite(variant: Variant, seed: int) -> Variant:
     """The same job with a few records that are not finite, whose steps are to be discarded."""
-    pick = random.Random(seed)
-    records = pick.sample(range(sum(variant.chunks)), min(2, sum(variant.chunks)))
-    return replace(variant, options=(*variant.options, ("on_nonfinite", "skip")), nonfinite=tuple(sorted(records)))
+    records = random.Random(seed).sample(range(sum(variant.chunks)), min(2, sum(variant.chunks)))
+    return replace(with_options(variant, on_nonfinite="skip"), nonfinite=tuple(sorted(records)))
 
 
-def with_validation(variant: Variant, seed: int) -> Variant:
-    """The same job, validated at the end of each pass, or more often."""
-    decides = ("", "rate", "all", "best", "stop")[seed // 4 % 5]
-    options = (*variant.options, ("validate_every", (0, 0, 2, 3)[seed % 4]), ("decides", decides))
-    return replace(variant, options=options)
-
-
-def with_coordinator(variant: Variant) -> Variant:
-    """The same job, whose chunks a coordinator gives out as tasks."""
-    return replace(variant, options=(*variant.options, ("dispatch", "coordinator")))
-
-
-def with_passes_on_demand(variant: Variant) -> Variant:
-    """The same job, whose passes begin when they are asked for."""
-    return replace(variant, options=(*variant.options, ("passes_on_demand", True)))
-
-
-def with_more_passes(variant: Variant) -> Variant:
-    options = dict(variant.options)
-    return replace(variant, options=tuple({**options, "passes": options["passes"] + 1}.items()))
+def with_options(variant: Variant, **options: Any) -> Variant:
+    """The same job, with these options."""
+    return replace(variant, options=tuple({**dict(variant.options), **options}.items()))
 
 
 def expected_counts(variant: Variant) -> tuple[Tensor, int]:
