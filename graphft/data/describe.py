@@ -1,8 +1,7 @@
 """Describes data in files of any URL that fsspec opens: Parquet, CSV, JSON lines.
 
-Files are divided into chunks that can be read without the rest of their file: ranges of Parquet row groups, byte ranges
-of CSV and JSON lines. These are read whole for this, so that all of their bad records are known at once; of Parquet
-only the footer, a few lists and the first chunk are read.
+CSV and JSON lines are read whole for this, so that all of their bad records are known at once; of Parquet only the
+footer, a few lists and the first chunk are read.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import IO, Any
-
-import numpy as np
 
 from graphft.data.formats import (
     OPEN_QUOTE,
@@ -65,12 +62,11 @@ def files(
     (`"x": ("f1", "f2")`, [batch, 2]). In Parquet files a field may hold lists of one length, which lie beside the other
     fields of their column (`"e": "embedding"`, [batch, 768]). `dtypes` gives a column's dtype (default float32). An
     empty or null field is NaN where the dtype is floating, and an error elsewhere. CSV files have a header line. More
-    than 1 % of records that cannot be read are an error here; fewer are a warning, and so are empty fields.
+    than 1 % of records that cannot be read are an error here; fewer are a warning.
 
-    A chunk holds at most `chunk_size` records; small Parquet row groups are joined, large ones divided (each part
-    then costs reading the group: better choose row groups of about that size). `storage_options` go to fsspec, and
-    are stored with the job: no secrets in them. Raises GraphftError when a file is missing, lacks a field, is empty, of
-    another format or encoding, or holds what is no number.
+    A chunk holds at most `chunk_size` records of one file; of Parquet it costs reading the row groups that it is in.
+    `storage_options` go to fsspec, and are stored with the job: no secrets in them. Raises GraphftError when a file is
+    missing, lacks a field, is empty, of another format or encoding, or holds what is no number.
     """
     check_chunk_size(chunk_size)
     if format not in FORMATS:
@@ -116,13 +112,11 @@ def files(
 
 @dataclass
 class Quality:
-    """Counts what cannot be read of some files, and by field the records in which it is NaN or infinite."""
+    """Counts what cannot be read of some files; `examples` are by field."""
 
     records: int = 0
     bad: int = 0
     examples: dict[str, str] = field(default_factory=dict)
-    nonfinite: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """How many records, and the first place."""
 
     def add(self, decoded: Decoded, place: Callable[[int], str]) -> None:
         """Takes decoded records in; `place` names one by its position."""
@@ -133,26 +127,18 @@ class Quality:
                 if text == OPEN_QUOTE:
                     raise UsageError(f"{place(i)}: {text}", rule="data", help=_QUOTES)
                 self.examples.setdefault(name, f"{place(i)}: {text}")
-        for name, values in decoded.fields.items():
-            finite = np.isfinite(values).all(axis=1)
-            if found := [int(i) for i in np.flatnonzero(~finite) if i not in decoded.bad]:
-                count, first = self.nonfinite.get(name) or (0, place(found[0]))
-                self.nonfinite[name] = count + len(found), first
 
     def report(self) -> None:
         """Warns of what was found. Raises UsageError[data] if too many records are bad."""
-        if self.nonfinite:
-            found = [f"{name} in {n:,} records (first: {place})" for name, (n, place) in self.nonfinite.items()]
-            log.warning("NaN (empty fields) or infinite values: %s", _few(found, ", "))
-        text = f"{self.bad:,} of {self.records:,} records cannot be read: {_few([*self.examples.values()], '; ')}"
+        text = f"{self.bad:,} of {self.records:,} records cannot be read: {_few([*self.examples.values()])}"
         if self.bad > BAD_SHARE * self.records:
             raise UsageError(text, rule="data", help=_REMEDY)
         if self.bad:
             log.warning("%s; they will be discarded", text)
 
 
-def _few(texts: Sequence[str], separator: str) -> str:
-    return separator.join(texts[:LISTED]) + f" and {len(texts) - LISTED} more" * (len(texts) > LISTED)
+def _few(texts: Sequence[str]) -> str:
+    return "; ".join(texts[:LISTED]) + f" and {len(texts) - LISTED} more" * (len(texts) > LISTED)
 
 
 def _need(fields: Iterable[str], there: Sequence[str], url: str) -> None:
@@ -165,17 +151,16 @@ def _need(fields: Iterable[str], there: Sequence[str], url: str) -> None:
 def _describe_text(
     f: IO[bytes], url: str, format: str, fields: Mapping[str, str], chunk_size: int, quality: Quality
 ) -> tuple[list[Range], str]:
-    """Returns byte ranges of up to `chunk_size` records, and the file's checksum."""
+    """Returns byte ranges of `chunk_size` lines, and the file's checksum."""
     ranges, made, name, first = list[Range](), hashlib.sha256(), url.rpartition("/")[2], f.readline()
     header = csv_header(first, url) if format == "csv" else None
     if header is not None or first.strip():
         _need(fields, list(json_row(check_text(first, url))[0]) if header is None else header, url)
-    start, offset, line = 0, 0, 1
-    lines: Iterable[bytes] = itertools.chain([first], f)
+    start, offset, line, lines = 0, 0, 1, itertools.chain([first], f)
     if header is not None:
-        lines, offset, line = f, len(first), 2
+        offset, line = len(next(lines)), 2
         made.update(first)
-    for group in _groups(lines, chunk_size):
+    while group := list(itertools.islice(lines, chunk_size)):
         data = b"".join(group)
         made.update(data)
         if not data.isspace():
@@ -188,20 +173,6 @@ def _describe_text(
     return ranges, made.hexdigest()[:DIGITS]
 
 
-def _groups(lines: Iterable[bytes], chunk_size: int) -> Iterator[list[bytes]]:
-    """Yields groups of lines, of which up to `chunk_size` are not blank."""
-    group: list[bytes] = []
-    count = 0
-    for line in lines:
-        if count == chunk_size:
-            yield group
-            group, count = [], 0
-        group.append(line)
-        count += not line.isspace()
-    if group:
-        yield group
-
-
 def _describe_parquet(
     f: IO[bytes], url: str, fields: Mapping[str, str], chunk_size: int, quality: Quality, lists: dict[str, int]
 ) -> list[Range]:
@@ -211,7 +182,8 @@ def _describe_parquet(
 
     opened, name = open_parquet(f, url), url.rpartition("/")[2]
     _need(fields, opened.schema_arrow.names, url)
-    ranges, wrong = list(_row_groups(opened.metadata, chunk_size)), []
+    ranges: list[Range] = [(n, start) for start, n in split(opened.metadata.num_rows, chunk_size)]
+    wrong = []
     for one, dtype in fields.items():
         declared = opened.schema_arrow.field(one).type
         kind = declared.value_type if is_list(declared) or kinds.is_dictionary(declared) else declared
@@ -224,7 +196,7 @@ def _describe_parquet(
             text = f"field {one} has {width} values in each record of {url}, and {lists[one]} before (0: no list)"
             raise UsageError(text, rule="columns", help="write it alike in all files")
     if wrong:
-        raise UsageError(f"{name}: {_few(wrong, '; ')}", rule="data", help=_REMEDY)
+        raise UsageError(f"{name}: {_few(wrong)}", rule="data", help=_REMEDY)
     for records, start in ranges[: not quality.records]:  # of the first file
         widths = {one: width for one, width in lists.items() if width and one in fields}
         quality.add(decode_parquet(opened, start, records, fields, widths), lambda i: f"record {i} of {name}")
@@ -241,20 +213,3 @@ def _width(opened: Any, name: str, url: str) -> int:
         text = f"{url}: field {name} has no values in the first row group"
         raise UsageError(text, rule="data", help="give all lists of a field one length, of 1 or more")
     return width
-
-
-def _row_groups(metadata: Any, chunk_size: int) -> Iterator[Range]:
-    """Yields ranges of whole row groups, and of parts of large ones."""
-    start = length = 0
-    for i in range(metadata.num_row_groups):
-        rows = metadata.row_group(i).num_rows
-        if length and length + rows > chunk_size:
-            yield length, start
-            start, length = start + length, 0
-        if rows > chunk_size:
-            yield from ((n, start + a) for a, n in split(rows, chunk_size))
-            start += rows
-        else:
-            length += rows
-    if length:
-        yield length, start

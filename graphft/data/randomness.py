@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +16,8 @@ import numpy as np
 
 CONSTRUCTION_SEED = 0
 """Seeds the numbers that a Dataset draws while it is constructed, or its module loaded."""
-DEPTH, LONG, MOST = 8, 1000, 100_000
-"""Own generators are looked for so deep, in containers of up to so many items, and among so many values."""
+DEPTH, LONG = 8, 1000
+"""Own generators are looked for so deep, and in containers of up to so many items."""
 
 
 @contextlib.contextmanager
@@ -77,8 +76,7 @@ def own_generators(dataset: Any) -> list[Any]:
     """Returns the generators of torch, NumPy and Python that `dataset` keeps, in the order in which they are found."""
     module = sys.modules.get(type(dataset).__module__)
     candidates = [*vars(module).values()] if module is not None else []
-    candidates += itertools.islice(_inside(dataset, DEPTH, set()), MOST)
-    return [value for value in candidates if _is_own(value)]
+    return [value for value in (*candidates, *_inside(dataset, DEPTH, set())) if _is_own(value)]
 
 
 def seed_generators(generators: Iterable[Any], seed: int) -> None:

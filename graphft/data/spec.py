@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +22,6 @@ from graphft.plan import Plan
 
 if TYPE_CHECKING:
     import torch
-
-log = logging.getLogger("graphft")
 
 FOLDER = "data"
 """The part of the job's folder in which `DataSpec.store` puts arrays."""
@@ -215,8 +212,6 @@ def arrays(*unnamed: object, chunk_size: int = 4096, **columns: torch.Tensor | n
     records = lengths[names[0]]
     if records == 0:
         raise GraphftError("the columns have no records", rule="short-data", help="give at least one batch")
-    if found := [text for name, array in values.items() if (text := _nonfinite(name, array))]:
-        log.warning("NaN or infinite values: %s; the model has to handle them", ", ".join(found))
     types = {n: Type(torch_dtype(n, a.dtype), ("batch", *a.shape[1:])) for n, a in values.items()}
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
     fingerprint = {n: array_digest(a) for n, a in values.items()}
@@ -236,11 +231,3 @@ def _as_array(name: str, value: Any) -> np.ndarray:
     if array.ndim == 0:
         raise _columns(f"column {name} is a single value", "give one entry per record")
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-
-
-def _nonfinite(name: str, array: np.ndarray) -> str:
-    """Says in which records of a column such values are, or returns ""."""
-    if array.dtype.kind not in "fc":
-        return ""
-    bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
-    return f"{name} in {len(bad):,} of {len(array):,} records (the first is {bad[0]:,})" if len(bad) else ""

@@ -11,9 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -256,8 +255,7 @@ class Prefetcher:
 
 # -- storage that is away ---------------------------------------------------------------------------------------------
 #
-# A read that failed is made again, with growing pauses. In between a record of another chunk of the same source is
-# read, its neighbour. An outage fails both; a chunk that fails while its neighbours can be read is bad.
+# A read that failed is made again, with growing pauses. A chunk that fails while its neighbours can be read is bad.
 
 WAIT_SECONDS, START_SECONDS = 300.0, 60.0
 """How long a trainer waits for storage that is away; and one that opens its data, at its start."""
@@ -279,12 +277,6 @@ def is_of_storage(error: BaseException | None) -> bool:
     return False
 
 
-class Verdict(Enum):
-    """Says what a read that failed means: try again; the chunk is bad; storage is away, and no chunk is at fault."""
-
-    WAIT, BAD, AWAY = range(3)
-
-
 @dataclass(slots=True)
 class Patience:
     """Decides about one read that fails again and again. `began`: when it failed first, in seconds; no clock here."""
@@ -294,15 +286,16 @@ class Patience:
     tries: int = 0
     good: int = 0
 
-    def failed(self, now: float, neighbour: bool | None) -> Verdict:
-        """Judges a failure. `neighbour`: True if a record of another chunk could be read, None if there is none."""
+    def failed(self, now: float, neighbour: bool | None) -> Literal["wait", "bad", "away"]:
+        """Returns what a failure means. `neighbour`: True if a record of another chunk could be read, None if there is
+        none."""
         self.tries += 1
         self.good += neighbour is True
         if self.good >= GOOD_NEIGHBOURS:
-            return Verdict.BAD
+            return "bad"
         if now - self.began < self.limit:
-            return Verdict.WAIT
-        return Verdict.AWAY if neighbour is False else Verdict.BAD
+            return "wait"
+        return "away" if neighbour is False else "bad"
 
     @property
     def pause(self) -> float:

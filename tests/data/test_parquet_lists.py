@@ -62,12 +62,11 @@ def test_lists_lie_beside_other_fields(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 2)])
-def test_nulls_are_nan(tmp_path: Path, kind: pa.DataType, caplog: pytest.LogCaptureFixture) -> None:
+def test_nulls_are_nan(tmp_path: Path, kind: pa.DataType) -> None:
     values = [[1.0, 2.0], None, [3.0, None], [4.0, 5.0]] * 3
     spec = described(write(tmp_path, {"e": pa.array(values, kind)}), {"e": "e"})
     wanted = torch.tensor([[1, 2], [NAN, NAN], [3, NAN], [4, 5]] * 3)
     assert torch.equal(read(spec)["e"].nan_to_num(-1), wanted.nan_to_num(-1))
-    assert "e in 2 records (first: record 1 of 0.parquet)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -104,8 +103,8 @@ def test_a_list_that_only_reading_finds_too_long_is_a_bad_record(tmp_path: Path)
     """Another one of its row group is as much too short, so that the footer tells nothing."""
     spec = described(write(tmp_path, {"e": [*ROWS[:4], [1.0], *ROWS[5:7], [1.0, 2.0, 3.0]]}), {"e": "e"})
     with pytest.raises(BadRecords, match=r"record 4 of 0.parquet: field e has 1 values, expected 2") as caught:
-        open_reader(spec, ".", 0).batch(IN_ORDER, 2, 0, 3)
-    assert caught.value.positions == {0}
+        open_reader(spec, ".", 0).batch(IN_ORDER, 1, 0, 3)
+    assert caught.value.positions == {1}
     assert read(described(write(tmp_path, {"e": ROWS}), {"e": "e"}))["e"].tolist() == ROWS
 
 
@@ -113,5 +112,5 @@ def test_a_value_in_a_list_that_is_none_of_the_dtype_is_a_bad_record(tmp_path: P
     """Of a chunk that is not looked at when the file is described."""
     spec = described(write(tmp_path, {"e": [[1.0, 2.0]] * 4 + [[1.0, 2.5]]}), {"e": "e"}, e="int64")
     with pytest.raises(BadRecords, match=r"record 4 of 0\.parquet: field e is .*2\.5.*, no int64") as caught:
-        open_reader(spec, ".", 0).batch(IN_ORDER, 2, 0, 1)
-    assert caught.value.positions == {0}
+        open_reader(spec, ".", 0).batch(IN_ORDER, 1, 0, 2)
+    assert caught.value.positions == {1}

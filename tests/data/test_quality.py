@@ -7,12 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from graphft.data import DataSpec, arrays, files
+from graphft.data import DataSpec, files
 from graphft.errors import GraphftError
 
 GOOD = [f"{i}.5,{i}" for i in range(300)]
@@ -82,22 +81,6 @@ def test_a_single_bad_record_is_a_warning(
     assert warning.endswith("; they will be discarded")
 
 
-@pytest.mark.parametrize("format", ["csv", "jsonl"])
-def test_empty_and_infinite_fields_are_one_warning(
-    format: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    if format == "csv":
-        content = csv_with({3: ",1", 9: "nan,7", 10: "1e39,8", 11: "-inf,9"})
-    else:
-        values = ["1.5", "null", *["1.5"] * 5, "NaN", "1e39", "-Infinity", *["1.5"] * 290]
-        content = "\n".join(f'{{"a": {v}, "y": 1}}' for v in values).encode()
-    described(tmp_path / "f", content, format)
-    (warning,) = warnings(caplog)
-    assert (
-        warning == f"NaN (empty fields) or infinite values: a in 4 records (first: line {3 - (format == 'jsonl')} of f)"
-    )
-
-
 @pytest.mark.parametrize("first", ["a,y,caf\xe9\n".encode("latin-1"), "a,y\n1,2\n".encode("utf-16")])
 @pytest.mark.parametrize("format", ["csv", "jsonl"])
 def test_a_header_in_another_encoding(first: bytes, format: str, tmp_path: Path) -> None:
@@ -111,11 +94,3 @@ def test_json_lines(record: str, tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match=r"1 of 2 records cannot be read: line 2 of f\.jsonl") as caught:
         described(tmp_path / "f.jsonl", f'{{"a": 1, "y": 2}}\n{record}\n'.encode(), "jsonl")
     assert caught.value.rule == "data"
-
-
-def test_arrays_with_values_that_are_not_finite(caplog: pytest.LogCaptureFixture) -> None:
-    x = np.ones((300, 2), np.float32)
-    x[7, 1], x[250, 0] = np.nan, np.inf
-    arrays(x=x, y=np.arange(300), z=x)
-    (warning,) = warnings(caplog)
-    assert "x in 2 of 300 records (the first is 7), z in 2 of 300" in warning

@@ -12,7 +12,7 @@ import pytest
 from graphft.data import files
 from graphft.errors import GraphftError
 from graphft.runtime.data import open_reader
-from graphft.runtime.data.reader import GOOD_NEIGHBOURS, WAIT_SECONDS, Patience, Verdict, is_of_storage, neighbours
+from graphft.runtime.data.reader import GOOD_NEIGHBOURS, WAIT_SECONDS, Patience, is_of_storage, neighbours
 from graphft.runtime.roles.trainer import batches as storage_wait
 from graphft.runtime.roles.trainer.batches import AWAY, open_when_there
 
@@ -44,20 +44,20 @@ def test_which_errors_are_of_storage(error: Exception, expected: bool) -> None:
     assert is_of_storage(error) is expected
 
 
-def verdicts(neighbours: list[bool | None], every: float) -> list[Verdict]:
+def verdicts(neighbours: list[bool | None], every: float) -> list[str]:
     patience = Patience(0.0)
     return [patience.failed(i * every, neighbour) for i, neighbour in enumerate(neighbours)]
 
 
 def test_an_outage_is_waited_for_and_is_never_the_chunks_fault() -> None:
-    assert set(verdicts([False] * 100, 2.9)) == {Verdict.WAIT}
-    assert verdicts([False] * 4, WAIT_SECONDS / 2)[2:] == [Verdict.AWAY] * 2
+    assert set(verdicts([False] * 100, 2.9)) == {"wait"}
+    assert verdicts([False] * 4, WAIT_SECONDS / 2)[2:] == ["away"] * 2
 
 
 def test_a_chunk_that_fails_while_itsneighbours_succeed_is_bad() -> None:
     """Not at once: storage may have come back between the two reads."""
-    assert verdicts([True] * GOOD_NEIGHBOURS, 1.0) == [Verdict.WAIT] * (GOOD_NEIGHBOURS - 1) + [Verdict.BAD]
-    assert verdicts([False, True] * GOOD_NEIGHBOURS, 1.0)[-1] is Verdict.BAD
+    assert verdicts([True] * GOOD_NEIGHBOURS, 1.0) == ["wait"] * (GOOD_NEIGHBOURS - 1) + ["bad"]
+    assert verdicts([False, True] * GOOD_NEIGHBOURS, 1.0)[-1] == "bad"
 
 
 def testneighbours_are_of_the_same_source() -> None:

@@ -28,7 +28,7 @@ from graphft.runtime.coordination.job_files import has_model
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import LoadingStatus
 from graphft.runtime.data import BatchKey, Prefetcher, Reader
-from graphft.runtime.data.reader import START_SECONDS, WAIT_SECONDS, Patience, Verdict, is_of_storage
+from graphft.runtime.data.reader import START_SECONDS, WAIT_SECONDS, Patience, is_of_storage
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.identity import identify
@@ -130,7 +130,7 @@ def open_when_there(make: Callable[[], Reader]) -> Reader:
         except GraphftError as error:
             if not is_of_storage(error):
                 raise
-            if patience.failed(time.monotonic(), None) is not Verdict.WAIT:
+            if patience.failed(time.monotonic(), None) != "wait":
                 raise GraphftError(
                     f"the data could not be opened for {START_SECONDS:.0f} s: {error.message}",
                     rule=AWAY,
@@ -243,9 +243,9 @@ class Batches(DataPort):
         neighbour = self.reader.probe(key.chunk, patience.tries)
         now = time.monotonic()
         verdict = patience.failed(now, neighbour)
-        if verdict is Verdict.BAD:
+        if verdict == "bad":
             raise error
-        if verdict is Verdict.AWAY:
+        if verdict == "away":
             raise GraphftError(
                 f"storage has been away for {now - patience.began:.0f} s: {error.message}",
                 rule=AWAY,

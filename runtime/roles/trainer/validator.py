@@ -27,7 +27,7 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Failure, Validating
 from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.data import IN_ORDER, NeedsCallingThread, Reader
-from graphft.runtime.data.reader import Patience, Verdict, is_of_storage
+from graphft.runtime.data.reader import Patience, is_of_storage
 from graphft.runtime.etcd import EtcdError, LeaseLost, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.progress import Progress, stacks
@@ -158,7 +158,7 @@ class Validator(ValidationPort, DataPort):
             return False
         self._patience = self._patience or Patience(time.monotonic())
         chunk, tries = self._place[0], self._patience.tries
-        return self._patience.failed(time.monotonic(), self.reader.probe(chunk, tries)) is Verdict.WAIT
+        return self._patience.failed(time.monotonic(), self.reader.probe(chunk, tries)) == "wait"
 
     def _wait_for(self, what: str) -> None:
         """Gives the range back, as another process may be able to read it."""
