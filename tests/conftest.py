@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from tests.support.processes import command_line
+from tests.support.waiting import command_line
 
 pytest_plugins = ["tests.support.etcd_servers", "tests.support.forks"]
 

@@ -1,4 +1,4 @@
-"""What may import what, and what a wheel holds. See docs/architecture.md."""
+"""Rooms import what is below them, and a wheel holds the package. See docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -245,7 +245,6 @@ def test_ports_are_explicit() -> None:
 
 
 def test_nothing_refers_back_to_its_role() -> None:
-    """What a port needs is handed to it; it does not reach into the process that made it."""
     back = re.compile(r"\bself\.(role|trainer|pserver|coordinator)\b|\bcast\(")
     found = [
         f"{name_of(path)}: {match[0]}" for path in sources("runtime/roles") for match in back.finditer(path.read_text())

@@ -87,19 +87,18 @@ ENDS = {
 
 
 def test_errors_are_raised_to_whoever_called() -> None:
-    """Who catches, prints and exits leaves nothing to whoever could have mended it."""
     ending = calls("sys.exit", "os._exit", "exit", "quit", "SystemExit", "os.abort")
     assert {place.rsplit(":", 1)[0] for place in ending} == ENDS.keys()
 
 
 REGISTRIES = {"graphft/ir/registry.py": {"_OPS", "_FAMILIES"}, "graphft/ir/verify.py": {"RULES", "JOB_RULES"}}
-"""What is declared when modules are imported, and does not change afterwards."""
+"""They are filled when modules are imported, and do not change afterwards."""
 OF_THE_PROCESS = {
     "runtime/process/interrupts.py": {"_held"},
     "runtime/process/folder_lock.py": {"_held"},
     "runtime/driver/running_job.py": {"_launches"},
 }
-"""What a process has one of: its main thread, in which all signals are handled; its table of descriptors; the folders
+"""A process has one of each: its main thread, in which all signals are handled; its table of descriptors; the folders
 that it holds."""
 CHANGES = frozenset(
     {
@@ -143,7 +142,6 @@ def changed_names(module: ast.Module) -> set[str]:
 
 
 def test_no_module_holds_state() -> None:
-    """What a module holds is shared by all roles of a process."""
     changed = {name_of(path): found for path in sources(*FOLDERS) if (found := changed_names(tree(path)))}
     assert changed == REGISTRIES | OF_THE_PROCESS
 

@@ -18,7 +18,7 @@ import numpy as np
 from graphft.errors import GraphftError, UsageError
 
 OPEN_QUOTE = "a quoted field does not end on its line"
-"""What is wrong with a line of CSV that makes the lines behind it doubtful: the file is refused."""
+"""A line of CSV that makes the lines behind it doubtful: the file is refused."""
 _JSON = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=str)
 """Numbers stay texts: `to_numbers` converts them as those of CSV."""
 

@@ -258,7 +258,7 @@ class Prefetcher:
 # A read that failed is made again, with growing pauses. A chunk that fails while its neighbours can be read is bad.
 
 WAIT_SECONDS, START_SECONDS = 300.0, 60.0
-"""How long a trainer waits for storage that is away; and one that opens its data, at its start."""
+"""A trainer waits so long for storage that is away; and so long when it opens its data, at its start."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds between two tries: each pause is twice the one before, less up to a half of it by chance."""
 GOOD_NEIGHBOURS = 5

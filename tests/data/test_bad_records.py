@@ -1,4 +1,4 @@
-"""Which records of a batch are bad: the others are read without them."""
+"""Bad records of a batch are named, and the others are read without them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def lines(bad: bytes) -> bytes:
 
 
 def of_batches(reader: Reader, without: frozenset[int] = frozenset()) -> tuple[list[float], list[BadRecords]]:
-    """What is read of column x, and what is raised."""
     found: list[float] = []
     errors: list[BadRecords] = []
     for batch in range(200 // BATCH):

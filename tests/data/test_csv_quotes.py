@@ -54,7 +54,6 @@ def test_a_line_that_is_no_record_costs_itself(line: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("line", ['1000,"5 inch pipe\n', '"1000,pipe\n', '1000,"two\n1001,lines"\n'])
 @pytest.mark.parametrize("at", [1000, 2999])
 def test_a_field_that_does_not_end_on_its_line_is_refused(line: str, at: int, tmp_path: Path) -> None:
-    """What is behind it may be records, or a part of the field."""
     with pytest.raises(GraphftError, match=rf"line {at + 2:,} of f\.csv") as caught:
         described(tmp_path / "f.csv", with_line(at, line))
     assert (caught.value.rule, bool(caught.value.help)) == ("data", True)

@@ -1,4 +1,4 @@
-"""What fields become as numbers: no value is changed by the others of its column, and none by an integer dtype."""
+"""Fields become numbers: no value is changed by the others of its column, and none by an integer dtype."""
 
 from __future__ import annotations
 

@@ -109,7 +109,6 @@ def test_a_list_that_only_reading_finds_too_long_is_a_bad_record(tmp_path: Path)
 
 
 def test_a_value_in_a_list_that_is_none_of_the_dtype_is_a_bad_record(tmp_path: Path) -> None:
-    """Of a chunk that is not looked at when the file is described."""
     spec = described(write(tmp_path, {"e": [[1.0, 2.0]] * 4 + [[1.0, 2.5]]}), {"e": "e"}, e="int64")
     with pytest.raises(BadRecords, match=r"record 4 of 0\.parquet: field e is .*2\.5.*, no int64") as caught:
         open_reader(spec, ".", 0).batch(IN_ORDER, 1, 0, 2)

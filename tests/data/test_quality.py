@@ -1,4 +1,4 @@
-"""What describing files tells of their records: an error that names all bad fields, or a short warning of each kind."""
+"""Describing files tells of bad records: an error that names all bad fields, or a short warning."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     def told(source: str) -> str:
-        """What the cell with this line printed, and its value."""
+        """Returns what the cell with this line printed, and its value."""
         (cell,) = (cell for cell in cells if source in cell.source.splitlines())
         return "".join(found.get("text") or found.data["text/plain"] for found in cell.outputs)
 

@@ -51,7 +51,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pace(tmp_path: Path) -> Pace:
-    """How fast the test's job goes."""
     return Pace(tmp_path / "pace")
 
 

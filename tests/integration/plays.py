@@ -33,7 +33,7 @@ from graphft.transpiler.layout import slices_of
 from tests.integration.training import LOOKED
 from tests.support.files import put
 from tests.support.nursery import Nursery
-from tests.support.processes import command_line
+from tests.support.waiting import command_line
 
 LOOK_SECONDS = 0.1
 ROOT = Path(__file__).parents[2]
@@ -42,18 +42,14 @@ SCRIPT = Path(__file__).with_name("script.py")
 
 @dataclass(frozen=True)
 class Act:
-    """Something that is done to a running job, once, when its status is so.
-
-    `do` returns False when it cannot be done now, as a process that it is done to has died and the next one has not
-    begun: it is tried again.
-    """
+    """Something that is done to a running job, once, when its status is so; again, if `do` returns False."""
 
     when: Callable[[JobStatus], bool]
     do: Callable[[Supervisor], Any]
 
 
 def send(signum: int, role: str, *indices: int) -> Callable[[Supervisor], bool]:
-    """What sends a signal to these processes of a role, when all are there."""
+    """Returns what sends a signal to these processes of a role, when all are there."""
 
     def do(supervisor: Supervisor) -> bool:
         if not all(supervisor.children[role, index].alive for index in indices):
@@ -66,7 +62,7 @@ def send(signum: int, role: str, *indices: int) -> Callable[[Supervisor], bool]:
 
 
 def kill(role: str, *indices: int) -> Callable[[Supervisor], bool]:
-    """What SIGKILLs these processes of a role."""
+    """Returns what SIGKILLs these processes of a role."""
     return send(signal.SIGKILL, role, *indices)
 
 
@@ -106,21 +102,18 @@ class Pace:
             self.file.with_suffix(LOOKED).unlink(missing_ok=True)
 
 
-def note_look(config: Mapping[str, Any], acts: bool) -> None:
-    """Tells the job's trainers that it is looked at; without `acts` it need not be. `config`: the job's, as JSON."""
-    if pace := config["data"]["source"].get("args", {}).get("pace", ""):
-        file = Path(pace).with_suffix(LOOKED)
-        file.touch() if acts else file.unlink(missing_ok=True)
-
-
-def brake(config: Mapping[str, Any], status: JobStatus) -> None:
-    """What a test waits for has not come, and the job nears its end: it goes slowly from now on. On a busy machine
-    things take longer, and what is seen of the job is older. `config`: the job's, as JSON."""
-    pace = config["data"]["source"].get("args", {}).get("pace", "")
-    if not pace or 3 * status.step < 2 * status.spec["total_steps"]:
+def note_look(config: Mapping[str, Any], status: JobStatus | None, waits: bool) -> None:
+    """Tells the job's trainers that it is looked at. While a test `waits` for something, and the job nears its end, it
+    goes slowly: on a busy machine what is seen of it is older. `config`: the job's, as JSON."""
+    if not (pace := config["data"]["source"].get("args", {}).get("pace", "")):
         return
     file, seconds = Path(pace), max(Pace.SLOWEST, config["chunk_timeout"] / 8)
-    if float(file.read_text()) < seconds:
+    if not waits:
+        file.with_suffix(LOOKED).unlink(missing_ok=True)
+        return
+    file.with_suffix(LOOKED).touch()
+    late = status is not None and 3 * status.step >= 2 * status.spec["total_steps"]
+    if late and float(file.read_text()) < seconds:
         put(file, str(seconds))
 
 
@@ -132,7 +125,6 @@ class Played:
     folder: Path
     result: Result
     statuses: list[JobStatus]
-    etcd_endpoints: str = ""
 
     @property
     def events(self) -> list[str]:
@@ -151,31 +143,18 @@ def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Pl
 
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         statuses.append(status)
-        note_look(config, bool(left))
-        if left and left[0].when(status):
-            if left[0].do(supervisor) is not False:
-                del left[0]
-        elif left:
-            brake(config, status)
+        acts = bool(left) and left[0].when(status)
+        note_look(config, None if acts else status, bool(left))
+        if acts and left[0].do(supervisor) is not False:
+            del left[0]
 
     usual, supervise.STATUS_EVERY_SECONDS = supervise.STATUS_EVERY_SECONDS, LOOK_SECONDS
     try:
         result = run_job(job, on_status=look, job_dir=str(folder), **{"quiet": True, **options})
     finally:
         supervise.STATUS_EVERY_SECONDS = usual
-    assert not left, f"the job was over before {len(left)} of {len(acts)} acts: {_course(statuses)}; {statuses[-1:]}"
+    assert not left, f"the job was over before {len(left)} of {len(acts)} acts: {statuses[-1:]}"
     return Played(job, folder, result, statuses)
-
-
-def _course(statuses: Sequence[JobStatus]) -> list[str]:
-    """At which step something changed: the generation, who held which slot, which trainers there were."""
-    course, before = [], None
-    for status in statuses:
-        now = (status.generation, dict(status.slots), sorted(status.trainers))
-        if now != before:
-            course.append(f"step {status.step}: generation, slots, trainers {now}")
-        before = now
-    return course
 
 
 class Program:
@@ -196,7 +175,7 @@ class Program:
         return self.file.read_text()
 
     def wait(self, seconds: float = 240.0) -> int:
-        """Its exit status. A process that takes longer is killed, and the test fails."""
+        """Returns its exit status. A process that takes longer is killed, and the test fails."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -228,19 +207,17 @@ class Program:
         end, file = time.monotonic() + seconds, job_dir / "job.json"
         while self.process.poll() is None and time.monotonic() < end:
             status = look(job_dir, etcd)
-            config = json.loads(file.read_bytes())["config"] if file.exists() else {}
-            if config:
-                note_look(config, True)
-            if status is not None and condition(status):
+            found = status is not None and condition(status)
+            if file.exists():
+                note_look(json.loads(file.read_bytes())["config"], None if found else status, True)
+            if found and status is not None:
                 return status
-            if status is not None:
-                brake(config, status)
             time.sleep(LOOK_SECONDS)
         raise AssertionError(f"{self.arguments}: not seen what was waited for; its output: {self.output}")
 
 
 def look(job_dir: Path, etcd: str = "") -> JobStatus | None:
-    """The status of the job in a folder; None when it has no etcd that answers, or has not begun."""
+    """Returns the status of the job in a folder; None when it has no etcd that answers, or has not begun."""
     endpoints = etcd or read_note(job_dir).endpoints
     if not endpoints or not (job_dir / "job.json").exists():
         return None
@@ -253,7 +230,7 @@ def look(job_dir: Path, etcd: str = "") -> JobStatus | None:
 
 
 def whole_state(job: Job, folder: Path) -> dict[str, Tensor]:
-    """Parameters, buffers and optimizer state of the newest checkpoint, by the names that they have in one process."""
+    """Returns the newest checkpoint's state by the names that parameters, buffers etc. have in one process."""
     store = checkpoints_of(folder)
     newest = next(iter(store.manifests()))
     assert newest.step == job.config.total_steps
@@ -277,7 +254,7 @@ def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Processes that run in `folder`, or have it in their command line: roles, launchers, scripts and etcd."""
+    """Returns the processes that run in `folder`, or have it in their command line."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -289,7 +266,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def etcds_of(folder: Path) -> list[psutil.Process]:
-    """Those of them that are etcd. One that has just ended is none."""
+    """Returns those of them that are etcd."""
     found = []
     for process in processes_of(folder):
         with contextlib.suppress(psutil.Error, OSError):
@@ -298,7 +275,7 @@ def etcds_of(folder: Path) -> list[psutil.Process]:
 
 
 def await_gone(folder: Path, seconds: float = 60.0) -> list[str]:
-    """Command lines of the processes of `folder` that are there after so long; they are killed then."""
+    """Returns the command lines of the processes of `folder` that are there after so long; they are killed then."""
     end = time.monotonic() + seconds
     while (left := processes_of(folder)) and time.monotonic() < end:
         time.sleep(0.05)

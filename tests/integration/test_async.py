@@ -26,7 +26,6 @@ def async_job(program: ir.Program, **options: Any) -> Job:
 
 
 def ledgers(played: Played) -> list[dict[str, Any]]:
-    """What each shard's last checkpoint says was applied."""
     store = CheckpointStore(played.folder / "checkpoints")
     last = next(iter(store.manifests()))
     return [json.loads(store.read_part(last, shard)[1]) for shard in range(played.job.config.pservers)]
@@ -43,7 +42,6 @@ def assert_exact(played: Played) -> None:
 
 
 def trained(played: Played) -> bool:
-    """Whether the trained model tells the classes apart."""
     model = training.network()
     graphft.load_into(model, played.result.model)
     data = training.Blobs()

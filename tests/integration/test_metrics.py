@@ -1,4 +1,4 @@
-"""What `loss_fn` returns beside the loss, from the trainers of a real job to its result."""
+"""A metric that `loss_fn` returns, from the trainers of a real job to its result."""
 
 from __future__ import annotations
 

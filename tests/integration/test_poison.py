@@ -1,4 +1,4 @@
-"""What the user's data or code does wrong is reported at once, and never hangs the job."""
+"""A bad record, and code that always fails, are reported at once, and never hang the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the integration tests train: a small classifier with everything that is hard to keep exact, on data at a pace.
+"""The integration tests train a small classifier with everything that is hard to keep exact, on data at a pace.
 
 Roles read the data by reference to this file, so it imports neither tests nor fixtures.
 """
@@ -33,7 +33,7 @@ UNSEEN_AFTER, UNSEEN = 1.0, 2.0
 
 
 def seconds_of_batch(pace: Path) -> float:
-    """What `pace` holds; more while nobody looks who wants to: on a busy machine, the job would be over before."""
+    """Returns what `pace` holds; more while nobody looks who wants to, as the job would be over before."""
     seconds = float(pace.read_text())
     try:
         seen = pace.with_suffix(LOOKED).stat().st_mtime

@@ -1,4 +1,4 @@
-"""What jobs are validated with while they train."""
+"""Jobs are validated with this while they train."""
 
 from __future__ import annotations
 

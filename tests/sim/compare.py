@@ -1,4 +1,4 @@
-"""What a simulated job must end with: the model of the undisturbed job."""
+"""A simulated job must end with the model of the undisturbed job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.sim.world import Process, SimulationFailed
 Table = list[tuple[int, int, bytes]]
 """Step, samples and values of each row of a job's metrics."""
 Left = tuple[Mapping[str, Any], int, Table]
-"""What a job leaves: its model, how many steps were skipped as not finite, and its table of metrics."""
+"""A job's model, how many steps were skipped as not finite, and its table of metrics."""
 
 
 class ComparedSimulation(Simulation):
@@ -142,7 +142,7 @@ class Undisturbed(ComparedSimulation):
 
 
 def run_undisturbed(seed: int, variant: Variant, bad: float = 0.0, certain: bool = False) -> Left:
-    """What a job leaves to which nothing happens, but that some of its records are bad."""
+    """Returns what a job leaves to which nothing happens, but that some of its records are bad."""
     with Undisturbed(seed, variant, bad, certain) as simulation:
         simulation.begin_all()
         simulation.run()
@@ -151,5 +151,4 @@ def run_undisturbed(seed: int, variant: Variant, bad: float = 0.0, certain: bool
 
 @functools.cache
 def undisturbed(variant: Variant) -> Left:
-    """What a job leaves to which nothing happens."""
     return run_undisturbed(0, variant)

@@ -241,7 +241,7 @@ class SimStream:
         self._cancelled = False
 
     def poll(self) -> WatchBatch:
-        """What has happened since the last poll; perhaps no events."""
+        """Returns what has happened since the last poll; perhaps no events."""
         batch = self._store.events_since(self._prefix, self._next)
         self._next = max(self._next, batch.revision + 1)
         return batch

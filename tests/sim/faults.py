@@ -1,4 +1,4 @@
-"""What a seed does to a job: how the world is, what happens in it, and when it ends."""
+"""A seed decides how a job's world is, what happens in it, and when that ends."""
 
 from __future__ import annotations
 

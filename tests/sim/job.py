@@ -104,7 +104,6 @@ class Simulation:
 
     @property
     def coordinators(self) -> int:
-        """How many are started: one serves."""
         return (1 + self.seed % 2) * (self.job.config.dispatch == "coordinator")
 
     def begin(self, trainers: int) -> None:
@@ -146,7 +145,7 @@ class Simulation:
             return error.exit_status
 
     def _ended(self, process: Process, status: int | None) -> None:
-        """What the launcher does: it starts a process again whose job is not over."""
+        """Starts a process again whose job is not over, as the launcher does."""
         spec = self.roles[process]
         self.counts["killed" if status is None else f"status {status}"] += 1
         if status not in (None, EXIT_OK, EXIT_LEASE_LOST):
@@ -207,7 +206,7 @@ class Simulation:
         return open_reader(*arguments, **options)
 
     def check_committed(self) -> None:
-        """What etcd calls a checkpoint lies on the disk, whole."""
+        """Fails unless what etcd calls a checkpoint lies on the disk, whole."""
         view = read_view(self.keys, self.store.range(self.keys.control).kvs)
         commits = {checkpoints_of(self.folder, shard): c for shard, c in view.shard_commits.items()}
         if view.committed is not None:
@@ -259,7 +258,7 @@ class Simulation:
         )
 
     def waits(self) -> list[str]:
-        """Where each thread of the living processes is."""
+        """Returns where each thread of the living processes is."""
         return [
             f"{process.name}, {task.name}:\n" + "".join(traceback.format_stack(task.greenlet.gr_frame)[-9:-2])
             for process in self.living()
@@ -279,13 +278,13 @@ class Simulation:
         return read_tensors(self.folder / "model.safetensors")[0]  # type: ignore[arg-type]
 
     def skipped(self) -> int:
-        """How many steps were discarded as not finite, as the model's file says."""
+        """Returns how many steps were discarded as not finite, as the model's file says."""
         metadata = read_tensors(self.folder / "model.safetensors")[1]  # type: ignore[arg-type]
         return int(metadata.get(SKIPPED_STEPS, 0))
 
 
 class _Story(logging.Handler):
-    """What roles log becomes part of the story."""
+    """Makes what roles log a part of the story."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.INFO)

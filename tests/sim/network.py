@@ -20,7 +20,7 @@ class WorldNetwork(SimNetwork):
         self.blocked: list[tuple[str, str]] = []
         """(client's identity, server's address) between which nothing passes now."""
         self.blocked_kinds: tuple[type, ...] = ()
-        """Of messages, if not of all."""
+        """Kinds of messages that do not pass, if not all."""
         super().__init__(faults, latency, Limits(max_frame=1 << 30))
 
     def passes(self, identity: str, address: str, header: memoryview) -> bool:

@@ -1,4 +1,4 @@
-"""What can be simulated, by name; and how a seed of it is run."""
+"""Scenarios by name; `simulate` runs a seed of one."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def variant_of(scenario: str, mode: str, seed: int) -> Variant:
 
 
 def simulate(scenario: str, mode: str, seed: int, dispatch: str = "etcd") -> tuple[Counter[str], list[str]]:
-    """What happened in that seed: counted, and its story. Raises SimulationFailed."""
+    """Returns what happened in that seed, counted, and its story. Raises SimulationFailed."""
     variant = variant_of(scenario, mode, seed)
     if dispatch == "coordinator":
         variant = with_options(variant, dispatch="coordinator")

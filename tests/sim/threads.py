@@ -1,4 +1,4 @@
-"""What the modules `threading`, `time` and `concurrent.futures` are to simulated processes."""
+"""The modules `threading`, `time` and `concurrent.futures` of simulated processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sim.world import Task, World
 
 TICK = 1e-8
 BEGAN = 1_700_000_000.0
-"""What the clock on the wall shows at the beginning, in seconds."""
+"""The clock on the wall shows this at the beginning, in seconds."""
 
 
 class SimTime:

@@ -116,7 +116,7 @@ class SimNetwork:
                 )
 
     def passes(self, identity: str, address: str, header: memoryview) -> bool:
-        """Whether this message gets through between this client and this server now."""
+        """True if this message gets through between this client and this server now."""
         return True
 
     def cut(self, address: str) -> None:
@@ -135,7 +135,7 @@ class _Flight:
         self.parts, self.sent = parts, sent
 
     def read(self) -> list[memoryview]:
-        """What arrives: the bytes as they are now. Their memory is then free; a second copy arrives alike."""
+        """Returns the bytes as they are now. Their memory is then free; a second copy arrives alike."""
         if self.sent is not None and not self.sent.done:
             self.parts = [memoryview(bytearray(p)) for p in self.parts]
             self.sent.done = True
@@ -266,7 +266,6 @@ class SimServer:
         return [self._inbox.popleft() for _ in range(min(len(self._inbox), self._network.limits.poll_batch))]
 
     def take(self, peer: bytes, parts: Sequence[memoryview]) -> None:
-        """What the network delivers."""
         try:
             self._inbox.append(Received(peer, *accept(parts, self._network.limits, self.counters)))
         except Malformed as e:
@@ -341,7 +340,6 @@ class SimClient:
         return None
 
     def take(self, shard: int, parts: Sequence[memoryview]) -> None:
-        """What the network delivers."""
         with contextlib.suppress(Malformed):  # counted; a client answers nothing
             self._inbox.append(Reply(shard, *accept(parts, self.network.limits, self.counters)))
 

@@ -18,7 +18,7 @@ import greenlet
 import torch
 
 MAX_SWITCHES = 400_000
-"""Of one seed: a simulation that needs more goes round in circles."""
+"""A simulation that needs more goes round in circles."""
 JITTER = 2e-5
 """Seconds: what is woken runs after a random part of it, so that the order of threads is not always the same."""
 
@@ -178,12 +178,11 @@ class Process:
         self.held: list[tuple[Task, int]] = []
         self.tasks: list[Task] = []
         self.at_end: list[Callable[[], object]] = []
-        """What the kernel does when the process ends: its sockets close."""
+        """Called when the process ends: its sockets close."""
         self.effects, self.dies_at = 0, 0
         self.skew = 0.0
         """Seconds that its clock on the wall is ahead."""
         self.handlers: dict[int, Callable[..., object]] = {}
-        """Of signals."""
         self.main = Task(self, "main", lambda: self.exit(main()))
 
     def exit(self, status: int | None) -> None:

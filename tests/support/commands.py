@@ -10,7 +10,7 @@ from graphft.runtime.cli import main
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What a command that must fail says, and that it says nothing else."""
+    """Returns what a command that must fail says; it must say nothing else."""
     assert main([str(a) for a in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 CALLS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "rename", "close")
-"""Of module os: all that a save does to the disk."""
+"""Functions of module os: all that a save does to the disk."""
 
 
 TRIES, CHILD_SECONDS = 10, 60

@@ -1,8 +1,7 @@
-"""Where the processes of some tests come from: they are forks of one process that has imported torch.
+"""The processes of some tests are forks of one process that has imported torch, which takes two seconds of a core.
 
-A fork server, a role by hand, a script: each takes two seconds of a core before it begins, nearly all of them to import
-torch, and these tests start hundreds. Real commands, from Python's start on, are run by tests/examples, tests/chaos,
-tests/engines and test_networks.py, and where a process is to have variables that count before torch is imported.
+Real commands, from Python's start on, are run by tests/examples, tests/chaos and tests/engines, and where a process is
+to have variables that count before torch is imported.
 """
 
 from __future__ import annotations
@@ -26,12 +25,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-import graphft
 from graphft.runtime.cli import main
 from graphft.runtime.engines import fork_server
 from graphft.runtime.process import role_process as processes
 
-ROOT = Path(graphft.__file__).resolve().parents[1]
 REQUEST_BYTES = 1 << 17
 ROOT = Path(__file__).parents[2]
 _PR_SET_CHILD_SUBREAPER = 36
@@ -145,7 +142,7 @@ class Nursery:
         )
 
     def _serves(self, environment: Mapping[str, str]) -> bool:
-        """Whether a process with this environment can be a fork. What only roles need may be missing in it."""
+        """True if a process with this environment can be a fork. What only roles need may be missing in it."""
         return _that_count({**self.environment, **environment}) == _that_count(self.environment)
 
     def _ask(
@@ -215,8 +212,6 @@ def _become(request: dict[str, Any], streams: list[int], connection: socket.sock
 
 
 if __name__ == "__main__":
-    import graphft.runtime.roles.pserver.pserver
-    import graphft.runtime.roles.trainer.slot_trainer
     from graphft import build  # noqa: F401  (that all of it is loaded is the point)
 
     torch.set_num_threads(1)

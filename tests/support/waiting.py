@@ -1,4 +1,4 @@
-"""What tests of threads and processes wait with."""
+"""Tests of threads and processes wait with these."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ def until(condition: Callable[[], object], seconds: float = 150.0) -> None:
 
 
 def ended(process: psutil.Process | int) -> bool:
-    """Whether there is no such process, or only what its parent has not collected. It may vanish while one looks."""
+    """True if there is no such process, or only what its parent has not collected."""
     try:
         found = psutil.Process(process) if isinstance(process, int) else process
         return not found.is_running() or found.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Returns [] for a process that is a zombie, or gone, or not ours to read."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

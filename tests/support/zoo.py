@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Case:
-    """What `graphft.build` takes, and batches for it."""
+    """A model with what `graphft.build` takes, and batches for it."""
 
     model: nn.Module
     loss_fn: Callable[..., Any]
