@@ -196,7 +196,7 @@ def with_options(variant: Variant, **options: Any) -> Variant:
 
 
 def expected_counts(variant: Variant) -> tuple[Tensor, int]:
-    """What an async job's counters of the records are at the end, minus the sum of what each batch was worth; and how
+    """Returns an async job's counters of the records at the end, minus the sum of what each batch was worth; and how
     many batches, or units, are discarded."""
     options = dict(variant.options)
     share = {"async": 1.0, "half_async": 0.5, "geo_sgd": 1 / options["trainers"]}[options["mode"]]
