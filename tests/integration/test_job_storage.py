@@ -134,7 +134,7 @@ def test_a_storage_that_is_away_is_not_filled_anew(
     for copy in (folder, tmp_path / "there"):
         with pytest.raises(GraphftError, match="and holds nothing now"):
             publish(copy)
-        with pytest.raises(GraphftError, match="and holds nothing now"):
+        with pytest.raises(GraphftError, match="holds no job"):
             fetch(url, copy)
     assert main(["start", "pserver", "--job", str(folder)]) == 0
     assert started == ["jobs/job"] * 2
