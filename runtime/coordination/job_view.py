@@ -34,45 +34,36 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A snapshot of `/<job>/`."""
+    """A snapshot of `/<job>/`. `run` is the id of the run whose records these are; `claims` has the revision of each
+    slot's claim, as the same holder may claim a slot again; `leases` those of the registered processes, by id.
+    `shard_generations` and `shard_commits` are the shards' own, in async mode. `asked`: the checkpoint that was asked
+    for last. `coordinator`: the one of the `coordinators` that serves. `validating`: those that are not over, by step,
+    the oldest first; `decided`: what follows from those that are."""
 
     pservers: dict[int, Registration] = field(default_factory=dict)
     trainers: dict[str, Registration] = field(default_factory=dict)
     slots: dict[int, str] = field(default_factory=dict)
     claims: dict[int, int] = field(default_factory=dict)
-    """By slot, the revision of its claim: the same holder may claim a slot again."""
     barred: dict[str, Barred] = field(default_factory=dict)
     generation: Generation | None = None
     committed: Committed | None = None
     state: str = ""
     run: str = ""
-    """The id of the run whose records these are."""
     leases: dict[str, int] = field(default_factory=dict)
-    """Lease of each registration's process, by registration id."""
     pass_: PassRecord | None = None
     shard_generations: dict[int, Generation] = field(default_factory=dict)
-    """Async: each shard's own."""
     shard_commits: dict[int, Committed] = field(default_factory=dict)
-    """Async: each shard's own newest checkpoint."""
     asked: Asked | None = None
-    """The checkpoint that was asked for last."""
     failure: Failure | None = None
     coordinators: dict[str, Registration] = field(default_factory=dict)
-    """By id: the one that serves, and those that stand by."""
     coordinator: Registration | None = None
-    """The one that serves."""
     validating: dict[int, Validating] = field(default_factory=dict)
-    """By step, the validations that are not over, the oldest first."""
     validated: Validated | None = None
-    """The result of the newest validation."""
     decided: Decided = field(default_factory=Decided)
-    """What follows from the validations so far."""
     wanted_passes: int = 0
-    """Of a job whose passes are on demand: how many are wanted so far."""
 
     @property
     def registrations(self) -> list[Registration]:
-        """Returns those of all processes."""
         return [*self.pservers.values(), *self.trainers.values(), *self.coordinators.values()]
 
     @property

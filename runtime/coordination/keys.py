@@ -1,4 +1,4 @@
-"""Where a job's records are in etcd. See docs/design.md, "etcd keys", for their values."""
+"""Names the keys of a job's records in etcd. See docs/design.md, "etcd keys", for their values."""
 
 from __future__ import annotations
 
@@ -24,49 +24,30 @@ class Keys:
         self.job = job
         own = "" if shard is None else f"/{shard}"
         self.control = f"/{job}/"
-        self.everything = (self.control, f"/{job}.")
-        """Prefixes of all keys of the job; a job's name has no dot."""
+        self.everything = (self.control, f"/{job}.")  # prefixes of all keys: a job's name has no dot
 
-        # -- the run
-        self.spec = f"/{job}/spec"
-        self.run = f"/{job}/run"
-        """The id of the run whose records these are: writes of its processes hold only while it stands here."""
-        self.secret = f"/{job}.secret"
-        """Shown by processes to the pservers. Beside the watched records: nothing that displays them holds it."""
-        self.state = f"/{job}/state"
-        self.failure = f"/{job}/failure"
+        # -- the run. Writes of its processes hold only while its id stands at `run`; the secret is shown to pservers
+        self.spec, self.run, self.secret = f"/{job}/spec", f"/{job}/run", f"/{job}.secret"
+        self.state, self.failure = f"/{job}/state", f"/{job}/failure"
         self.ps_desired = f"/{job}/ps_desired"
-        self.pass_ = f"/{job}/pass"
-        self.wanted_passes = f"/{job}/wanted_passes"
-        """How many passes are wanted so far, of a job whose passes are on demand."""
+        self.pass_, self.wanted_passes = f"/{job}/pass", f"/{job}/wanted_passes"
 
-        # -- checkpoints
-        self.generation = f"/{job}/generation{own}"
-        self.committed = f"/{job}/checkpoint{own}"
-        """The newest committed checkpoint: {generation, step, path}."""
+        # -- checkpoints: the newest committed one, the next one that is asked for, parts that are not committed yet
+        self.generation, self.committed = f"/{job}/generation{own}", f"/{job}/checkpoint{own}"
         self.checkpoint_at = f"/{job}/checkpoint_at"
-        """The next one that was asked for because of the last one's age: {generation, step}."""
         self.all_parts = f"/{job}.parts{own}/"
-        """The parts of checkpoints that are not committed yet."""
 
-        # -- processes
+        # -- processes. The coordinator that serves holds the lock, and is at `coordinator_addr`
         self.pservers, self.trainers = f"/{job}/ps/", f"/{job}/trainers/"
         self.coordinators = f"/{job}/coordinator/members/"
-        """Registrations of coordinators: the one that serves, and those that stand by."""
-        self.coordinator_lock = f"/{job}/coordinator/lock"
-        """Its holder is the coordinator (`etcd.Lock`)."""
-        self.coordinator_addr = f"/{job}/coordinator/addr"
-        """Where trainers ask for tasks: the registration of the coordinator that serves."""
-        self.slots = f"/{job}/slots/"
-        self.all_barred = f"/{job}/barred/"
-        """Trainers that get no work now."""
+        self.coordinator_lock, self.coordinator_addr = f"/{job}/coordinator/lock", f"/{job}/coordinator/addr"
+        self.slots, self.all_barred = f"/{job}/slots/", f"/{job}/barred/"
         self.index_claims = f"/{job}.index/"
 
-        # -- the queue
+        # -- the queue; the coordinator's, its counts by pass, and the trainer that was elected to save the model
         self.queues = f"/{job}.queue/"
         self.all_discarded = f"{self.queues}discarded/"
         self.all_tasks = f"/{job}.tasks/"
-        """The coordinator's queues; its counts by pass; the trainer that was elected to save the model."""
         self.task_counts, self.task_state = f"{self.all_tasks}counts", f"{self.all_tasks}state"
         self.model_saver = f"{self.all_tasks}model_saver"
 
@@ -75,10 +56,9 @@ class Keys:
         self.all_validated, self.newest_validated = f"/{job}.validated/", f"/{job}/validated"
         self.decided = f"/{job}/decided"
 
-        # -- for displays
+        # -- for displays; `places` tells where processes are, or what they wait for, by the launcher that ordered them
         self.status, self.events = f"/{job}.status/", f"/{job}.events/"
         self.places = f"{self.status}places/"
-        """Where processes are, or what they wait for, by the launcher that has ordered them."""
 
     def of_shard(self, index: int) -> Keys:
         return Keys(self.job, index)
@@ -90,7 +70,6 @@ class Keys:
         return f"{self.all_parts}{generation}-{step}/"
 
     def pass_metrics(self, pass_index: int) -> str:
-        """The means of the loss and the metrics over a pass that is over."""
         return f"/{self.job}.metrics/{pass_index}"
 
     def pserver(self, index: int) -> str:
@@ -124,7 +103,7 @@ class Keys:
         return f"/{self.job}.proof/{name}"
 
     def attempts(self, trainer: str) -> str:
-        """How many start checks of this trainer's have begun since one has come to its end."""
+        """The number of this trainer's start checks that have begun since one has come to its end."""
         return self.proof(f"attempts/{trainer}")
 
     def queue(self, pass_index: int) -> str:
@@ -134,7 +113,6 @@ class Keys:
         return f"{self.all_discarded}{chunk:08d}"
 
     def tasks(self, pass_index: int) -> str:
-        """Groups of a pass's tasks, by number."""
         return f"{self.all_tasks}{pass_index}/"
 
     def validating(self, step: int) -> str:
@@ -151,7 +129,7 @@ class Keys:
         return f"{self.status}{role}/{name}"
 
     def loading(self, role: str, name: str) -> str:
-        """What a process of a role loads before it registers."""
+        """Told by a process of a role until it registers."""
         return f"{self.status}loading/{role}/{name}"
 
     def places_of(self, launcher: str) -> str:

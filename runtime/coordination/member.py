@@ -38,7 +38,7 @@ class Member:
     """One process of a job. Its methods may be called from any thread, but for `close`.
 
     `changed` is set, and `wake` called, when the view has changed. `address`: where others reach it; "" if they do not.
-    `wake`: interrupts the wait of the main thread; a role sets it. `leaving`: True once this process was asked to go.
+    A role sets `wake`, which interrupts the main thread's wait, and `leaving`: True once it was asked to go.
     """
 
     def __init__(
@@ -82,10 +82,8 @@ class Member:
             self.session.check()
 
     def retry_while_leased(self, call: Callable[[], T]) -> T:
-        """Makes `call()`, again while etcd does not answer or is full, as long as the lease is certain to live.
-
-        For calls that look before they change: repeating them is safe. Raises at once what etcd refuses for good.
-        """
+        """Makes `call()`, which may be repeated, again while etcd does not answer or is full, as long as the lease is
+        certain to live. Raises at once what etcd refuses for good."""
         pause = RETRY_SECONDS
         while True:
             try:

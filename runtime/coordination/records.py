@@ -19,9 +19,8 @@ def decode(kv: KV | None, kind: type[T]) -> T | None:
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """The run's record at `/<job>/spec`. `run`: its id; `folder`, `host`, `place` (namespace of files): where it was
-    begun; `dispatch`: who gives out the chunks; `on_demand`: its passes are asked for, one by one: `passes` is only how
-    many there can be then."""
+    """The run's record at `/<job>/spec`: `run` is its id, `folder` and `host` are where it was begun. With `on_demand`
+    its passes are asked for, one by one, and `passes` is how many there can be."""
 
     trainers: int
     pservers: int
@@ -32,7 +31,6 @@ class RunRecord(msgspec.Struct, frozen=True):
     run: str = ""
     folder: str = ""
     host: str = ""
-    place: str = ""
     dispatch: str = "etcd"
     on_demand: bool = False
 
@@ -40,7 +38,8 @@ class RunRecord(msgspec.Struct, frozen=True):
 class Registration(msgspec.Struct, frozen=True):
     """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process.
 
-    `process` tells which one it is; `pid` and `host` are for people.
+    `process` tells which one it is; `pid` and `host` are for people; `network` is the namespace in which processes
+    reach each other on loopback, "" where that is not known.
     """
 
     id: str
@@ -48,7 +47,6 @@ class Registration(msgspec.Struct, frozen=True):
     pid: int
     host: str
     network: str = ""
-    """The network namespace, in which processes reach each other on loopback; "": not known."""
     process: Identity = UNKNOWN
 
 
@@ -111,7 +109,11 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class TrainerStatus(msgspec.Struct, frozen=True):
-    """A trainer's report. `samples_per_second` is over its last few seconds."""
+    """A trainer's report. `samples_per_second` is over its last few seconds, `seconds` tells where its time went since
+    it began (`process.work_record.Activity`). `waiting` names the storage that it waits for, `unreached` the shards
+    that do not answer it. `paused`, `validating`: it waits for the next pass to be asked for, or for a validation.
+    `learning_rates` are its optimizers' in mode geo_sgd, by variable.
+    """
 
     step: int = 0
     pass_index: int = 0
@@ -120,24 +122,19 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     skipped: int = 0
     counters: dict[str, int] = {}
     waiting: str = ""
-    """The storage that it waits for, which is away."""
     unreached: list[str] = []
-    """Shards that do not answer it, with their addresses."""
     seconds: dict[str, float] = {}
-    """Where its time went since it began: `process.work_record.Activity`."""
     paused: bool = False
-    """True while it waits for the next pass to be asked for, or for a validation."""
     learning_rates: dict[str, float] = {}
-    """By the names of their variables, the last ones of its optimizers: mode geo_sgd, where trainers have them."""
     validating: bool = False
-    """True while it waits for a validation."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
-    """A pserver's report. `applied`: updates of its parameters since it started, repeated ones too. `skipped_steps`: of
-    the job so far, those (async: batches, units) that were discarded as not finite.
-
-    Async: `staleness[s]` of these gradients were `s` versions behind, the last one: or more.
+    """A pserver's report. `applied` counts updates of its parameters since it started, repeated ones too;
+    `skipped_steps`, of the job so far, those (async: batches, units) that were discarded as not finite.
+    `checkpoint_seconds`: for so long steps have waited for copies of its state. `checkpoint_age`: seconds since the
+    newest committed checkpoint was written (async: the shard's own). `metrics`: shard 0's, of its newest step, means
+    over the samples. Async: `staleness[s]` of these gradients were `s` versions behind, the last one: or more.
     """
 
     version: int = 0
@@ -150,22 +147,16 @@ class ShardStatus(msgspec.Struct, frozen=True):
     staleness_max: int = 0
     skipped_steps: int = 0
     checkpoint_seconds: float = 0.0
-    """For which steps have waited while its state was copied for checkpoints, since it started."""
     learning_rates: dict[str, float] = {}
-    """By the names of their variables, the last ones of its optimizers."""
     checkpoint_age: float | None = None
-    """Seconds since the newest committed checkpoint was written (async: the shard's own); None without one."""
     metrics: dict[str, float] = {}
-    """Shard 0: the loss and metrics of its newest step, means over the samples."""
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):
-    """A coordinator's report."""
+    """A coordinator's report. `serving`: it holds the lock; `reloads`: so often it has read its queues from etcd."""
 
     serving: bool = False
-    """True while it holds the lock; else it stands by."""
     reloads: int = 0
-    """How often it has read its queues from etcd."""
     counters: dict[str, int] = {}
 
 
@@ -182,15 +173,14 @@ class LoadingStatus(msgspec.Struct, frozen=True):
 
 class PassMetrics(msgspec.Struct, frozen=True):
     """The result of a pass. `means`: over `samples`, of the loss and each metric that `loss_fn` returns; as text where
-    it is not finite, which JSON has no number for."""
+    it is not finite, which JSON has no number for. `lacking`: so many steps have no row, as a shard 0 has died, and its
+    machine with it. `began`, `ended`: when its first and last step were applied (seconds since 1970)."""
 
     samples: int
     means: dict[str, float | str]
     lacking: int = 0
-    """Steps whose row is not there: a shard 0 has died, and its machine with it."""
     began: float = 0.0
     ended: float = 0.0
-    """When its first and its last step were applied (seconds since 1970)."""
 
     def numbers(self) -> dict[str, float]:
         """Returns the means and `samples`."""

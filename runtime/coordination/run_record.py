@@ -1,5 +1,5 @@
-"""The run's records in etcd: the first process of a run writes them, the others find out whether they are theirs; and
-the end of those that an earlier run left there, and in the run's folder."""
+"""Keeps the run's records in etcd: its first process writes them, the others find out whether they are theirs, and what
+an earlier run left there ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from graphft.runtime.coordination.status import UNKNOWN_JOB, list_jobs
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, FencedStore, LeaseLost
 from graphft.runtime.etcd.embedded import HOST
 from graphft.runtime.etcd.model import KV, Store, absent, delete_op, delete_prefix_op, mod_is, put_op, value_is
-from graphft.runtime.process.identity import file_namespace
+from graphft.transpiler.record import RECORD
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig, JobRecord
@@ -50,7 +50,6 @@ def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None 
         job.run_id,
         folder,
         socket.gethostname(),
-        "" if c.storage else file_namespace(),  # with a storage, any machine may go on with it
         c.dispatch,
         c.passes_on_demand,
     )
@@ -88,16 +87,14 @@ def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None 
 
 
 def _is_copy(begun: RunRecord, job_dir: Path) -> bool:
-    """True if the run's first folder is another one, and still there, as far as one can tell. A folder with an etcd of
-    its own is a run by itself."""
-    here = file_namespace()
-    if not here or not begun.folder or begun.place != here or (job_dir / "etcd").is_dir():
+    """True if the run's first folder is another one, and still there. A folder with an etcd of its own is a run by
+    itself."""
+    if not begun.folder or (job_dir / "etcd").is_dir():
         return False
     try:
-        first, own = (Path(folder, "job.json").stat() for folder in (begun.folder, job_dir))
+        return not Path(begun.folder, RECORD).samefile(job_dir / RECORD)
     except OSError:
         return False
-    return (first.st_dev, first.st_ino) != (own.st_dev, own.st_ino)
 
 
 def describe_run(record: RunRecord) -> str:

@@ -31,10 +31,15 @@ _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
 @dataclass(frozen=True)
 class JobStatus:
-    """`step` is the lowest version among the live shards, or that of the newest checkpoint where that is more: a shard
-    that is being restored reports no version. Without fault tolerance there are no slots, and no queue.
+    """One look at a job. Without fault tolerance there are no slots, and no queue.
 
-    Async: `generation` counts the times that a shard went back, `checkpoint` is the lowest of the shards' own.
+    `step` is the lowest version among the live shards, or that of the newest checkpoint where that is more: a shard
+    that is being restored reports no version. `generation_step`: where the generation began; None before the first,
+    and in async mode, where `generation` counts the times that a shard went back, and `checkpoint` is the lowest of the
+    shards' own. `pservers` (by index), `trainers` and `coordinators` (by id) have registrations with reports;
+    `loading`, processes that load something before they register; `places`, processes on other machines as their
+    launchers tell: `pid` is 0 while there is no room. `etcd_full`, if its reader has asked: etcd's quota is used up,
+    the records are old, and the job waits.
     """
 
     job: str
@@ -47,11 +52,8 @@ class JobStatus:
     pservers: dict[int, dict[str, Any]] = field(default_factory=dict)
     trainers: dict[str, dict[str, Any]] = field(default_factory=dict)
     coordinators: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By id: those that are registered. `serving`: this is the one that trainers ask for tasks."""
     loading: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By id: processes that load something before they register: `role`, `what`, for how many `seconds`, `pid`."""
     places: list[dict[str, Any]] = field(default_factory=list)
-    """By launchers, of processes on other machines: `role`, `index`, `place`, and `pid`, 0 while there is no room."""
     slots: dict[int, str] = field(default_factory=dict)
     queue: dict[str, int] = field(default_factory=dict)
     discarded: dict[int, Discards] = field(default_factory=dict)
@@ -59,14 +61,9 @@ class JobStatus:
     failure: str = ""
     wanted_passes: int = 0
     validating: list[int] = field(default_factory=list)
-    """Steps of the models that are being validated."""
     validated: Validated | None = None
-    """The result of the newest validation."""
     generation_step: int | None = None
-    """Where the generation began; None before the first, and in async mode."""
     etcd_full: bool = False
-    """True if etcd's quota is used up: the records are old, and the job waits. (As its reader has asked: etcd orders
-    that question among its writes.)"""
 
     @property
     def told(self) -> str:
@@ -121,23 +118,19 @@ class JobStatus:
 
     @property
     def skipped_steps(self) -> int:
-        """Steps (async: batches, units) that were discarded because a loss or gradient was not finite."""
         return max((p.get("skipped_steps", 0) for p in self.pservers.values()), default=0)
 
     @property
     def loss(self) -> float | None:
-        """That of the newest step that shard 0 has applied; None before the first."""
-        return self._newest.get("loss")
+        """That of the newest step that shard 0 has applied; None before the first, and where it is not finite."""
+        found: float | None = self.pservers.get(0, {}).get("metrics", {}).get("loss")
+        return found
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The other results of `loss_fn` for that step."""
-        return {name: value for name, value in self._newest.items() if name != "loss"}
-
-    @property
-    def _newest(self) -> dict[str, float]:
+        """The other results of `loss_fn` for that step, but for those that are not finite."""
         found = self.pservers.get(0, {}).get("metrics", {})
-        return {name: value for name, value in found.items() if value is not None}  # None: not finite
+        return {name: value for name, value in found.items() if name != "loss" and value is not None}
 
     @property
     def learning_rates(self) -> dict[str, float]:
@@ -194,9 +187,8 @@ def read_status(
 ) -> JobStatus:
     """Reads the status, in a few reads of at most `deadline` seconds each; the counts are of the pass that it names.
 
-    `brief`: without the queue's counts and the events, for a reader that looks all the time and shows nothing.
-    `begins`: at which step the job goes on, as its reader knows; it counts until a pserver has reported.
-    Raises GraphftError when etcd knows no such job, EtcdUnreachable when it does not answer.
+    `brief`: without the queue's counts and the events. `begins`: the step at which the job goes on, as its reader
+    knows; it counts until a pserver has reported. Raises GraphftError when etcd knows no such job, EtcdError.
     """
     while True:
         control = {kv.key: kv for kv in etcd.range(keys.control, deadline=deadline).kvs}
@@ -221,7 +213,16 @@ def _status(
     for name, coordinator in coordinators.items():
         coordinator["serving"] = view.coordinator is not None and view.coordinator.id == name
     versions = [p["version"] for p in pservers.values() if "version" in p]
-    saved = _saved(view, spec["pservers"])
+    prefix = keys.loading("", "").removesuffix("/")
+    loading = {
+        key.rsplit("/", 1)[1]: report | {"seconds": max(0.0, time.time() - report["since"])}
+        for key, report in reports.items()
+        if key.startswith(prefix) and not msgspec.convert(report.get("process", {}), Identity).dead
+    }
+    own = view.shard_commits.values()
+    saved = view.committed.step if view.committed is not None else None
+    if saved is None and len(own) == spec["pservers"]:  # async
+        saved = min(committed.step for committed in own)
     slowest = min((t.get("pass_index", 0) for t in trainers.values()), default=0)
     pass_index = view.pass_.pass_index if view.pass_ else slowest
     if not spec["sync"]:  # which records the number of passes when all are done
@@ -239,7 +240,7 @@ def _status(
         dict(sorted((int(index), pserver) for index, pserver in pservers.items())),
         trainers,
         coordinators,
-        _loading(reports, keys.loading("", "").removesuffix("/")),
+        loading,
         [place for key, told in reports.items() if key.startswith(keys.places) for place in told],
         dict(sorted(view.slots.items())),
         msgspec.to_builtins(counts) if counts is not None else {},
@@ -260,32 +261,15 @@ def read_discards(etcd: Store, keys: Keys, deadline: float | None = None) -> dic
 
 
 def read_metrics(etcd: Store, keys: Keys) -> dict[str, float]:
-    """Returns `loss`, and each metric that `loss_fn` returned, of a step at most some seconds ago, as shard 0 has
-    reported it last; without those that are not finite. Raises EtcdError."""
+    """Returns `loss`, and each metric that `loss_fn` returned, as shard 0 has reported them last; without those that
+    are not finite. Raises EtcdError."""
     kv = etcd.get(f"{keys.status}pserver/0")
     found: dict[str, Any] = json.loads(kv.value).get("metrics", {}) if kv is not None else {}
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
-def _loading(reports: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
-    """Returns the reports below `prefix`, by the id of their process, but for those that are seen to be dead."""
-    return {
-        key.rsplit("/", 1)[1]: report | {"seconds": max(0.0, time.time() - report["since"])}
-        for key, report in reports.items()
-        if key.startswith(prefix) and not msgspec.convert(report.get("process", {}), Identity).dead
-    }
-
-
-def _saved(view: JobView, shards: int) -> int | None:
-    """Returns the step of the newest checkpoint; async, until the last one: the lowest of the shards' own."""
-    if view.committed is not None:
-        return view.committed.step
-    return min(c.step for c in view.shard_commits.values()) if len(view.shard_commits) == shards else None
-
-
 def _begun(view: JobView, saved: int | None, begins: int) -> int:
-    """Returns the step that the job does not go back behind: of its newest checkpoint, or the one that a later
-    generation began with. A pserver that has not loaded it yet reports 0."""
+    """Returns the step that the job does not go back behind: of its newest checkpoint, or of a later generation."""
     begun, committed = view.generation, view.committed
     if begun is not None and (committed is None or begun.number > committed.generation):
         return begun.step
@@ -305,10 +289,7 @@ def count_queue(
     store: Store, keys: Keys, dispatch: str, pass_index: int, chunks: int, deadline: float | None = None
 ) -> TaskCounts | None:
     """Counts the chunks of a pass of `chunks` chunks: by the records that trainers claim them with, or by the
-    coordinator (`dispatch`). None: no coordinator has counted so far. `deadline`: in seconds, for each read.
-
-    Raises EtcdError.
-    """
+    coordinator (`dispatch`). None: no coordinator has counted so far. Raises EtcdError."""
     if dispatch == "coordinator":
         kv = store.get(keys.task_counts, deadline=deadline)
         if kv is None:

@@ -20,14 +20,12 @@ MAX_EPOCHS, MOST_EPOCHS = 1000, 100_000
 """Each process plans all epochs before it begins."""
 BEYOND = 1
 """A pass that is never asked for: so the job never completes, and a script that is run again finds its epochs done."""
-_ONE_BY_ONE = "each train() is one; max_epochs= is the most there can be"
 _OTHERWISE = {
     "trainers": "num_workers= says how many",
     "etcd": 'an etcd that runs already is etcd_endpoints=("host:2379",)',
     "fresh": "graphft launch --fresh SCRIPT begins a new run; so does another name=",
-    "passes": _ONE_BY_ONE,
-    "epochs": _ONE_BY_ONE,
-    "passes_on_demand": "they are, always",
+    "passes": "each train() is one; max_epochs= is the most there can be",
+    "epochs": "each train() is one; max_epochs= is the most there can be",
     "validate": "a Trainer validates when validate() is called: validation=graphft.Validation(data=...)",
     "ft": "a Trainer's job is fault-tolerant, always",
     "sync": "a Trainer's job is sync: an async one runs with graphft.transpile(sync=False).run()",
@@ -106,12 +104,8 @@ def check_call(max_retries: object, checkpoint: object, epochs: object) -> None:
     """Raises UsageError for what `train` cannot be called with."""
     check_number("max_retries", max_retries, -1)
     check_number("epochs", epochs, 1)
-    if checkpoint is not None and checkpoint != "auto" and not is_whole(checkpoint, 1):
-        raise UsageError(
-            f"checkpoint is {checkpoint!r}, expected 'auto', None or a number of epochs",
-            rule="option",
-            help='checkpoint="auto"; within an epoch: checkpoint_every=, checkpoint_seconds= of Trainer',
-        )
+    if checkpoint is not None and checkpoint != "auto":
+        check_number("checkpoint (which may be 'auto', or None)", checkpoint, 1)
 
 
 def check_place(path: str | os.PathLike[str], job_dir: Path, storage: str) -> None:

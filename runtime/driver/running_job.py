@@ -1,4 +1,4 @@
-"""A launch in a thread of its own: the job's processes are looked after while the script does something else."""
+"""Launches a job in a thread of its own: its processes are looked after while the script does something else."""
 
 from __future__ import annotations
 
@@ -115,22 +115,19 @@ def shut_down() -> UsageError:
 
 
 class RunningJob:
-    """Runs from its start to `stop`, or to whatever ends it before. `passes`: how many may begin at first."""
+    """Runs from its start to `stop`, or to an `error`. `passes`: how many may begin at first. `status`: the last one
+    that was seen."""
 
     def __init__(self, job: Job, folder: RunFolder, options: LaunchOptions, passes: int) -> None:
         self.job, self.folder, self.options = job, folder, options
         self.supervisor: Supervisor | None = None
         self.status: JobStatus | None = None
-        """The last one that was seen."""
         self.error: BaseException | None = None
-        """What ended it."""
         self._events: Sequence[Event] = ()
         self._asked, self._over = False, threading.Event()
         self._wanted = passes
-        self._known = -1
-        """The generation as this launch began; -1 until what etcd knows is compared with the folder."""
-        self._before = (0, 0)
-        """Failures and preemptions before this call of `train`: workers fail between two calls as well."""
+        self._known = -1  # the generation as this launch began, once what etcd knows is compared with the folder
+        self._before = (0, 0)  # failures and preemptions before this call of `train`: workers fail between two, too
         _end_other(folder.path)
         _launches[folder.path.resolve()] = self
         self._thread = threading.Thread(target=self._launch, name="launcher", daemon=True)
@@ -142,10 +139,8 @@ class RunningJob:
 
     def _launch(self) -> None:
         try:
-            passes = self._wanted
-            launch_run(
-                self.job, self.folder, self.options, [self._look], wanted_passes=passes, driver=self._end_if_asked
-            )
+            passes, look = self._wanted, [self._look]
+            launch_run(self.job, self.folder, self.options, look, wanted_passes=passes, driver=self._end_if_asked)
         except _Ended:
             pass
         except BaseException as error:

@@ -34,7 +34,6 @@ from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.training_state import JobState
 from graphft.runtime.launcher.ending import interruptible, tell
 from graphft.runtime.launcher.launch import prepare
-from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.loop import save_check_point
@@ -105,10 +104,6 @@ class Trainer:
             check_number("max_retries", max_retries, -1)
             told, self._validation, self._max_retries = Callbacks(callbacks), validation, max_retries
             job = make_job(program, options)
-            where: Any = {"engine": engine} if engine else {}
-            self._options = LaunchOptions(
-                resources=resources or {}, quiet=quiet, page=page, job_dir=job_dir, max_restarts=FOREVER, **where
-            )
         except GraphftError as error:
             without_traceback(error)
             raise
@@ -117,7 +112,9 @@ class Trainer:
         self._evaluations: dict[int, tuple[Validation, Program]] = {}
         if validation is not None:
             self._evaluation_of(validation)
-        self.job, self._folder, self._options = prepare(job, self._options)
+        given = {"engine": engine, "resources": resources, "quiet": quiet, "job_dir": job_dir}
+        given = {name: value or None for name, value in given.items()}
+        self.job, self._folder, self._options = prepare(job, page=page, max_restarts=FOREVER, **given)
         if self._folder.before:  # another run than the newest: also where nothing is left to train
             tell(self._folder.describe(self.job.config))
             self._folder = RunFolder(self._folder.path)

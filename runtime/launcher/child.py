@@ -29,13 +29,17 @@ chance down to half of it."""
 
 @dataclass(slots=True)
 class Child:
-    """One role of the job on this machine, over all of its processes."""
+    """One role of the job on this machine, over all of its processes.
+
+    `stuck` counts failures since the job last made progress, `refused` how often in a row the engine did not take the
+    order of a process. `death` tells in words how it failed last; `died_at` and `died_started` (monotonic) when, and
+    when that process was started. `registered` was registered last, and is not any more since `gone_at`.
+    """
 
     role: str
     index: int
     process: Process | None = None
     identity: Identity = UNKNOWN
-    """Of its process, once that exists."""
     started_at: float = 0.0
     restart_at: float | None = None
     done: bool = False
@@ -43,20 +47,13 @@ class Child:
     preemptions: int = 0
     in_a_row: int = 0
     stuck: int = 0
-    """Failures since the job last made progress."""
     failed_at: int = -1
     death: str = ""
-    """How it failed last, in words; when, and when that process was started, by the monotonic clock."""
     died_at: float = 0.0
     died_started: float = 0.0
     registered: Identity = UNKNOWN
-    """Its process that was registered last."""
     gone_at: float | None = None
-    """Since when that process is not registered any more."""
-    peak: int = 0
-    """The most memory that its process was seen to use, in bytes."""
     refused: int = 0
-    """How often in a row the engine did not take the order of a process."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What a trainer died of: the launcher looks at what it noted last, and counts a failure of a batch that kills."""
+"""Finds what a trainer died of, by what it noted last, and counts a failure of a batch that kills."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ class DeathAnalysis:
         note = read_note(record_path(self.job_dir, index), process)
         return note.phase if note is not None else None
 
-    def died(self, name: str, index: int | None, process: Identity, status: int, peak: int) -> Finding:
-        """`index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes."""
+    def died(self, name: str, index: int | None, process: Identity, status: int) -> Finding:
+        """Returns what is found of a process that ended with this status; `index`: a trainer's, None for another
+        role."""
         note = read_note(record_path(self.job_dir, index), process) if index is not None else None
         at_work = note is not None and note.phase in (Phase.READING, Phase.COMPUTING)
         # Who has lost its lease says so in its note; user code may end with that status, too.
@@ -69,7 +70,7 @@ class DeathAnalysis:
         verdict = self._deaths.step(Died(how, note.places if note is not None else frozenset()))
         if note is None or not note.places:
             return Finding(" while it loaded its data" if note is not None and note.phase == Phase.LOADING else "")
-        where = self._where(note, peak)
+        where = self._where(note)
         if note.phase == Phase.PROVING:
             return Finding(where, counts=(verdict.fatal or None) if self._is_proven() else False)
         if not verdict.fatal or not note.claim or note.phase in _AT_NOTHING:
@@ -87,13 +88,12 @@ class DeathAnalysis:
         except (EtcdError, msgspec.DecodeError, UnicodeDecodeError):
             return False
 
-    def _where(self, note: Note, peak: int) -> str:
+    def _where(self, note: Note) -> str:
         verb = {Phase.READING: "reading", Phase.COMPUTING: "computing", Phase.PROVING: "checking its start with"}.get(
             note.phase, "reading ahead"
         )
         place = note.place if note.phase not in _AT_NOTHING or note.ahead is None else note.ahead
         where = f" while {verb} batch {place.batch} of chunk {place.chunk} in pass {place.pass_index}"
-        where += f", with {peak / 1e6:,.0f} MB of memory seen" * bool(peak)
         before, self._oom_kills = self._oom_kills, oom_kills()
         killed = before is not None and self._oom_kills is not None and self._oom_kills > before
         return where + ", the kernel killed a process for lack of memory" * killed

@@ -1,10 +1,10 @@
-"""What a job's folder tells of its run, whether its etcd answers or not; and which jobs there are on this machine."""
+"""Looks at jobs' folders: what they tell of a run, whether its etcd answers or not."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from graphft.runtime.launcher.run_folder import begun
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.runtime.process.threads import side_by_side
 from graphft.transpiler.config import JobConfig
-from graphft.transpiler.record import JobRecord, read_record
+from graphft.transpiler.record import RECORD, JobRecord, read_record
 
 ANSWER_SECONDS = 1.0
 """For how long a job's etcd may take to answer."""
@@ -35,7 +35,12 @@ State = Literal["complete", "running", "starting", "stopped", "failed", "not beg
 
 @dataclass(frozen=True)
 class FolderStatus:
-    """One look at a job's folder. `at`: when it was completed, last worked on, or made (seconds since 1970)."""
+    """One look at a job's folder. `at`: when it was completed, last worked on, or made (seconds since 1970).
+
+    `holder` is the launcher that holds the folder, `lost` what the job did without, `failure` why it failed. `url`, if
+    that was given, is told instead of the folder. `etcd` is that of a job that runs, or of the user's; with `join` it
+    knows the run. `live` is what it tells of a job that runs. `passes`: None where nobody has said how many.
+    """
 
     folder: Path
     name: str
@@ -44,27 +49,14 @@ class FolderStatus:
     steps: int
     at: float
     holder: str = ""
-    """The launcher that holds the folder."""
-    waiting: str = ""
-    """What a job that runs lacks, in words."""
     lost: tuple[str, ...] = ()
-    """What the job did without, in words."""
     failure: str = ""
-    """Why a job failed when it was launched last."""
     url: str = ""
-    """The URL of its storage, if that was given: it is told, not the folder."""
     etcd: str = ""
-    """Where the etcd is of a job that runs; of another one, if it was not started with the job."""
-    passes: int | None = 0
-    """None: nobody has said how many there are to be."""
-    pass_index: int | None = None
-    """Of a job that runs."""
-    loss: float | None = None
-    """Of a job that runs."""
+    passes: int | None = None
+    live: JobStatus | None = None
     on_demand: bool = False
-    """True if its script asks for its epochs, one by one."""
     join: bool = False
-    """True if that etcd knows the run: it goes on there."""
 
     def describe(self) -> str:
         """Returns it on one line, with what to do about it."""
@@ -89,8 +81,12 @@ class FolderStatus:
         return "; ".join([f"the job in {named} {what}", *self.lost])
 
     @property
+    def loss(self) -> float | None:
+        return self.live.loss if self.live is not None else None
+
+    @property
     def model(self) -> str:
-        """Of a complete job: here, or in its storage, if another machine completed it."""
+        """Returns where a complete job's is: here, or in its storage, if another machine completed it."""
         here = self.folder / MODEL
         return str(here) if here.exists() or not (url := url_of(self.folder)) else f"{url}/{MODEL}"
 
@@ -105,7 +101,7 @@ class FolderStatus:
 
     @property
     def _waits(self) -> str:
-        return f", waiting for {self.waiting}" if self.waiting else ""
+        return f", waiting for {self.live.waiting}" if self.live is not None and self.live.waiting else ""
 
     def row(self) -> tuple[str, str, str]:
         """Returns folder, state, step of steps, for a table."""
@@ -120,23 +116,22 @@ class FolderStatus:
     def to_json(self) -> dict[str, object]:
         """Returns what every JSON of a job has (`JobStatus.in_brief`), and what the folder tells."""
         row = next(reversed(read_validations(self.folder).values()), None)
+        validated = {"step": row.step, "epoch": row.epoch, "means": dict(row.metrics)} if row is not None else None
         return {
             "job": self.name,
             "folder": self.url or plain_text(str(self.folder)),
             "state": self.state,
             "step": self.step,
             "total_steps": None if self.on_demand else self.steps,
-            "pass": self.pass_index,
+            "pass": self.live.pass_index if self.live is not None else None,
             "passes": self.passes,
             "loss": self.loss,
             "at": self.at,
             "launcher": self.holder,
-            "waiting": self.waiting,
+            "waiting": self.live.waiting if self.live is not None else "",
             "model": self.model if self.state == "complete" else None,
             "lost": list(self.lost),
-            "validated": {"step": row.step, "epoch": row.epoch, "means": dict(row.metrics)}
-            if row is not None
-            else None,
+            "validated": validated,
             "failure": self.failure,
             "etcd": self.etcd,
         }
@@ -165,15 +160,15 @@ def look_at(folder: Path) -> FolderStatus:
     except GraphftError as error:
         name, at = plain_text(folder.name), _modified(folder)
         return FolderStatus(folder, name, "unreadable", None, 0, at, failure=error.message)
-    status, config = _look_at(folder, record), record.config
-    passes = status.passes if config.passes_on_demand else config.passes
-    return replace(status, passes=passes or None, on_demand=config.passes_on_demand)
+    return _look_at(folder, record)
 
 
 def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
     config, holder, note = record.config, holder_of(folder), note_of(folder, record.config)
+    passes = None if config.passes_on_demand else config.passes
 
     def found(state: State, step: int | None, at: float, **more: Any) -> FolderStatus:
+        more = {"passes": passes, "on_demand": config.passes_on_demand, **more}
         return FolderStatus(folder, config.name, state, step, config.total_steps, at, **more)
 
     if is_complete(folder):
@@ -181,14 +176,13 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
         return found("complete", steps_of(folder, config), at, lost=_lost(folder, record))
     answers, live = ask(note, record, brief=True)
     if live is not None and not live.idle:
-        asked, brief = live.passes if live.on_demand else 0, {"holder": holder, "waiting": live.waiting}
-        more = {"etcd": note.endpoints, "pass_index": live.pass_index, "loss": live.loss, "passes": asked}
-        return found("running", live.step, time.time(), **brief, **more)
+        more: dict[str, Any] = {"holder": holder, "etcd": note.endpoints, "live": live, "passes": live.passes or None}
+        return found("running", live.step, time.time(), **more)
     saved = saved_step(folder, config)
     if holder:
         return found("starting", saved, time.time(), holder=holder)
     if not begun(folder):
-        return found("not begun", 0, _modified(folder / "job.json"))
+        return found("not begun", 0, _modified(folder / RECORD))
     known, failure = answers or not note.endpoints or note.own, read_ends(folder).failed
     lost = _lost_checkpoints(folder, saved) + _lost_so_far(folder, record)
     state: State = "failed" if failure else "stopped" if known else "unknown"
@@ -240,7 +234,7 @@ def ask(note: EtcdNote, record: JobRecord, *, brief: bool) -> tuple[bool, JobSta
 
 def _last_work(folder: Path) -> float:
     """Returns when a process of the job last wrote something that stays."""
-    return max(map(_modified, [folder / "job.json", *folder.glob("logs/*"), *folder.glob("checkpoints/*")]))
+    return max(map(_modified, [folder / RECORD, *folder.glob("logs/*"), *folder.glob("checkpoints/*")]))
 
 
 def _modified(path: Path) -> float:

@@ -44,12 +44,14 @@ from graphft.runtime.coordination.run_record import (
 )
 from graphft.runtime.coordination.runs import link_newest
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.engines.base import Engine, Run, engine_options
+from graphft.runtime.engines.base import Run, engine_options
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.launcher.display import Display
 from graphft.runtime.launcher.ending import Reached, interruptible, tell
 from graphft.runtime.launcher.observers import CallbackObserver, WaitsOfQuietLaunch
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, check_counts, choose_options
+from graphft.runtime.launcher.page_command import LaunchPage
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.result import Result, steps_of
 from graphft.runtime.launcher.run_folder import RunFolder, open_run, saved_run
@@ -59,6 +61,7 @@ from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE, hear_of_children, role_environment
 from graphft.runtime.process.threads import prepare_structs
+from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig, JobRecord
@@ -97,7 +100,8 @@ def run_job(
         observers = [on_status] if on_status is not None else []
         if not told:
             return launch_run(job, folder, chosen, observers, wanted_passes=wanted)
-        with CallbackObserver(told, job, folder.path) as observer:
+        with ExitStack() as stack:
+            observer = CallbackObserver(told, job, folder.path, stack)
             result = launch_run(job, folder, chosen, [*observers, observer.look], wanted_passes=wanted)
             complete = f"interrupted; {folder.path} is complete, and callbacks were NOT told of all of it"
             with interruptible(lambda: complete):  # the last callbacks may take their time
@@ -108,12 +112,12 @@ def run_job(
         raise
 
 
-def prepare(job: Job, options: LaunchOptions) -> tuple[Job, RunFolder, LaunchOptions]:
+def prepare(job: Job, **overrides: Any) -> tuple[Job, RunFolder, LaunchOptions]:
     """Returns what `launch_run` needs: the job as its folder has it, its folder, and the options with what the command
     line says. A process that is a role of it ends here."""
     try:
         _begin(job, {})
-        chosen = choose_options(None, options.given())
+        chosen = choose_options(None, overrides)
         job, folder = _open(job, chosen)
         return job, folder, with_noted_etcd(chosen, folder.path, job.config)
     except GraphftError as error:
@@ -123,8 +127,6 @@ def prepare(job: Job, options: LaunchOptions) -> tuple[Job, RunFolder, LaunchOpt
 
 def launch_saved(path: Path, options: LaunchOptions) -> None:
     """Runs the job in a run's folder to its end, without its script. Raises GraphftError if it cannot, or fails."""
-    from graphft.transpiler import read_record
-
     record = read_record(path)
     folder = saved_run(path, fresh=options.fresh)
     if folder.complete:
@@ -209,11 +211,11 @@ def launch_run(
     wanted_passes: int | None = None,
     driver: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete. If another
-    launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
+    """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete. The end of
+    another launcher that runs it is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
 
-    `wanted_passes`: how many may begin, where they are on demand; None: another launch says. `driver` is called again
-    and again, but not while etcd starts: what it raises ends the launch.
+    `wanted_passes`: how many may begin, where they are on demand; None: another launch says. What `driver`, which is
+    called all the while, raises ends the launch.
     """
     prepare_structs()
     hear_of_children()
@@ -238,8 +240,6 @@ def launch_run(
             return completed(folder.describe(config))
         page = None
         if options.page is not None and options.page is not False:  # 0 is a free port
-            from graphft.runtime.launcher.page_command import LaunchPage  # most launches need none of it
-
             page = LaunchPage(path, int(options.page or 0) if options.page is not True else 0)
             stack.callback(page.close)  # its end comes last, and is shown
         publish(path)
@@ -287,7 +287,10 @@ class _Launch:
         """Starts etcd (if it is this launcher's) and the engine, and puts the run's records in order. Returns a
         supervisor without processes so far."""
         job, job_dir, keys, config = self.job, self.job_dir, self.keys, self.config
-        engine = self._open_engine()
+        environment = role_environment() | {"OMP_NUM_THREADS": str(config.threads)}
+        run = Run(job_dir, config.storage or str(job_dir.resolve()), environment, self.options.resources)
+        where = self.options.engine
+        engine = (Local(self.options.fork_server) if where == "local" else engine_options(where)).open(run)
         self.stack.callback(engine.close)
         endpoints = given = self.options.endpoints(config)
         if not given:
@@ -317,15 +320,8 @@ class _Launch:
         write_endpoints(job_dir, endpoints, own=not given)
         engine.prepare()
         supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, self.options.max_restarts, config.ft)
-        self.stack.callback(supervisor.close)
+        self.stack.callback(supervisor.stop)
         return supervisor
-
-    def _open_engine(self) -> Engine:
-        environment = role_environment() | {"OMP_NUM_THREADS": str(self.config.threads)}
-        where = self.config.storage or str(self.job_dir.resolve())
-        run = Run(self.job_dir, where, environment, self.options.resources)
-        engine = self.options.engine
-        return (Local(self.options.fork_server) if engine == "local" else engine_options(engine)).open(run)
 
     def run(self, watching: Sequence[OnStatus], reached: Reached, wanted_passes: int | None, begun_at: float) -> Result:
         """Starts the processes, and looks after them until the job is over. Raises GraphftError if it failed."""
@@ -339,8 +335,6 @@ class _Launch:
             self.stack.callback(waits.look, last=True)
             observers.append(waits.look)
         else:
-            from graphft.runtime.launcher.display import Display  # with rich
-
             display = Display(since=self.since)
             self.stack.callback(display.close)
             observers.append(lambda status: display.show(status, self.time.left()))
@@ -358,13 +352,9 @@ class _Launch:
         for role, index in options.counts(config).processes():
             supervisor.add(role, index)
 
-        def look(status: JobStatus) -> None:
-            for observe in observers:
-                observe(status)
-
         status = supervise(
             supervisor,
-            look,
+            observers,
             self.embedded,
             brief=display is None and not watching,
             begins=self.begins,

@@ -1,4 +1,4 @@
-"""Observers of a launch, which see each status of its job: callbacks, and what a job waits for."""
+"""Observes a launch, each status of its job: for callbacks, and to tell what a job waits for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from graphft.runtime.callbacks.callbacks import Callbacks
@@ -31,20 +30,14 @@ LOOK_SECONDS, ETCD_SECONDS = 2.0, 1.0
 
 
 class CallbackObserver:
-    """Calls the callbacks of `job.run` in the launcher's own loop, of a job whose epochs follow one another."""
+    """Calls the callbacks of `job.run` in the launcher's own loop, of a job whose epochs follow one another. `stack`
+    ends them."""
 
-    def __init__(self, callbacks: Callbacks, job: Job, job_dir: Path) -> None:
-        self.job, self._job_dir = job, job_dir
+    def __init__(self, callbacks: Callbacks, job: Job, job_dir: Path, stack: ExitStack) -> None:
+        self.job, self._job_dir, self._stack = job, job_dir, stack
         self.runner = CallbackRunner(callbacks, job, job_dir, tell)
-        self._stack = ExitStack()
         self._begun = False
         self._validated: Validated | None = None
-
-    def __enter__(self) -> CallbackObserver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.__exit__(kind, error, at)
 
     def look(self, supervisor: Supervisor, status: JobStatus) -> None:
         self._begin()

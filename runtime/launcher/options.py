@@ -1,11 +1,11 @@
-"""How a job is launched: what the script asks for, what the command line says, and which of them counts."""
+"""Chooses how a job is launched: by what the script asks for, and by what the command line says."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphft.errors import UsageError
@@ -26,7 +26,6 @@ ENGINE = "GRAPHFT_ENGINE"
 CALLED = "GRAPHFT_CALLED"
 """Set in the environment as soon as the script calls `job.run()`: `graphft launch` looks whether it ever did."""
 
-
 _ELSEWHERE = dict.fromkeys(("epochs", "max_epochs"), "transpile(epochs=...) says how many")
 _ELSEWHERE["resume"] = "leave it out: an unfinished run of the same job always goes on"
 
@@ -46,7 +45,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How many processes to start here, and where. None: what the job says."""
+    """Says how many processes to start here, and where. None: what the job says."""
 
     trainers: int | None = None
     """Trainers to start here; those beyond the number of slots wait as spares."""
@@ -69,7 +68,7 @@ class LaunchOptions:
     """Serve a page that shows the job, on this machine's loopback: True, or 0, on a free port; a number, on that port.
     The launch prints its URL."""
     engine: str | Options = "local"
-    """Where the processes run: `local` (this machine), `ray`, `slurm`, `ssh`, or an engine's options."""
+    """The processes run there: `local` (this machine), `ray`, `slurm`, `ssh`, or an engine's options."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By role, what one process of it takes, in the engine's own names: {"trainer": {"CPU": 2, "GPU": 1}}."""
     save_only: bool = False
@@ -108,11 +107,6 @@ class LaunchOptions:
         lacks = {"trainers": not trainers, f"{config.pservers - pservers} pservers": pservers < config.pservers}
         lacks["coordinators"] = config.dispatch == "coordinator" and not coordinators
         return " and ".join(name for name, lacking in lacks.items() if lacking)
-
-    def given(self) -> dict[str, Any]:
-        """Returns what is not as by default, by name."""
-        new = LaunchOptions()
-        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(new, f.name)}
 
     def endpoints(self, config: JobConfig) -> str:
         """Returns the endpoints of etcd, $GRAPHFT_ETCD's if nothing else names one; "": the launcher starts one."""

@@ -7,7 +7,6 @@ run goes on from its newest checkpoint, in the next folder, with what people are
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from graphft.runtime.coordination.job_files import (
     url_of,
 )
 from graphft.runtime.coordination.result_files import VALIDATIONS
-from graphft.runtime.coordination.runs import copy_of, link_newest, run_at, run_numbers
+from graphft.runtime.coordination.runs import copy_of, link_newest, run_at, run_in, run_numbers
 from graphft.runtime.launcher.process_ends import FILE as ENDS
 from graphft.runtime.launcher.process_ends import lost_checkpoints
 from graphft.runtime.process import metric_table
@@ -36,10 +35,8 @@ from graphft.transpiler.record import read_record
 if TYPE_CHECKING:  # what tells two jobs apart needs torch, which most commands do without
     from graphft.transpiler import Job, JobConfig
 
-_TRACES = ("etcd.json", "etcd", "checkpoints")
-"""What a run that was begun has in its folder, beside its logs and what `Job.save` writes."""
-_BATCH_LOGS = "slurm-"
-"""Logs of Slurm's, which begin before a run does: `graphft slurm` makes their folder."""
+_TRACES, _BATCH_LOGS = ("etcd.json", "etcd", "checkpoints"), "slurm-"
+"""A run that was begun has such files in its folder, beside its logs; logs of Slurm's begin before a run does."""
 _ANEW = "fresh=True or --fresh begins another"
 
 
@@ -72,8 +69,8 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class _Found:
-    """What the newest run is to a job. `differs`: in words; "" if it is the same job. `layout`: True if it differs in
-    its number of pservers or passes alone, and can be gone on with."""
+    """The newest run, compared with a job. `differs`: in words; "" if it is the same job. `layout`: True if it differs
+    in its number of pservers or passes alone, and can be gone on with."""
 
     differs: str = ""
     layout: bool = False
@@ -231,24 +228,20 @@ def saved_run(path: Path, *, fresh: bool) -> RunFolder:
 
 
 def run_of(job: Job) -> str:
-    """Returns the folder in ./jobs, or the URL of the storage, with the newest run of this very job; a complete one, if
-    there is any. Raises UsageError[unknown-job] where there is none, with how the newest run differs."""
+    """Returns the folder in ./jobs, or the URL of the storage, with a run of this very job: the newest that is
+    complete, else the newest. Raises UsageError[unknown-job] where that is another job's, with how it differs."""
     from graphft.transpiler.differences import differences, drawn
 
     top = str(JOBS / job.config.name)
-    runs, differs = list[tuple[bool, int, str]](), f"no {top}"
+    differs = f"no {top}"
     for place in filter(None, (top, job.config.storage)):
-        for number in run_numbers(place):
-            path = Path(run_at(place, number)) if place == top else copy_of(run_at(place, number))
-            with contextlib.suppress(GraphftError):
-                saved = read_record(path)
-                same = replace(job, config=job.config.replace(storage=saved.config.storage))  # it may have been moved
-                if changed := differences(path, saved, same, drawn(saved, same)):
-                    differs = f"{run_at(place, number)} differs in: {', '.join(changed)}"
-                else:
-                    runs.append((is_complete(path), number, run_at(place, number)))
-    if runs:
-        return max(runs)[2]
+        if found := run_in(place, complete=True):
+            path = Path(found) if place == top else copy_of(found)
+            saved = read_record(path)
+            same = replace(job, config=job.config.replace(storage=saved.config.storage))  # it may have been moved
+            if not (changed := differences(path, saved, same, drawn(saved, same))):
+                return found
+            differs = f"{found} differs in: {', '.join(changed)}"
     raise UsageError(
         f"there is no run of this job: {differs}",
         rule="unknown-job",

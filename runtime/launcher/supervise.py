@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -36,7 +36,7 @@ and until a full disk is told."""
 
 def supervise(
     supervisor: Supervisor,
-    on_status: Callable[[JobStatus], None],
+    observers: Sequence[Callable[[JobStatus], None]],
     embedded: EmbeddedEtcd | None = None,
     *,
     brief: bool = False,
@@ -67,7 +67,8 @@ def supervise(
                 supervisor.expect_trainers(bool(seen.trainers or seen.loading))
         status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
-        on_status(status)
+        for observe in observers:
+            observe(status)
         if status.state == "failed":
             supervisor.fail(status.failure or "a role reported that the job cannot go on")
         if status.state == "complete":
@@ -77,7 +78,8 @@ def supervise(
                 break
     last = look(status, deadline=LAST_SECONDS)
     if last is not None:
-        on_status(last)
+        for observe in observers:
+            observe(last)
     return last
 
 

@@ -33,7 +33,6 @@ from graphft.runtime.process.role_process import (
     EXIT_USAGE,
     describe_exit,
     error_in,
-    peak_bytes,
     was_preempted,
 )
 from graphft.runtime.process.work_record import Phase
@@ -43,15 +42,13 @@ log = logging.getLogger("graphft")
 CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
 """A trainer that cannot start (a source file half saved) is tried again later, if another one has been at work for that
 time."""
-MEASURE_SECONDS = 1.0
+COLLECT_EVERY_SECONDS = 1.0
 ALONE_SECONDS = 30.0
 """For how long a job may be without trainers when all those of the launcher have left: others may be on their way."""
 ROOM_LOOK_SECONDS, ROOM_NEXT_SECONDS = 1.0, 5.0
 """Between two looks at orders without room; and after a trainer has given its room up."""
-KILLED_SECONDS = 5.0
-"""For how long the end of a process is waited for after SIGKILL."""
-COLLECT_SECONDS, POLL_SECONDS = 10.0, 0.02
-"""For how long the end of what roles have left is waited for."""
+KILLED_SECONDS, COLLECT_SECONDS, POLL_SECONDS = 5.0, 10.0, 0.02
+"""For so long the ends of a process after SIGKILL, and of what roles have left, are waited for."""
 REVOKE_SECONDS, REVOKE_EVERY_SECONDS = 2.0, 0.2
 """For how long an end tries to revoke leases where etcd does not answer, and how often."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
@@ -64,6 +61,10 @@ class Supervisor:
     A child that dies is noticed at once (a thread waits for each), its lease is revoked, and it is started again:
     immediately after a preemption, with a growing delay after failures. A child may fail `max_restarts` times without
     progress of the job in between.
+
+    `look` is called by each step: who runs a launch in a thread of its own ends it by an exception. With
+    `replaces_left` a trainer that was asked to leave (SIGTERM) is a preempted one. `passes`: which of the job's are
+    wanted, if they are on demand. `failed`: why the job failed, as far as this machine's processes tell.
     """
 
     def __init__(
@@ -80,22 +81,17 @@ class Supervisor:
         self.engine, self.max_restarts, self.restart = engine, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
         self.look: Callable[[], None] = lambda: None
-        """Called by each step: who runs a launch in a thread of its own ends it by an exception."""
         self.replaces_left = False
-        """True if a trainer that was asked to leave (SIGTERM) is a preempted one: it is started again."""
         self.passes: WantedPasses | None = None
-        """Which of the job's passes are wanted, if they are on demand."""
         self.events = Events(etcd, keys, "launcher")
         self.failed = ""
-        """Why the job failed, as far as this machine's processes tell."""
         self._progress = self._applied = 0
         self._revoker = Revoker(etcd, keys)
         self._locations = ProcessLocations(etcd, keys)
         self._deaths = DeathAnalysis(job_dir, keys, etcd, self.events)
         self._child_processes = ChildProcesses()
-        self._measured_at = self._room_at = 0.0
-        self._reserved = False
-        """True if what room there is is reserved for shards: no trainer is ordered."""
+        self._collect_at = self._room_at = 0.0
+        self._reserved = False  # True if what room there is is reserved for shards: no trainer is ordered
         self._alone_since: float | None = None
         self._exits: queue.Queue[tuple[Child, Process, int]] = queue.Queue()
 
@@ -148,7 +144,9 @@ class Supervisor:
         there = [c.process for c in self.children.values() if c.process is not None and c.alive]
         self._locations.publish([Ordered(p.order.role, p.order.index, p.place, p.pid) for p in there if p.place])
         self._make_room()
-        self._measure()
+        if now >= self._collect_at:
+            self._collect_at = now + COLLECT_EVERY_SECONDS
+            self._collect()
         try:
             self.engine.step()
         except UsageError as error:
@@ -194,7 +192,7 @@ class Supervisor:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def stop(self, grace: float = 10.0) -> None:
+    def stop(self, grace: float = 2.0) -> None:
         """Ends all children, stopped ones too: SIGTERM, then SIGKILL after `grace` seconds. Their leases end as well,
         so that an etcd that others use, too, does not take them for alive when the job is started again."""
         children = [c for c in self.children.values() if c.alive]
@@ -227,16 +225,13 @@ class Supervisor:
             if time.monotonic() > end:  # etcd does not answer
                 break
 
-    def close(self) -> None:
-        self.stop(grace=2.0)
-
     # -- one child --------------------------------------------------------------------------------------------------
 
     def _start(self, child: Child) -> None:
         if child.role == "trainer" and self._reserved:
             child.restart_in(ROOM_LOOK_SECONDS)
             return
-        child.restart_at, child.started_at, child.peak = None, time.monotonic(), 0
+        child.restart_at, child.started_at = None, time.monotonic()
         try:
             process = child.process = self.engine.start(child.order(self.endpoints))
         except UsageError as error:
@@ -278,16 +273,6 @@ class Supervisor:
             log.warning("no room for %s: %s ends, and comes back when there is some", ", ".join(short), child.name)
             self.signal(child.role, child.index, signal.SIGKILL)
 
-    def _measure(self) -> None:
-        """Notes how much memory the children use, and what they have started, while they live."""
-        if time.monotonic() < self._measured_at + MEASURE_SECONDS:
-            return
-        self._measured_at = time.monotonic()
-        for child in self.children.values():
-            if child.identity.visible:
-                child.peak = max(child.peak, peak_bytes(child.identity.pid))
-        self._collect()
-
     def _collect(self) -> None:
         self._child_processes.look([c.identity for c in self.children.values() if c.identity.visible])
 
@@ -310,7 +295,7 @@ class Supervisor:
     def _died(self, child: Child, status: int) -> None:
         """Restarts a child whose process ended before its job did, or gives it up."""
         index = child.index if child.role == "trainer" else None
-        where, blamed, counts = self._deaths.died(child.name, index, child.identity, status, child.peak)
+        where, blamed, counts = self._deaths.died(child.name, index, child.identity, status)
         self._revoker.revoke(child.identity)
         what = describe_exit(status) + where
         asked = status == EXIT_OK and child.role == "coordinator"  # by SIGTERM: none of the user's code runs in it

@@ -73,14 +73,6 @@ def _place() -> tuple[str, str]:
         return "", ""
 
 
-def file_namespace() -> str:
-    """Returns where a path means the same file: this boot of the machine, and this namespace of mounts. "": unknown."""
-    try:
-        return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/mnt')}"
-    except OSError:
-        return ""
-
-
 def _started(pid: int) -> int | None:
     """Returns when the process that has this id now started; None if it has ended, though it may not be reaped yet."""
     if not sys.platform.startswith("linux"):

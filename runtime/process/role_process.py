@@ -172,12 +172,6 @@ def error_in(lines: Sequence[str]) -> str:
     return ": " + plain_text(error[error.index("error[") :] + remedy)
 
 
-def peak_bytes(pid: int) -> int:
-    """Returns the most memory that this process has had in use so far; 0 if that is not known. Linux only."""
-    found = _number_in(Path(f"/proc/{pid}/status"), r"^VmHWM:\s+(\d+) kB")
-    return found * 1024 if found else 0
-
-
 def oom_kills() -> int | None:
     """Returns how often the kernel killed a process of this control group (version 2) for lack of memory; None: not
     known."""

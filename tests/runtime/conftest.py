@@ -99,4 +99,4 @@ def supervise(etcd: Etcd, keys: Keys, tmp_path: Path, stubs: Stubs) -> Iterator[
 
     yield make
     for supervisor in made:
-        supervisor.close()
+        supervisor.stop()

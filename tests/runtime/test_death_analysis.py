@@ -40,7 +40,7 @@ def dies(deaths: DeathAnalysis, how: signal.Signals) -> Finding:
     """Trainer 0, in its proof."""
     record = WorkRecord(record_path(deaths.job_dir, 0))
     record.begin(Phase.PROVING, Place(0, 2, 0))
-    return deaths.died("trainer 0", 0, identify(), -how, 0)
+    return deaths.died("trainer 0", 0, identify(), -how)
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["none", "of another run"])
@@ -75,7 +75,7 @@ def test_user_code_that_ends_with_the_status_of_a_lost_lease(
     charged: list[str] = []
     monkeypatch.setattr(deaths, "_charge", lambda what, *_: charged.append(what))
     WorkRecord(record_path(deaths.job_dir, 0)).begin(phase, Place(0, 2, 0), claim=7)
-    deaths.died("trainer 0", 0, identify(), EXIT_LEASE_LOST, 0)
+    deaths.died("trainer 0", 0, identify(), EXIT_LEASE_LOST)
     assert bool(charged) == fatal
 
 
@@ -108,7 +108,7 @@ def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     coordinator = Coordinator(change, named.run_id)
     monkeypatch.setattr(death_analysis, "report_failed", coordinator.report_failed)
     WorkRecord(record_path(deaths.job_dir, 0)).begin(Phase.COMPUTING, Place(1, 2, 3), claim=7)
-    found = deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0)
+    found = deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV)
     reason = "trainer 0 died (killed by SIGSEGV) while computing batch 3 of chunk 2 in pass 1"
     assert coordinator.told == [(Place(1, 2, 3), 7, reason)]
     assert found.blamed is change
@@ -120,4 +120,4 @@ def test_a_note_that_makes_no_sense_tells_nothing(deaths: DeathAnalysis) -> None
     dies(deaths, signal.SIGSEGV)
     path = record_path(deaths.job_dir, 0)
     path.write_bytes(bytes(b | 0x70 if i == 24 else b for i, b in enumerate(path.read_bytes())))
-    assert deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0) == ("", None, None)
+    assert deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV) == ("", None, None)

@@ -117,7 +117,7 @@ def test_a_fork_server_that_dies_is_passed_over(saved: Path, etcd: Etcd, keys: K
             assert time.monotonic() < end
             supervisor.step(0.1)
     finally:
-        supervisor.close()
+        supervisor.stop()
     assert first.process.poll() is not None
 
 
@@ -139,7 +139,7 @@ def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
         assert supervisor.failed.startswith("it cannot be loaded: error[")
         assert supervisor.all_done
     finally:
-        supervisor.close()
+        supervisor.stop()
     assert not (edited / "logs" / "trainer-0.log").exists()
 
 

@@ -47,7 +47,7 @@ def test_the_last_look_waits_for_an_etcd_that_is_slow(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "read_status", read)
     etcd = SimpleNamespace(is_full=lambda: False)
     ended: Any = SimpleNamespace(all_done=True, failed="", etcd=etcd, keys=Keys("j"))
-    last = module.supervise(ended, lambda _: None)
+    last = module.supervise(ended, [])
     assert (last is not None, why_failed(ended, last), len(deadlines)) == (True, "", 1)
 
 

@@ -260,7 +260,7 @@ def test_a_lease_is_revoked_when_etcd_is_back(
         steps(supervisor, lambda: pid(child) != first)
         resume(server)
         steps(supervisor, lambda: client.count(keys.pservers, deadline=60) == 0)
-        supervisor.close()
+        supervisor.stop()
 
 
 def test_a_frozen_child_is_replaced_when_its_lease_has_ended(

@@ -100,7 +100,7 @@ def test_it_is_asked_again_later_and_later_and_not_at_regular_times(
     assert engine.made[0].signals == [signal.SIGTERM]
     supervisor.step(0.2)
     assert len(engine.made) == 1, "what was taken back is not ordered again"
-    supervisor.close()
+    supervisor.stop()
 
 
 class Running(Waiting):
@@ -150,7 +150,7 @@ def test_trainers_give_their_room_up_for_a_shard_that_has_none(
     assert sorted(engine.orders[4:]) == ["trainer 1", "trainer 2"]
     assert [process.signals for process in (oldest, shard)] == [[], []]
     assert supervisor.failed == ""
-    supervisor.close()
+    supervisor.stop()
 
 
 def test_orders_that_wait_are_left_where_no_trainer_has_room_to_give(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
@@ -161,4 +161,4 @@ def test_orders_that_wait_are_left_where_no_trainer_has_room_to_give(etcd: Etcd,
     supervisor.add("trainer", 0)
     supervisor.step(0.0)
     assert [process.signals for process in engine.made] == [[], []]
-    supervisor.close()
+    supervisor.stop()
