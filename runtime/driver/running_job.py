@@ -35,8 +35,6 @@ from graphft.transpiler import Job
 ETCD_SECONDS, POLL_SECONDS = 2.0, 0.01
 TOLD_SECONDS, START_SECONDS = 10.0, 30.0
 """For how long the first shard's record of an epoch that is over is waited for; and while the job starts."""
-LOAD_LOCK = "load.lock"
-"""In the run's folder: held while a state is put in place."""
 
 
 class WorkerFailed(GraphftError):
@@ -86,8 +84,6 @@ def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Callable[[], None]
         tell(f"{path} is used by {holder}; waiting for its end")
 
     with contextlib.ExitStack() as stack:
-        # Launchers with an etcd that is not the run's own share its folder: loads would write the same files.
-        stack.enter_context(locked(path, wait, file=LOAD_LOCK))
         if not endpoints:
             _end_other(path)
             stack.enter_context(locked(path, wait))

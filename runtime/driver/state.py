@@ -1,4 +1,4 @@
-"""The state of a run: its newest checkpoint as tensors, and another state that is put in its place."""
+"""Reads the state of a run, its newest checkpoint, and puts another one in its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from graphft.ir import Program
 from graphft.runtime.checkpoint.manifest import MADE, SOURCE, Manifest, made
 from graphft.runtime.checkpoint.reshard import cut, whole_state
 from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of, read_saved_step
-from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.driver.options import check_number
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.interchange.training_state import LOOK_SECONDS, LOOKS, JobState, optimizer_of, read_job
@@ -30,8 +29,7 @@ from graphft.transpiler.layout import assemble
 
 
 class NewestCheckpoint:
-    """The newest committed checkpoint of a run. One that was seen and is gone is an error: never silently an older
-    one."""
+    """Finds the newest committed checkpoint of a run. One that was seen and is gone is an error."""
 
     def __init__(self, job: Job, job_dir: Path) -> None:
         self.job, self.job_dir = job, job_dir
@@ -175,7 +173,7 @@ class Replacement:
     @staticmethod
     def of(job: Job, program: Program, folder: Path, state: Mapping[str, Any]) -> Replacement:
         """`program`: what the job was made from, with values. An optimizer's state that is not given stays. Raises
-        GraphftError[weights] if something does not fit, and [no-checkpoint]; nothing is changed."""
+        GraphftError[weights] if something does not fit, and [no-checkpoint], [checkpoint]; nothing is changed."""
         model, optimizer = split(state)
         values, store = load_weights(program, model).values, checkpoints_of(folder)
         own = [m for m in store.manifests() if m.run == job.run_id]
@@ -186,7 +184,7 @@ class Replacement:
                 help="give weights to begin with as init_from= of the Trainer; or train an epoch first",
             )
         newest = max(own, key=lambda m: (m.generation, m.step))
-        whole, rest = whole_state(job, _read(store, newest, job.config.pservers))
+        whole, rest = whole_state(job, [store.read_part(newest, i)[0] for i in range(job.config.pservers)])
         fixed = [v.name for v in saved_variables(program) if v.name not in whole]
         if changed := [name for name in fixed if not values[name].equal(program.values[name])]:
             raise GraphftError(
@@ -204,41 +202,19 @@ class Replacement:
 
     def write(self) -> Manifest:
         """Writes all but the manifest that makes it count: that is for `put_in_place`. No process of the job may be
-        there. Raises GraphftError[storage]; nothing is changed then."""
+        there. Raises OSError; nothing is changed then."""
         generation, step, count = self.store.latest_generation() + 1, self.newest.step, len(self.shards)
         by = made(**{SOURCE: f"load_state_dict, at {self.newest.directory}"})
-        try:
-            self.store.mark_loaded(self.job.run_id)
-            parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]
-        except OSError as error:
-            raise self._unwritten(error, "nothing was changed") from error
+        self.store.mark_loaded(self.job.run_id)
+        parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]
         return Manifest(generation, step, self.job.run_id, tuple(parts), {**self.newest.meta, MADE: by})
 
     def put_in_place(self, manifest: Manifest) -> None:
-        """The job goes on from it when its etcd knows of no other. Raises GraphftError[storage]."""
-        try:
-            self.store.write_manifest(manifest)
-        except OSError as error:  # it may lie there nevertheless: after its rename, or a request without an answer
-            raise self._unwritten(error, "whether the new state counts is unknown") from error
+        """The job goes on from it when its etcd knows of no other. Raises OSError: it may count nevertheless, after a
+        rename, or a request without an answer."""
+        self.store.write_manifest(manifest)
         with contextlib.suppress(OSError):  # this one is of the highest generation: the others do not count
             self.store.discard([d for d in self.store.directories() if d != manifest.directory])
-
-    def _unwritten(self, error: OSError, known: str) -> GraphftError:
-        what = f"the new state cannot be written to {self.store.where('')}: {error}"
-        return GraphftError(what, rule="storage", help=f"{known}: make room there, and call it again")
-
-
-def _read(store: CheckpointStore, newest: Manifest, shards: int) -> list[dict[str, Tensor]]:
-    """Raises GraphftError[checkpoint] if it is damaged."""
-    try:
-        return [store.read_part(newest, shard)[0] for shard in range(shards)]
-    except DamagedCheckpoint as error:
-        raise GraphftError(
-            f"the state cannot take the place of that of step {newest.step}, which is damaged: {error.message}",
-            rule="checkpoint",
-            help="nothing was changed: train() another epoch, which goes on from an older one; or begin a new run with "
-            "these values: init_from= of the Trainer, and another name=",
-        ) from error
 
 
 def _replace_optimizer(name: str, there: dict[str, Tensor], states: Mapping[str, Tensor], shape: Sequence[int]) -> None:

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from graphft.errors import GraphftError, UsageError, without_traceback
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.callbacks.runner import CURSOR
 from graphft.runtime.checkpoint.store import saved_step
-from graphft.runtime.coordination.connect import NOTE, WAIT_SECONDS, check_note, connect, read_note, write_endpoints
+from graphft.runtime.coordination.connect import WAIT_SECONDS, check_note, connect, write_endpoints
 from graphft.runtime.coordination.job_files import (
     MODEL,
     StorageFence,
@@ -49,7 +48,7 @@ from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
 from graphft.runtime.launcher.ending import Reached, interruptible, tell
-from graphft.runtime.launcher.observers import CallbackObserver, WaitsOfQuietLaunch
+from graphft.runtime.launcher.observers import CallbackObserver
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, check_counts, choose_options
 from graphft.runtime.launcher.page_command import LaunchPage
 from graphft.runtime.launcher.process_ends import note
@@ -119,7 +118,7 @@ def prepare(job: Job, **overrides: Any) -> tuple[Job, RunFolder, LaunchOptions]:
         _begin(job, {})
         chosen = choose_options(None, overrides)
         job, folder = _open(job, chosen)
-        return job, folder, with_noted_etcd(chosen, folder.path, job.config)
+        return job, folder, chosen
     except GraphftError as error:
         without_traceback(error)
         raise
@@ -134,7 +133,6 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
         link_newest(path)
         print(f"{path} is complete: {path / MODEL}")
         return
-    options = with_noted_etcd(options, path, record.config)
     _check_processes(record, options)
     if not options.endpoints(record.config):
         check_asked_for(record.config, path, "run that script again")
@@ -193,15 +191,6 @@ def _check_processes(job: Job | JobRecord, options: LaunchOptions) -> None:
         check_counts(job.config, options.counts(job.config), embedded=not options.endpoints(job.config))
 
 
-def with_noted_etcd(options: LaunchOptions, job_dir: Path, config: JobConfig) -> LaunchOptions:
-    """Returns the options with the user's etcd in which the run began, unless they say another one."""
-    noted = read_note(job_dir)
-    if not noted.endpoints or noted.own or options.endpoints(config):
-        return options
-    tell(f"{job_dir / NOTE}: this run is in the etcd {noted.endpoints}")
-    return replace(options, etcd=noted.endpoints)
-
-
 def launch_run(
     job: Job | JobRecord,
     folder: RunFolder,
@@ -220,7 +209,6 @@ def launch_run(
     prepare_structs()
     hear_of_children()
     begun_at, path, config = time.monotonic(), folder.path, job.config
-    options = with_noted_etcd(options, path, config)
     shared = bool(options.endpoints(config))
     reached = Reached(path, config)
     waited = ""
@@ -330,11 +318,7 @@ class _Launch:
         taken = TakenValidations(self.job_dir, etcd, self.keys, config)
         observers: list[Callable[[JobStatus], None]] = [reached.look, taken.look, self.time.look]
         display = None
-        if options.quiet:
-            waits = WaitsOfQuietLaunch(etcd, self.keys, self.since)
-            self.stack.callback(waits.look, last=True)
-            observers.append(waits.look)
-        else:
+        if not options.quiet:
             display = Display(since=self.since)
             self.stack.callback(display.close)
             observers.append(lambda status: display.show(status, self.time.left()))

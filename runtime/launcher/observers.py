@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.runner import CallbackRunner
-from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.result_files import epoch_of_table, read_validations, recorded_epoch
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.etcd import EtcdError
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.launcher.ending import tell
 from graphft.runtime.launcher.process_ends import past_epoch
@@ -23,10 +19,6 @@ from graphft.runtime.launcher.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
-
-WAITS = {"storage-unavailable", "storage-wait", "damaged-checkpoint", "cannot-start"}
-"""Kinds of events without which a job that waits looks like one that hangs."""
-LOOK_SECONDS, ETCD_SECONDS = 2.0, 1.0
 
 
 class CallbackObserver:
@@ -74,24 +66,3 @@ class CallbackObserver:
                 return None
             found = recorded
         return past_epoch(self.job.config, self._job_dir, epoch, found)
-
-
-class WaitsOfQuietLaunch:
-    """Tells what the job waits for, each event once, where no panel is shown. `since`: Unix seconds when the launch
-    began; earlier events are of another."""
-
-    def __init__(self, etcd: Store, keys: Keys, since: float) -> None:
-        self._etcd, self._keys, self._since = etcd, keys, since
-        self._told: set[str] = set()
-        self._next_look = 0.0
-
-    def look(self, _: object = None, last: bool = False) -> None:
-        """Looks now and then; for the `last` time at once."""
-        if time.monotonic() < self._next_look and not last:
-            return
-        self._next_look = time.monotonic() + LOOK_SECONDS
-        with contextlib.suppress(EtcdError):
-            for key, event in read_events(self._etcd, self._keys, ETCD_SECONDS):
-                if event.kind in WAITS and event.at >= self._since and key not in self._told:
-                    self._told.add(key)
-                    tell(event.text)
