@@ -44,10 +44,8 @@ class JobEnded(GraphftError):
 
 
 def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:
-    """Returns a client of `host:port[,host:port...]`, once etcd has answered. Login and certificates: as `open_etcd`.
-
-    Raises EtcdUnreachable after `wait` (ANSWER_SECONDS) seconds.
-    """
+    """Returns a client of `host:port[,host:port...]`, once etcd has answered. Raises EtcdUnreachable after `wait`
+    seconds."""
     etcd = open_etcd([e.strip() for e in endpoints.split(",")], environ)
     try:
         etcd.ping(ANSWER_SECONDS if wait is None else wait)
@@ -105,11 +103,8 @@ def read_note(job_dir: Path) -> EtcdNote:
 
 
 def check_note(job_dir: Path, keys: Keys, run: str, etcd: Etcd | None) -> None:
-    """Checks, before a process uses `etcd` (None: one that it will start), that the run is at work in no other one: two
-    that know nothing of each other would write to one folder of checkpoints.
-
-    Raises UsageError[etcd-endpoints] if the folder names another etcd, and `etcd` does not know the run.
-    """
+    """Raises UsageError[etcd-endpoints] if the folder names another etcd, and `etcd` (None: one that will be started)
+    does not know the run: two would write to one folder of checkpoints."""
     note = read_note(job_dir)
     if not note.endpoints or note.own:  # the one that a launcher started is gone with it
         return
@@ -126,8 +121,7 @@ def check_note(job_dir: Path, keys: Keys, run: str, etcd: Etcd | None) -> None:
 
 
 def note_etcd(job_dir: Path, etcd: Etcd) -> None:
-    """Notes the etcd of a run that has been recorded there, if none is noted. A folder that takes no note stays without
-    one."""
+    """Notes the etcd of a run that has been recorded there, if none is noted and the folder takes a note."""
     if not read_note(job_dir).endpoints:
         with contextlib.suppress(OSError):
             write_endpoints(job_dir, ",".join(etcd.endpoints))

@@ -27,10 +27,8 @@ LEASE_SECONDS, RENEW_SECONDS, EVERY_SECONDS = 60, 15.0, 1.0
 
 
 class Events:
-    """Writes events, to the log and to etcd. Any thread may use it.
-
-    Texts may come from a user's exceptions: they are made plain, and cut to TEXT_LIMIT characters, fields as well.
-    """
+    """Writes events, to the log and to etcd. Any thread may use it. Texts, which may come from a user's exceptions, are
+    made plain, and cut to TEXT_LIMIT characters."""
 
     log = log
 
@@ -65,8 +63,7 @@ def read_events(etcd: Store, keys: Keys, deadline: float | None = None) -> list[
 
 
 class ProcessLocations:
-    """Writes where the processes of a launcher are, and what they wait for: one that waits for room has nothing in etcd
-    of its own."""
+    """Writes where the processes of a launcher are, and what they wait for."""
 
     def __init__(self, etcd: Store, keys: Keys) -> None:
         self.etcd, self._key = etcd, keys.places_of(uuid.uuid4().hex[:8])

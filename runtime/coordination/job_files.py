@@ -113,11 +113,8 @@ def is_published(job_dir: Path) -> bool:
 
 
 def publish(job_dir: Path) -> None:
-    """Puts the job in this folder into its storage, where others find it. Nothing happens if it is there.
-
-    Raises UsageError[job-directory] if the storage is another run's, GraphftError[storage]: also if it has held this
-    run, and holds nothing now.
-    """
+    """Puts the job in this folder into its storage, if it is not there. Raises UsageError[job-directory] if the storage
+    is another run's, GraphftError[storage]: also if it has held this run, and holds nothing now."""
     url, run = url_of(job_dir), read_record(job_dir).run_id
     if not url:
         return
@@ -146,12 +143,9 @@ def publish(job_dir: Path) -> None:
 
 
 def fetch(url: str, target: Path, *, whole: bool = True) -> bool:
-    """Makes `target` a copy of the job in this storage, wholly or not at all; nothing happens if it is one already.
-    Returns True if this call made it.
-
-    `whole`: False for its record alone. Raises UsageError[job-directory] if the storage holds no job, or the folder
-    something else; GraphftError[storage]; GraphftError[load] for a file that is not the one that was uploaded.
-    """
+    """Makes `target` a copy of the job in this storage, or of its record (not `whole`): wholly, or not at all. Returns
+    True if this call made it. Raises UsageError[job-directory] if the storage holds no job, or the folder something
+    else; GraphftError[storage]; GraphftError[load] for a file that is not the one that was uploaded."""
     run, target = stored_run(url), target.resolve() if target.is_symlink() else target  # no folder replaces a link
     if not run:
         remedy = "give the URL of transpile(storage=); if it is that, see whether its file system is mounted"

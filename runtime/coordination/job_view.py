@@ -140,11 +140,8 @@ def asked_steps(config: JobConfig, view: JobView) -> int:
 
 
 def out_of_reach(me: Registration, view: JobView) -> str:
-    """Returns why this process and another of the job cannot exchange messages, in words; "" when all is well.
-
-    Others send to pservers and coordinators. One that listens on loopback is reached only by processes of its own
-    network.
-    """
+    """Returns why this process and another of the job cannot exchange messages, in words; "" when all is well. One that
+    listens on loopback is reached only by processes of its own network."""
     apart = [r for r in view.registrations if r.id != me.id and me.network and r.network not in ("", me.network)]
     servers = {r.id: f"pserver {shard}" for shard, r in view.pservers.items()}
     servers |= {name: f"coordinator {name}" for name in view.coordinators}

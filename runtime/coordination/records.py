@@ -36,11 +36,9 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process.
-
-    `process` tells which one it is; `pid` and `host` are for people; `network` is the namespace in which processes
-    reach each other on loopback, "" where that is not known.
-    """
+    """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process, `process` tells which
+    one it is; `pid` and `host` are for people. In one `network` namespace processes reach each other on loopback; "":
+    not known."""
 
     id: str
     address: str

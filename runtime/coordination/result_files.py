@@ -41,11 +41,8 @@ LISTED = 5
 
 
 class Discarded(msgspec.Struct, frozen=True):
-    """Records that are discarded since a batch failed: of that batch's pass and of all later ones.
-
-    `records`: their numbers in the data, ascending. `batch`: of the chunk (with local accumulation, its unit).
-    `reason`: the error of the last time.
-    """
+    """Records that are discarded since a batch (local accumulation: unit) of the chunk failed, with this error the last
+    time: of that batch's pass and of all later ones. `records`: their numbers in the data, ascending."""
 
     pass_index: int
     chunk: int
@@ -74,7 +71,6 @@ def write_discarded(job_dir: Path, found: Sequence[Discarded]) -> None:
 
 
 def read_discarded(job_dir: Path) -> tuple[Discarded, ...]:
-    """Returns those of a complete job. Raises GraphftError if the file is damaged."""
     try:
         return tuple(msgspec.json.Decoder(Discarded).decode_lines(read_regular(job_dir / DISCARDED)))
     except FileNotFoundError:
@@ -84,7 +80,7 @@ def read_discarded(job_dir: Path) -> tuple[Discarded, ...]:
 
 
 def describe_discarded(found: Sequence[Discarded], total: int, where: str = f"Result.discarded, {DISCARDED}") -> str:
-    """Returns one line; "" for nothing. `total`: records of the data. `where`: the whole list is."""
+    """Returns one line; "" for nothing. `total`: records of the data. `where` the whole list is."""
     if not found:
         return ""
     numbers = sorted({number for one in found for number in one.records})
@@ -100,7 +96,7 @@ def describe_discarded(found: Sequence[Discarded], total: int, where: str = f"Re
 
 
 class ValidationRow(msgspec.Struct, frozen=True):
-    """Of the model after `step` steps, when `epoch` epochs were done. `metrics`: without NaN."""
+    """The result of validating the model after `step` steps, when `epoch` epochs were done; without NaN."""
 
     epoch: int
     step: int
@@ -110,8 +106,7 @@ class ValidationRow(msgspec.Struct, frozen=True):
 def note_validation(
     job_dir: Path, epoch: int, step: int, metrics: Mapping[str, float], at: float | None = None
 ) -> None:
-    """`metrics`: as `Validation.run` returns them. `at`: now, by default. Never raises: a full disk must not end a
-    training."""
+    """Notes what `Validation.run` returned, `at` now by default. Never raises: a full disk must not end a training."""
     found = {name: value for name, value in metrics.items() if name != "samples"}
     values = {name: value if math.isfinite(value) else str(value) for name, value in found.items()}
     row = {"epoch": epoch, "step": step, "metrics": values, "at": round(time.time() if at is None else at, 3)}
@@ -135,8 +130,7 @@ def read_validations(job_dir: Path) -> dict[int, ValidationRow]:
 
 
 def take_validations(etcd: Store, keys: Keys, job_dir: Path) -> None:
-    """Notes each in etcd that the folder does not have. It may be repeated, and by several processes. Raises
-    EtcdError."""
+    """Notes each in etcd that the folder does not have; may be repeated. Raises EtcdError."""
     known = read_validations(job_dir)
     for kv in etcd.range(keys.all_validated).kvs:
         one = msgspec.json.decode(kv.value, type=Validated)
@@ -146,7 +140,7 @@ def take_validations(etcd: Store, keys: Keys, job_dir: Path) -> None:
 
 
 class TakenValidations:
-    """Takes them while a launch runs. Several launches of a run write the same."""
+    """Takes them while a launch runs."""
 
     def __init__(self, job_dir: Path, etcd: Store, keys: Keys, config: JobConfig) -> None:
         self.job_dir, self._etcd, self._keys, self._config = job_dir, etcd, keys, config
@@ -167,8 +161,8 @@ class TakenValidations:
 
 
 def epoch_of_table(job_dir: Path, config: JobConfig, epoch: int) -> PassMetrics:
-    """Returns the means over the rows of an epoch (from 0), in their order: the same bits, whatever died. Raises
-    OSError, ValueError where the table cannot be read."""
+    """Returns the means over the rows of an epoch (from 0), in their order. Raises OSError, ValueError where the table
+    cannot be read."""
     starts = config.plan.start_steps
     begin, end = starts[epoch], starts[epoch + 1]
     rows = read_rows(job_dir, begin, end - begin) if config.sync else read_rows(job_dir)

@@ -20,16 +20,13 @@ DYING_SECONDS, POLL_SECONDS = 1.0, 0.02
 
 
 def leases_of_processes(etcd: Store, keys: Keys, deadline: float | None = None) -> list[tuple[Identity, int]]:
-    """Returns each registered process and its lease."""
     view = read_view(keys, etcd.range(keys.control, deadline=deadline).kvs)
     return [(r.process, lease) for r in view.registrations if (lease := view.leases[r.id])]
 
 
 def revoke_dead(etcd: Store, keys: Keys) -> None:
-    """Ends the leases of processes that are seen to be dead from here, so that no process waits for them.
-
-    Those of a launcher that was just killed may be dying still; so it looks for a moment.
-    """
+    """Ends the leases of processes that are seen to be dead from here; those of a launcher that was just killed may be
+    dying still."""
     end = time.monotonic() + DYING_SECONDS
     left = [(process, lease) for process, lease in leases_of_processes(etcd, keys) if process.visible]
     while left and time.monotonic() < end:
@@ -40,11 +37,8 @@ def revoke_dead(etcd: Store, keys: Keys) -> None:
 
 
 class Revoker:
-    """Revokes the leases of dead processes.
-
-    If etcd does not answer, later: renewals that are on their way may reach it when it comes back, and would keep the
-    dead one's place taken for one more TTL.
-    """
+    """Revokes the leases of dead processes; if etcd does not answer, later: renewals that are on their way may reach it
+    when it comes back."""
 
     def __init__(self, etcd: Store, keys: Keys) -> None:
         self.etcd, self.keys = etcd, keys
@@ -52,13 +46,11 @@ class Revoker:
         self._next = 0.0
 
     def revoke(self, process: Identity) -> None:
-        """Ends the lease of this process, which is dead; later, if etcd does not answer."""
         if not self.try_once(process, ETCD_SECONDS):
             self._left.append(process)
             self._next = time.monotonic() + LATE_EVERY_SECONDS
 
     def step(self) -> None:
-        """Tries again those that are left, when it is time to."""
         if not self._left or time.monotonic() < self._next:
             return
         while self._left and self.try_once(self._left[0]):

@@ -107,7 +107,6 @@ def fenced(etcd: Store, keys: Keys, job: Job | JobRecord) -> FencedStore:
 
 
 def read_secret(etcd: Store, keys: Keys) -> str:
-    """Returns the secret that processes of the run show to its pservers."""
     kv = etcd.get(keys.secret)
     if kv is None:
         raise LeaseLost(
@@ -119,7 +118,7 @@ def read_secret(etcd: Store, keys: Keys) -> str:
 
 
 def tell_failed(etcd: Store, keys: Keys, failure: Failure | None = None) -> None:
-    """Ends the job everywhere: its processes on other machines end, too. The first reason stays."""
+    """Ends the job everywhere. The first reason stays."""
     why = [put_op(keys.failure, msgspec.json.encode(failure))] if failure is not None else []
     etcd.txn([value_is(keys.state, b"running")], [put_op(keys.state, b"failed"), *why], token=keys.state)
 
@@ -135,14 +134,14 @@ def check_asked_for(config: JobConfig, job: object, instead: str) -> None:
 
 
 class WantedPasses:
-    """How many passes are wanted so far, of a job whose passes are on demand: trainers begin no others. One launch's
-    record, in which it only grows; `keep` writes it again if etcd has lost its data."""
+    """Keeps how many passes are wanted so far, of a job whose passes are on demand: trainers begin no others. One
+    launch's record, in which it only grows."""
 
     def __init__(self, etcd: Store, keys: Keys, count: int) -> None:
         self.etcd, self.keys, self.count = etcd, keys, count
 
     def begin(self) -> None:
-        """Replaces the record of an earlier launch, which was interrupted. Raises EtcdError."""
+        """Replaces the record of an earlier launch. Raises EtcdError."""
         self.etcd.put(self.keys.wanted_passes, str(self.count).encode())
 
     def want(self, count: int) -> None:
@@ -153,7 +152,7 @@ class WantedPasses:
             self.begin()
 
     def keep(self) -> None:
-        """To be called now and then."""
+        """Writes it again if etcd has lost its data."""
         with contextlib.suppress(EtcdError):
             self.want(self.count)
 
@@ -185,9 +184,9 @@ def make_way(etcd: Store, keys: Keys, job: Job | JobRecord) -> None:
 
 
 def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> bool:
-    """Deletes the records of this very run, if it cannot go on with them: it is over although its model is gone, or has
-    no fault tolerance. Not while a process of it lives, which may be on another machine. Returns True if it was
-    complete: then its model is made again."""
+    """Deletes the records of this very run, if it cannot go on with them, as it is over and its model is gone, or
+    has no fault tolerance. Not while a process of it lives. Returns True if it was complete: then its model is made
+    again."""
     kvs = etcd.range(keys.control).kvs
     record, view = _read(keys, kvs)
     if record is None or record.run != job.run_id or (job.config.ft and not view.over):
@@ -204,9 +203,8 @@ def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> 
 
 
 def try_again(etcd: Store, keys: Keys, job: Job | JobRecord) -> str:
-    """Lets this very run go on, that has failed, from its newest checkpoint. A fault of the machine does not come
-    again; anything else fails again, with the same reason. Returns the reason of the last time; "" if there was none.
-    """
+    """Lets this very run go on, that has failed, from its newest checkpoint: a fault of the machine does not come
+    again. Returns the reason of the last time; "" if there was none."""
     record, view = _read(keys, etcd.range(keys.control).kvs)
     if record is None or record.run != job.run_id or not job.config.ft or view.state != "failed" or _living(view):
         return ""
@@ -216,11 +214,8 @@ def try_again(etcd: Store, keys: Keys, job: Job | JobRecord) -> str:
 
 
 def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> RunRecord:
-    """`graphft forget`: deletes the records of a run whose processes are dead. Its folder stays.
-
-    Raises GraphftError when there is no such run, or (unless `force`) a process of it may live: a run without fault
-    tolerance leaves registrations that no lease takes away, and from here its processes may not be seen.
-    """
+    """Deletes the records of a run whose processes are dead (`graphft forget`). Raises GraphftError when there is no
+    such run, or (unless `force`) a process of it may live."""
     kvs = etcd.range(keys.control).kvs
     record, view = _read(keys, kvs)
     if record is None:
@@ -238,8 +233,8 @@ def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> RunRecord:
 
 
 def forget_own_etcd(job_dir: Path) -> None:
-    """Deletes the data of the etcd that comes with the job: it goes on from the newest checkpoint in its folder. All of
-    them: the rest of an etcd's data would be answered from. Raises GraphftError[etcd-data]."""
+    """Deletes all data of the etcd that comes with the job: it goes on from the newest checkpoint in its folder. Raises
+    GraphftError[etcd-data]."""
     try:
         remove_folder(job_dir / "etcd")
     except OSError as error:
@@ -251,8 +246,8 @@ def forget_own_etcd(job_dir: Path) -> None:
 
 
 def start_etcd(job: Job | JobRecord, job_dir: Path, data: str = "", host: str = "") -> EmbeddedEtcd:
-    """Returns the running server, with the records of an earlier launch in `data` (by default in the job's folder), as
-    far as the job can go on from them. `host`: the address of this machine at which other machines reach it."""
+    """Returns the running server, with the records of an earlier launch in `data` (by default in the job's folder).
+    `host`: the address at which other machines reach it."""
     if not job.config.ft:
         _forget_files(job_dir)
     server = EmbeddedEtcd(data or job_dir / "etcd", host=host or HOST).start()
@@ -270,8 +265,8 @@ def _read(keys: Keys, kvs: Sequence[KV]) -> tuple[RunRecord | None, JobView]:
 
 
 def _forget(etcd: Store, keys: Keys, kvs: Sequence[KV]) -> bool:
-    """Deletes all records of a run at once, and only those that were seen (the control records `kvs`): no crash leaves
-    half of them, and nothing of a run that began meanwhile goes. Returns True if it did."""
+    """Deletes all records of a run at once, and only those that were seen (`kvs`): nothing of a run that began
+    meanwhile goes. Returns True if it did."""
     seen = {kv.key: kv.mod_revision for kv in kvs}
     same = [mod_is(key, seen.get(key, 0)) for key in (keys.spec, keys.state)]
     return etcd.txn(same, [delete_prefix_op(prefix) for prefix in keys.everything]).ok
@@ -286,7 +281,6 @@ def _forget_files(job_dir: Path) -> None:
 
 
 def _living(view: JobView) -> str:
-    """Names the first registered processes that are not known to be dead."""
     members: list[Registration] = [m for m in view.registrations if not m.process.dead]
     return ", ".join(f"{m.id} on {m.host}" for m in members[:3])
 

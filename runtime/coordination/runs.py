@@ -44,8 +44,7 @@ LATEST, BEST = "latest", "best.safetensors"
 
 
 def run_numbers(place: str | os.PathLike[str]) -> list[int]:
-    """Returns the numbers of the runs in a job's folder, or below its URL, in ascending order. Raises
-    GraphftError[storage]."""
+    """Returns the numbers of the runs in a job's folder, or below its URL, ascending. Raises GraphftError[storage]."""
     place = os.fspath(place)
     names: list[str] = []
     if is_url(place):
@@ -63,8 +62,8 @@ def run_at(place: str, number: int) -> str:
 
 
 def run_in(place: str, *, complete: bool = False) -> str:
-    """Returns the run that a folder or a URL means: itself, or the newest one in it; with `complete`, the newest that
-    is complete, if there is one. Returns "" if it holds no run. Raises GraphftError[storage]."""
+    """Returns the run that a folder or a URL means: itself, or the newest one in it (`complete`: that is, if there is
+    one); "" if it holds none. Raises GraphftError[storage]."""
     if _has_record(place):
         return place
     runs = [run_at(place, number) for number in reversed(run_numbers(place))]
@@ -73,8 +72,8 @@ def run_in(place: str, *, complete: bool = False) -> str:
 
 
 def find_run(job: str | os.PathLike[str], *, complete: bool = False) -> str:
-    """Returns the folder, or the URL, of the run that a job's name, folder or URL means, as `run_in`. Raises
-    UsageError if there is none."""
+    """Returns the folder, or the URL, of the run that a job's name, folder or URL means. Raises UsageError if there is
+    none."""
     name = os.fspath(job)
     if is_url(name):
         return run_in(name.rstrip("/"), complete=complete) or name
@@ -108,7 +107,6 @@ def weights_source(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def job_names(root: Path = JOBS) -> list[str]:
-    """Returns the names of the jobs in a folder."""
     return sorted({path.relative_to(root).parts[0] for path in run_folders(root)})
 
 
@@ -128,8 +126,8 @@ def run_folders(root: Path = JOBS) -> Iterator[Path]:
 
 
 def copy_of(url: str) -> Path:
-    """Returns the folder in ./jobs that has a copy of the run in this storage; else a copy of its record, for as long
-    as this command runs: no launch takes that for a run."""
+    """Returns the folder in ./jobs that has a copy of the run in this storage; else a copy of its record for this
+    command, which no launch takes for a run."""
     here = local_place(url)
     if (here / RECORD).exists() and url_of(here) == url:
         return local_folder(url)
@@ -140,8 +138,8 @@ def copy_of(url: str) -> Path:
 
 
 def link_newest(run: Path, best: Path | None = None) -> None:
-    """Links, in the job's folder, to a run; and to its model and `best` model once it is complete. Nothing happens
-    for a run in a folder of its own, and on a file system without links."""
+    """Links, in the job's folder, to a run, and to its model and `best` model once it is complete; not for a run in a
+    folder of its own, nor on a file system without links."""
     if run.parent.name != RUNS:
         return
     top, links = run.parent.parent, {LATEST: run}

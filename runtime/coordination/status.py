@@ -83,7 +83,6 @@ class JobStatus:
 
     @property
     def total_steps(self) -> int | None:
-        """None where passes are on demand."""
         return None if self.on_demand else int(self.spec.get("total_steps", 0))
 
     @property
@@ -112,7 +111,6 @@ class JobStatus:
         return found
 
     def place_of(self, role: str, index: int, pid: int) -> str:
-        """Returns the place of a registered process; "" if no launcher names one."""
         wanted = (role, index, pid)
         return next((p["place"] for p in self.places if (p["role"], p["index"], p["pid"]) == wanted), "")
 
@@ -134,7 +132,7 @@ class JobStatus:
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """The optimizers' last ones, by name; several where parameter groups differ. Empty before the first step."""
+        """The optimizers' last ones, by name; several where parameter groups differ."""
         found: dict[str, float] = {}
         for member in (*self.trainers.values(), *self.pservers.values()):
             found |= {name: rate for name, rate in member.get("learning_rates", {}).items() if rate is not None}
@@ -142,8 +140,8 @@ class JobStatus:
 
     @property
     def checkpoint_age(self) -> float | None:
-        """Seconds since `checkpoint` was written; async: since the oldest of the shards' newest was. None: there is
-        none, or no shard has told."""
+        """Seconds since `checkpoint` was written; async: since the oldest of the shards' newest was. None: nobody
+        tells."""
         ages = [age for shard in self.pservers.values() if (age := shard.get("checkpoint_age")) is not None]
         if not ages or self.checkpoint is None:
             return None
@@ -177,7 +175,6 @@ class JobStatus:
 
 
 def list_jobs(etcd: Store) -> list[str]:
-    """Returns the names of the jobs that this etcd knows."""
     found = (_SPEC.fullmatch(kv.key) for kv in etcd.range("/", keys_only=True).kvs)
     return sorted(match[1] for match in found if match is not None)
 
@@ -255,7 +252,6 @@ def _status(
 
 
 def read_discards(etcd: Store, keys: Keys, deadline: float | None = None) -> dict[int, Discards]:
-    """Returns the discarded records, by chunk."""
     kvs = etcd.range(keys.all_discarded, deadline=deadline).kvs
     return {chunk_of(kv.key): msgspec.json.decode(kv.value, type=Discards) for kv in kvs}
 
@@ -280,7 +276,6 @@ def _begun(view: JobView, saved: int | None, begins: int) -> int:
 def _members(
     control: Mapping[str, KV], prefix: str, reports: Mapping[str, Any], reported: str
 ) -> dict[str, dict[str, Any]]:
-    """Returns the registrations below `prefix`, each with the report of its process."""
     found = {key.removeprefix(prefix): json.loads(kv.value) for key, kv in control.items() if key.startswith(prefix)}
     return {name: member | reports.get(reported + name, {}) for name, member in found.items()}
 

@@ -88,8 +88,7 @@ def check_number(name: str, value: object, least: int) -> None:
 
 
 def check_driver(engine: Any) -> None:
-    """Raises UsageError for a name of no engine; and in a rank of torchrun: all of them would be roles, and nobody
-    would ask for an epoch."""
+    """Raises UsageError for a name of no engine; and in a rank of torchrun, where nobody would ask for an epoch."""
     env = os.environ
     engine_options(engine or env.get(ENGINE) or "local")
     if env.get("RANK") and env.get("WORLD_SIZE") and not (env.get("GRAPHFT_ROLE") or env.get("GRAPHFT_LAUNCH")):

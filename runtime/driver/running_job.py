@@ -73,12 +73,9 @@ def _end_other(path: Path) -> None:
 
 @contextlib.contextmanager
 def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Callable[[], None]]:
-    """Holds a run of which no process works, and waits for one that does. `endpoints`: of an etcd that is not the run's
-    own, where others may begin it; "" if it is.
-
-    Yields what has etcd forget the run, which goes on from the newest checkpoint then. That raises
-    GraphftError[foreign-job], and forgets nothing, if a process is there, or another unfinished run of this name.
-    """
+    """Holds a run of which no process works, and waits for one that does; `endpoints`: of an etcd that is not the run's
+    own. Yields what has etcd forget the run. That raises GraphftError[foreign-job], and forgets nothing, if a process
+    is there, or another unfinished run of this name."""
 
     def wait(holder: str) -> None:
         tell(f"{path} is used by {holder}; waiting for its end")
@@ -187,8 +184,7 @@ class RunningJob:
         return view is not None and view.committed is not None and view.committed.step >= step
 
     def _look_back(self) -> bool:
-        """True if what etcd knows of an earlier launch still holds: its checkpoint may have gone since, or be damaged.
-        Then the pservers go back to an older one, and say so."""
+        """True if what etcd knows of an earlier launch still holds: its checkpoint may be gone since, or damaged."""
         view = self.view()
         if view is None:
             return False
@@ -201,7 +197,6 @@ class RunningJob:
         return True
 
     def want(self, passes: int) -> None:
-        """Passes before this one may begin."""
         self._wanted = max(self._wanted, passes)
         self._ask()
 
@@ -212,7 +207,6 @@ class RunningJob:
                 passes.want(self._wanted)
 
     def view(self) -> JobView | None:
-        """Returns the job's control records now; None while etcd does not answer."""
         try:
             return self.supervisor.view if self.supervisor is not None else None
         except EtcdError:
@@ -244,7 +238,6 @@ class RunningJob:
         return sum(child.preemptions for child in self._children) - self._before[1]
 
     def settle(self) -> None:
-        """Ends a call: the next one bears as many failures."""
         self._before = (self._before[0] + self.failures, self._before[1] + self.preemptions)
 
     def check_failures(self, most: int) -> None:
@@ -268,8 +261,8 @@ class RunningJob:
     # -- epochs -----------------------------------------------------------------------------------------------------
 
     def epoch_metrics(self, epoch: int) -> dict[str, float]:
-        """Returns the loss and each metric that `loss_fn` returned, means over the samples of an epoch (from 1); how
-        many `samples` these are; and how many of its records were `discarded`. The same bits, whatever died."""
+        """Returns means of the loss and each metric over the samples of an epoch (from 1), how many `samples` these
+        are, and how many of its records were `discarded`."""
         found = self._recorded(epoch, TOLD_SECONDS)
         if found is None:
             self.check()
@@ -288,8 +281,7 @@ class RunningJob:
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
-        """Ends its processes in order, and etcd if that is the job's own. The job can be gone on with. Interrupted, it
-        may be called again."""
+        """Ends its processes in order, and etcd if that is the job's own. Interrupted, it may be called again."""
         self._asked = True
         while self.alive or self._thread.is_alive():  # an Event's wait that a signal ends may leave its lock taken
             time.sleep(POLL_SECONDS)
@@ -298,8 +290,8 @@ class RunningJob:
 
 
 def missed_epoch(job: Job, job_dir: Path, epoch: int, running: RunningJob | None) -> dict[str, float]:
-    """Returns the metrics of an epoch (from 1) that was done while no script looked, with the same bits: as the table
-    here has it; where that lacks rows and the job is `running`, as etcd tells."""
+    """Returns the metrics of an epoch (from 1) that was done while no script looked: as the table here has it, or as
+    etcd tells."""
     found = epoch_of_table(job_dir, job.config, epoch - 1)
     if found.lacking and running is not None:
         found = running._recorded(epoch, START_SECONDS) or found

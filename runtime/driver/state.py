@@ -36,7 +36,7 @@ class NewestCheckpoint:
         self._seen = 0
 
     def step(self, running: RunningJob | None) -> int:
-        """Returns its step; 0 before the first. As etcd tells while processes are `running`, else as the folder holds.
+        """Returns its step; 0 before the first: as etcd tells while processes are `running`, else as the folder holds.
         Raises GraphftError if it held a newer one before, which an earlier script may have seen; StorageUnavailable."""
         view = running.view() if running is not None and running.alive else None
         if view is not None and view.committed is not None:
@@ -172,8 +172,8 @@ class Replacement:
 
     @staticmethod
     def of(job: Job, program: Program, folder: Path, state: Mapping[str, Any]) -> Replacement:
-        """`program`: what the job was made from, with values. An optimizer's state that is not given stays. Raises
-        GraphftError[weights] if something does not fit, and [no-checkpoint], [checkpoint]; nothing is changed."""
+        """An optimizer's state that is not given stays. Raises GraphftError[weights] if something does not fit, and
+        [no-checkpoint], [checkpoint]; nothing is changed."""
         model, optimizer = split(state)
         values, store = load_weights(program, model).values, checkpoints_of(folder)
         own = [m for m in store.manifests() if m.run == job.run_id]
@@ -218,7 +218,7 @@ class Replacement:
 
 
 def _replace_optimizer(name: str, there: dict[str, Tensor], states: Mapping[str, Tensor], shape: Sequence[int]) -> None:
-    """`shape`: the parameter's, and that of what the optimizer keeps for each of its elements."""
+    """Replaces those of a parameter of this `shape`."""
     for key, value in states.items():
         before = there.get(f"@{key}")
         same = before is not None and before.numel() == value.numel() and before.dtype == value.dtype

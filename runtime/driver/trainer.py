@@ -144,21 +144,20 @@ class Trainer:
 
     @property
     def storage(self) -> str:
-        """The URL of the run's storage, which other machines reach, too; without one the path of its folder. What a
-        script keeps of a run for the next script belongs there: `f"{trainer.storage}/best"`."""
+        """The URL of the run's storage, else the path of its folder. What a script keeps for the next one belongs
+        there: `f"{trainer.storage}/best"`."""
         return url_of(self.job_dir) or str(self.job_dir)
 
     @property
     def epoch(self) -> int:
-        """Epochs that are done, in earlier processes, too: those that the newest committed checkpoint has, and those
-        that `train` has returned. Raises GraphftError if that checkpoint is gone, or cannot be read now."""
+        """Epochs that are done, in earlier processes, too. Raises GraphftError if the newest checkpoint is gone, or
+        cannot be read now."""
         alive = self._running is not None and self._running.alive
         return max(self.job.config.plan.pass_of(self._newest.step(self._running)), self._trained if alive else 0)
 
     @property
     def at_epoch_end(self) -> bool:
-        """True if the newest checkpoint is the end of an epoch, and not within the next one: of a script that died
-        after `train()` had returned, and did not look at the epoch, the next one finds it so."""
+        """True if the newest checkpoint is the end of an epoch: one that a script which died may not have looked at."""
         return self.epoch > 0 and self._newest.step(self._running) == self._end_of(self.epoch)
 
     def train(
@@ -226,7 +225,7 @@ class Trainer:
 
     def _tell_missed(self, done: int, start: bool = False) -> None:
         """Tells of the epochs that were done while no script was there to hear of it. `start`: the job may be started
-        for it, which knows more than its folder does."""
+        for it."""
         if not self._callbacks.missed(done):
             return
         if start:
@@ -234,8 +233,8 @@ class Trainer:
         self._callbacks.catch_up(done, lambda epoch: missed_epoch(self.job, self.job_dir, epoch, self._running))
 
     def validate(self, validation: Validation | None = None) -> dict[str, float]:
-        """Means of the loss and the metrics over data that is not trained on, with the weights of the newest checkpoint
-        (after `train()`, the epoch's). Computed in this process. Raises UsageError without a `Validation`."""
+        """Returns means of the loss and the metrics over data that is not trained on, with the weights of the newest
+        checkpoint. Computed in this process. Raises UsageError without a `Validation`."""
         evaluation, config = self._evaluation_of(self._validation if validation is None else validation)
         with interruptible(lambda: f"interrupted while it validates; run again to go on with {self.job_dir}"):
             state = self.state_dict()
@@ -247,7 +246,7 @@ class Trainer:
         return metrics
 
     def _evaluation_of(self, validation: Validation | None) -> tuple[Program, ValidationConfig]:
-        """Captured once. Raises GraphftError if it does not fit the program that is trained."""
+        """Raises GraphftError if it does not fit the program that is trained."""
         if not isinstance(validation, Validation):
             raise UsageError(
                 f"there is no graphft.Validation to validate with, but {validation!r:.40}",
@@ -271,22 +270,19 @@ class Trainer:
         return known[1], config
 
     def state_dict(self) -> dict[str, Any]:
-        """`epoch`, `step`, `model` (the model's state_dict) and `optimizer` (by parameter, as torch.optim names its
+        """Returns `epoch`, `step`, `model` (its state_dict) and `optimizer` (by parameter, as torch.optim names its
         state), of the newest checkpoint. Before the first epoch: the initial weights."""
         return states.as_dict(self._state(), self.job)
 
     def _state(self) -> JobState | None:
-        """Of the newest checkpoint; None before the first."""
         self._settle()
         return self._newest.state(self._running)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with these values: of `state_dict`, or a model's own state_dict, which leaves the optimizer's state
-        as it is. The number of epochs, and a learning rate's schedule, stay where they are.
-
-        The processes are started again by the next `train()`. Raises GraphftError[weights] if something does not fit:
-        nothing is changed then. Before the first epoch use `init_from=` of the Trainer.
-        """
+        """Goes on with these values: of `state_dict`, or a model's own, which leaves the optimizer's state as it is.
+        Epochs, and a learning rate's schedule, stay where they are. The processes are started again by the next
+        `train()`. Raises GraphftError[weights] if something does not fit: nothing is changed then. Before the first
+        epoch use `init_from=` of the Trainer."""
         states.check_state(self._program, state)
         with self._alone("load_state_dict()"):
             self._settle()
@@ -302,12 +298,9 @@ class Trainer:
     def save(
         self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None
     ) -> int | None:
-        """Saves `state_dict()` as a new version in a folder or below a URL, as `graphft.save_check_point` does: whole,
-        or not at all. Returns the version. `read_weights` and `init_from=` take the path, too.
-
-        `keep`: so many of the newest, or a `graphft.Keep`. `metrics`: numbers that are saved beside it:
-        `graphft.read_check_point(path).status.metrics`, and what `Keep(best=...)` looks at.
-        """
+        """Saves `state_dict()` as a new version in a folder or below a URL, as `graphft.save_check_point` does. Returns
+        the version. `read_weights` and `init_from=` take the path, too. `keep`: so many of the newest, or a
+        `graphft.Keep`, which looks at the `metrics`: numbers that are saved beside it."""
         check_place(path, self.job_dir, self.storage)
         found = self._state()
         state = states.as_dict(found, self.job)
@@ -315,13 +308,12 @@ class Trainer:
         return save_check_point(states.parts_of(state, found), status, path, keep=keep)
 
     def load(self, path: str | os.PathLike[str], *, version: int | None = None) -> None:
-        """`load_state_dict` of the newest whole version that `save` left, or of another one. Raises UsageError if there
-        is none."""
+        """Loads the newest whole version that `save` left, or another one. Raises UsageError if there is none."""
         self.load_state_dict(states.read_saved(path, version))
 
     def shutdown(self) -> None:
-        """Ends all processes, in order. The run can be gone on with, by this Trainer, too. `with` does it, and the end
-        of the script. Waits for the checkpoint of the last epoch that `train` returned, for half a minute."""
+        """Ends all processes, in order; the run can be gone on with. `with` does it, and the end of the script. Waits
+        half a minute for the checkpoint of the last epoch."""
         if self._running is not None:
             with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
                 self._settle(SETTLE_SECONDS)
@@ -335,17 +327,16 @@ class Trainer:
     # -- to look, and to disturb ------------------------------------------------------------------------------------
 
     def workers(self) -> Sequence[Listed]:
-        """The job's processes, as the engine lists them."""
+        """Returns the job's processes, as the engine lists them."""
         return self._running.listed() if self._running is not None else ()
 
     def events(self) -> Sequence[Event]:
-        """What happened of late, up to now: `at`, `who`, `kind`, `text`, `fields`. Without processes: up to their
-        end."""
+        """Returns what happened of late: `at`, `who`, `kind`, `text`, `fields`."""
         return self._running.events() if self._running is not None else self._past
 
     def signal(self, role: str, index: int, signum: int) -> bool:
-        """Sends a signal to a process: SIGKILL, to see that nothing is lost. False: there is none now. `role`: the
-        "trainer", "pserver" or "coordinator" of this index."""
+        """Sends a signal to a process of this role and index: SIGKILL, to see that nothing is lost. Returns False if
+        there is none now."""
         if role not in ROLES or signum not in signal.valid_signals():
             raise UsageError(
                 f"there is no role {role!r}, or no signal {signum!r}",
@@ -387,7 +378,6 @@ class Trainer:
 
     @property
     def _endpoints(self) -> str:
-        """Of an etcd that the job does not bring along; "" if it does."""
         return self._options.endpoints(self.job.config)
 
     def _at_exit(self) -> None:
@@ -397,7 +387,6 @@ class Trainer:
                 self.shutdown()
 
     def _want(self, target: int) -> None:
-        """Has the epochs before `target` trained; starts the job if it does not run."""
         self._counted_from, running = time.monotonic(), self._running
         if running is None or not running.alive:
             self._trained = 0
@@ -426,7 +415,7 @@ class Trainer:
         return self.job.config.plan.start_steps[epochs]
 
     def _settle(self, seconds: float = math.inf) -> None:
-        """Waits for the checkpoint of the last epoch that `train` returned: with checkpoint=None it is on its way."""
+        """Waits for the checkpoint of the last epoch that `train` returned."""
         running, begun = self._running, time.monotonic()
         if running is None or not self._trained:
             return

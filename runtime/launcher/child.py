@@ -68,25 +68,22 @@ class Child:
 
     @property
     def waits(self) -> bool:
-        """True while the engine has no process for it so far."""
         return self.process is not None and self.alive and not self.process.pid
 
     @property
     def stopped(self) -> bool:
-        """True if it is known to be stopped by a signal: as far as it can be seen from here."""
         try:
             return self.identity.visible and psutil.Process(self.identity.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
             return False
 
     def preempt(self) -> None:
-        """Its process was ended from outside."""
         self.preemptions += 1
         self._count_in_a_row(QUICK_PREEMPTION_SECONDS)
 
     def fail(self, progress: int, counts: bool, queue_ends_it: bool) -> None:
-        """Its process failed, when the job had made this progress. `counts`: against the process, and not against a
-        batch. `queue_ends_it`: after some failures the batch is left out, or the job ends."""
+        """Counts a failure when the job had made this progress. `counts`: against the process, and not against a batch.
+        `queue_ends_it`: after some the batch is left out, or the job ends."""
         self.failures += 1
         if counts:
             self.stuck = self.stuck + 1 if progress <= self.failed_at else 1
@@ -106,15 +103,15 @@ class Child:
         self.restart_at = time.monotonic() + seconds
 
     def await_room(self) -> None:
-        """The engine has not taken the order: it is given again, later and later, and not by all children at once."""
+        """Has the order given again, which the engine has not taken, and not at the same time as other children's."""
         self.restart_in(min(ROOM_SECONDS * 2**self.refused, ROOM_LIMIT) * (1 - random.random() / 2))
         self.refused += 1
 
 
 class ChildProcesses:
-    """Processes that roles start by themselves (a lease keeper; whatever user code starts). When a role dies, the
-    launcher, a subreaper, adopts them: it ends those that live, for they hold what they have inherited (connections, a
-    GPU), and collects them. One that was started after the last look, by any thread, is not seen. Linux only."""
+    """Processes that roles start by themselves. When a role dies, the launcher, a subreaper, adopts them: it ends those
+    that live, as they may hold a GPU or connections, and collects them. One that was started after the last look is not
+    seen. Linux only."""
 
     def __init__(self) -> None:
         self._known: set[Identity] = set()
@@ -134,8 +131,8 @@ class ChildProcesses:
 
 
 def _children(pid: int) -> list[Identity]:
-    """Returns the living children of a process. Each of its threads has its own; a thread's id names its process in
-    /proc, so they are asked for their parent: it might be this process."""
+    """Returns the living children of a process. Each of its threads has its own; a thread's id may be one of this
+    process's."""
     found: list[Identity] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():

@@ -62,7 +62,6 @@ def add_parsers(commands: Any) -> None:
 
 
 def port(text: str) -> int:
-    """Raises ValueError, which argparse tells, for what is no port."""
     number = int(text)
     if not 0 <= number < 1 << 16:
         raise ValueError(text)
@@ -100,7 +99,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _address(host: str) -> str:
-    """etcd listens on addresses only. Of a name, one that other machines reach, if there is one."""
+    """Returns an address of this machine: of a name, one that other machines reach, if there is one."""
     try:
         found = [str(address[0]) for *_, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError as error:
@@ -114,7 +113,6 @@ def _address(host: str) -> str:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    """Tells of each folder that it deletes. Raises UsageError for a job that is named and is not to be cleaned."""
     named = [look_at(find_folder(name)) for name in options.job]
     for status in named:
         _check(status, options.checkpoints)

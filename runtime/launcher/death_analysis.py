@@ -32,8 +32,8 @@ again."""
 
 
 class Finding(NamedTuple):
-    """`where`: what it was at, in words. `blamed`: what was recorded of the batch, if that was to blame. `counts`:
-    True if it is a failure of the process; None: as the status tells."""
+    """`where`: what it was at, in words. `blamed`: what was recorded of the batch, if that was to blame. `counts`: as a
+    failure of the process; None: as the status tells."""
 
     where: str
     blamed: Change | None = None
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 
 class _Proof(msgspec.Struct):
-    """As much as is needed of `graphft.runtime.roles.start_check.Proof`: this process need not have torch."""
+    """As much as is needed of `roles.start_check.Proof`, without torch."""
 
     run: str
 
@@ -55,14 +55,13 @@ class DeathAnalysis:
         self._oom_kills = oom_kills()
 
     def phase(self, index: int, process: Identity) -> Phase | None:
-        """Returns the phase in which this trainer ended: LEFT if it was asked to and gave back what it held, REPORTED
-        with the error of a batch, whose failures the queue counts."""
+        """Returns the phase in which this trainer ended: LEFT if it was asked to, REPORTED with the error of a batch,
+        whose failures the queue counts."""
         note = read_note(record_path(self.job_dir, index), process)
         return note.phase if note is not None else None
 
     def died(self, name: str, index: int | None, process: Identity, status: int) -> Finding:
-        """Returns what is found of a process that ended with this status; `index`: a trainer's, None for another
-        role."""
+        """Returns what is found of a process that ended with this status; `index`: a trainer's."""
         note = read_note(record_path(self.job_dir, index), process) if index is not None else None
         at_work = note is not None and note.phase in (Phase.READING, Phase.COMPUTING)
         # Who has lost its lease says so in its note; user code may end with that status, too.
@@ -78,8 +77,7 @@ class DeathAnalysis:
         return Finding(where, self._charge(f"{name} died ({describe_exit(status)}){where}", note))
 
     def _is_proven(self) -> bool:
-        """Returns True if a trainer has passed the start check. Until then trainers give a batch up that ends one after
-        the other; after that, one that ends in it is counted."""
+        """Returns True if a trainer has passed the start check. Until then others give a batch up that ends them."""
         try:
             run, proof = self.etcd.get(self.keys.run), self.etcd.get(self.keys.proof("trainer"))
             if run is None or proof is None:
@@ -99,7 +97,7 @@ class DeathAnalysis:
         return where + ", the kernel killed a process for lack of memory" * killed
 
     def _charge(self, what: str, note: Note) -> Change | None:
-        """Counts a failure of the batch. Returns None if it was not counted: the claim is another one's by now, say."""
+        """Counts a failure of the batch. Returns None if the claim is another one's by now."""
         record, place = read_record(self.job_dir), note.place
         try:
             if record.config.dispatch != "coordinator":

@@ -31,7 +31,7 @@ Row = tuple[str, str, str, str, str]
 
 
 def format_line(status: JobStatus, left: float | None = None) -> str:
-    """Returns a line that says where the job is. `left`: seconds that it will still take; None if not known."""
+    """Returns a line that says where the job is. `left`: seconds that it will still take."""
     return f"{_progress(status, left, METRICS_SHOWN)}  {_live(status)}"
 
 
@@ -50,7 +50,6 @@ def _progress(status: JobStatus, left: float | None, shown: int | None) -> str:
 
 
 def _facts(status: JobStatus) -> str:
-    """Returns what changes slowly: learning rates, the newest checkpoint, the folder."""
     facts = [", ".join(f"{name} {rate:.4g}" for name, rate in status.learning_rates.items()) or "lr -"]
     if status.spec["ft"]:
         age = f", {in_words(status.checkpoint_age)} ago" if status.checkpoint_age is not None else ""
@@ -90,7 +89,6 @@ def _live(status: JobStatus) -> str:
 
 
 def render(status: JobStatus, left: float | None = None) -> Group:
-    """Returns the live panel: progress, roles, and the newest events. `left`: as of `format_line`."""
     head = Text(f"graphft job {status.job}: {status.told}, generation {status.generation}", style="bold")
     failed = [Text(text, style="bold red") for text in (status.failure, ETCD_FULL * status.etcd_full) if text]
     bar = ProgressBar(total=status.total_steps or None, completed=status.step, width=60)
@@ -116,7 +114,6 @@ def _processes(status: JobStatus) -> Table:
 
 
 def process_rows(status: JobStatus) -> Iterator[Row]:
-    """Yields the cells of `COLUMNS` for each process of the job."""
     for index, shard in status.pservers.items():
         at = f"version {shard.get('version', '-')}"
         yield f"pserver {index}", _where(status, "pserver", index, shard), at, "", _staleness(shard)
@@ -136,29 +133,26 @@ def process_rows(status: JobStatus) -> Iterator[Row]:
 
 
 def _where(status: JobStatus, role: str, index: int, process: Mapping[str, Any]) -> str:
-    """Returns its host and pid, and what its engine calls the place."""
     place = status.place_of(role, index, process["pid"])
     return f"{process['host']}:{process['pid']}" + (f" {place}" if place not in ("", process["host"]) else "")
 
 
 def _index_in(name: str) -> int:
-    """Returns that of a trainer's or coordinator's id: INDEX-UNIQUE."""
     index = name.rpartition("-")[0]
     return int(index) if index.isdecimal() else -1
 
 
 def _staleness(shard: Mapping[str, Any]) -> str:
-    """Returns, async, how many versions behind the gradients are that the shard applies."""
     if not any(shard.get("staleness", ())):
         return ""
     return f"staleness {shard['staleness_mean']:.1f}, at most {shard['staleness_max']}"
 
 
 class Display:
-    """Shows statuses as they come. On a terminal a live panel; else a line each 5 s, and each event once."""
+    """Shows statuses as they come: on a terminal in a live panel, else by a line each 5 s, and each event once. Events
+    of launches before `since` (Unix seconds), which the first status has, are not shown."""
 
     def __init__(self, stream: TextIO | None = None, since: float | None = None) -> None:
-        """`since`: Unix seconds; events from before that, which the first status has, are not shown. Default: now."""
         # Texts of events are not ours to mark up: "[pserver 0]" would be taken for a style.
         out = stream or sys.stdout
         if isinstance(out, io.TextIOWrapper):  # what the terminal's encoding lacks must not end the launcher
@@ -175,7 +169,6 @@ class Display:
         self._next_line, self._last_line = 0.0, ""
 
     def show(self, status: JobStatus, left: float | None = None) -> None:
-        """`left`: as of `format_line`."""
         status = self._of_this_launch(status)
         if self._panel is not None:
             self._panel.update(render(status, left))
@@ -196,8 +189,8 @@ class Display:
                 self._line(status)
 
     def _of_this_launch(self, status: JobStatus) -> JobStatus:
-        """Without the events of launches before this one, which were told then. Those that the first status has are
-        told apart by their time, as other machines' clocks are not this one's."""
+        """Leaves out those that the first status has from before: later ones count, whatever another machine's clock
+        says."""
         if self._before is None:
             self._before = {(e.at, e.text) for e in status.events if e.at < self._since}
         return dataclasses.replace(status, events=[e for e in status.events if (e.at, e.text) not in self._before])

@@ -27,7 +27,7 @@ def tell(line: str) -> None:
 
 class Interrupted(KeyboardInterrupt, SystemExit):
     """Ctrl-C, SIGTERM or SIGHUP has ended a launch, in order. A script that does not catch it ends without a traceback,
-    with the exit status of the signal: 130, 143 or 129. To a script that catches KeyboardInterrupt it is one."""
+    with the exit status of the signal."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"{signal.Signals(signum).name} has ended the launch")
@@ -36,7 +36,7 @@ class Interrupted(KeyboardInterrupt, SystemExit):
 
 @dataclass(slots=True)
 class Reached:
-    """An observer that knows where a launch is: its `describe` is told when that is interrupted."""
+    """An observer that tells where a launch is when that is interrupted."""
 
     job_dir: Path
     config: JobConfig
@@ -71,8 +71,7 @@ def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _raised_by_signals() -> Iterator[None]:
-    """Signals that are ignored (SIGHUP under nohup), or that somebody else handles, stay so; SIGTERM is always
-    taken."""
+    """Leaves signals that are ignored (SIGHUP under nohup), or that somebody else handles; SIGTERM is always taken."""
     with contextlib.ExitStack() as stack:
         main = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM) if main else ():

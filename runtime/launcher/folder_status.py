@@ -35,12 +35,10 @@ State = Literal["complete", "running", "starting", "stopped", "failed", "not beg
 
 @dataclass(frozen=True)
 class FolderStatus:
-    """One look at a job's folder. `at`: when it was completed, last worked on, or made (seconds since 1970).
-
-    `holder` is the launcher that holds the folder, `lost` what the job did without, `failure` why it failed. `url`, if
-    that was given, is told instead of the folder. `etcd` is that of a job that runs, or of the user's; with `join` it
-    knows the run. `live` is what it tells of a job that runs. `passes`: None where nobody has said how many.
-    """
+    """One look at a job's folder. `at`: when it was completed, last worked on, or made (seconds since 1970). `holder`:
+    the launcher that holds it. `lost`: what the job did without. `url`, if that was given, is told instead of the
+    folder. `etcd`: of a job that runs, or the user's; with `join` it knows the run. `live`: what it tells of a job that
+    runs. `passes`: None where nobody has said how many."""
 
     folder: Path
     name: str
@@ -59,7 +57,6 @@ class FolderStatus:
     join: bool = False
 
     def describe(self) -> str:
-        """Returns it on one line, with what to do about it."""
         named = self.url or self.folder
         launch = f"graphft launch --job {named}" + f" --etcd {self.etcd}" * self.join
         asks = self.on_demand or (self.folder / CURSOR).exists()  # for its epochs, or to have its callbacks told
@@ -86,13 +83,12 @@ class FolderStatus:
 
     @property
     def model(self) -> str:
-        """Returns where a complete job's is: here, or in its storage, if another machine completed it."""
+        """Returns where a complete job's is: here, or in its storage."""
         here = self.folder / MODEL
         return str(here) if here.exists() or not (url := url_of(self.folder)) else f"{url}/{MODEL}"
 
     @property
     def why(self) -> str:
-        """Returns why it failed, on one line, without the remedy."""
         return self.failure.split("\nhelp: ", 1)[0].replace("\n", " ")
 
     @property
@@ -104,17 +100,14 @@ class FolderStatus:
         return f", waiting for {self.live.waiting}" if self.live is not None and self.live.waiting else ""
 
     def row(self) -> tuple[str, str, str]:
-        """Returns folder, state, step of steps, for a table."""
         reached = "" if self.state == "unreadable" else self._reached
         return self.url or plain_text(str(self.folder)), self.state + self._waits, reached
 
     def remarks(self) -> list[str]:
-        """Returns what is told below a table: what it lost, and why it failed or cannot be read."""
         why = f"{'cannot be read' if self.state == 'unreadable' else 'failed'}: {self.why}"
         return [plain_text(text) for text in (*self.lost, *([why] if self.failure else []))]
 
     def to_json(self) -> dict[str, object]:
-        """Returns what every JSON of a job has (`JobStatus.in_brief`), and what the folder tells."""
         row = next(reversed(read_validations(self.folder).values()), None)
         validated = {"step": row.step, "epoch": row.epoch, "means": dict(row.metrics)} if row is not None else None
         return {
@@ -153,8 +146,7 @@ def look_if_there(folder: Path) -> FolderStatus:
 
 
 def look_at(folder: Path) -> FolderStatus:
-    """Returns one look, without waiting for anything; a folder that is damaged is `unreadable`. Raises
-    GraphftError[storage] where a storage cannot be asked."""
+    """Returns one look, without waiting for anything. Raises GraphftError[storage] where a storage cannot be asked."""
     try:
         record = read_record(folder)
     except GraphftError as error:
@@ -206,7 +198,6 @@ def _lost_checkpoints(folder: Path, saved: int | None) -> tuple[str, ...]:
 
 
 def _lost_so_far(folder: Path, record: JobRecord) -> tuple[str, ...]:
-    """Returns what a job that is not complete did without, in words, as its newest checkpoint knows."""
     with contextlib.suppress(StorageUnavailable):
         own = [m for m in checkpoints_of(folder).manifests() if m.run == record.run_id]
         newest = max(own, key=lambda m: (m.generation, m.step), default=None)
@@ -215,7 +206,6 @@ def _lost_so_far(folder: Path, record: JobRecord) -> tuple[str, ...]:
 
 
 def note_of(folder: Path, config: JobConfig) -> EtcdNote:
-    """Returns where the job's etcd is, as far as its folder and its options tell."""
     note = read_note(folder)
     return note if note.endpoints else EtcdNote(",".join(config.etcd_endpoints or ()))
 
@@ -233,7 +223,6 @@ def ask(note: EtcdNote, record: JobRecord, *, brief: bool) -> tuple[bool, JobSta
 
 
 def _last_work(folder: Path) -> float:
-    """Returns when a process of the job last wrote something that stays."""
     return max(map(_modified, [folder / RECORD, *folder.glob("logs/*"), *folder.glob("checkpoints/*")]))
 
 

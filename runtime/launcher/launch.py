@@ -78,13 +78,12 @@ def run_job(
     callbacks: Sequence[Any] | None = None,
     **overrides: Any,
 ) -> Result:
-    """Runs `job` to its end with all roles on this machine, and returns its result. The result of the newest run of the
-    very job is returned at once if that is complete (`fresh=True` begins another).
+    """Runs `job` to its end with all roles on this machine, and returns its result. If the newest run of the very job
+    is complete, its result is returned at once (`fresh=True` begins another).
 
-    With GRAPHFT_ROLE (or torchrun's RANK) in the environment, this process is that one role instead, and exits
-    with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status, the last one too, with the
-    supervisor, whose `add` and `signal` may be used. `callbacks`: see `graphft.runtime.callbacks.callbacks.Callbacks`.
-    Raises GraphftError if the job fails, and Interrupted (a KeyboardInterrupt) on Ctrl-C and SIGTERM.
+    With GRAPHFT_ROLE (or torchrun's RANK) in the environment, this process is that one role instead, and exits with it.
+    `overrides` are fields of `LaunchOptions`. `on_status` sees each status, with the supervisor. `callbacks`: see
+    `callbacks.Callbacks`. Raises GraphftError if the job fails, Interrupted on Ctrl-C and SIGTERM.
     """
     try:
         _begin(job, overrides)
@@ -112,8 +111,8 @@ def run_job(
 
 
 def prepare(job: Job, **overrides: Any) -> tuple[Job, RunFolder, LaunchOptions]:
-    """Returns what `launch_run` needs: the job as its folder has it, its folder, and the options with what the command
-    line says. A process that is a role of it ends here."""
+    """Returns what `launch_run` needs: the job as its folder has it, that, and the options with what the command line
+    says. A process that is a role of it ends here."""
     try:
         _begin(job, {})
         chosen = choose_options(None, overrides)
@@ -142,8 +141,8 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
 
 
 def _begin(job: Job, overrides: Mapping[str, Any]) -> None:
-    """If the environment names a role, this process is that role, and ends with it. Raises UsageError when a script
-    runs its job while it is imported for a Dataset that it defines."""
+    """Ends with its role, if the environment names one. Raises UsageError when a script runs its job while it is
+    imported for a Dataset."""
     os.environ[CALLED] = "1"
     if file := being_imported():
         raise UsageError(
@@ -171,7 +170,6 @@ def _begin(job: Job, overrides: Mapping[str, Any]) -> None:
 
 
 def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, RunFolder]:
-    """Returns the job that is saved in the run's folder, and that."""
     from graphft.transpiler import Job
 
     _check_processes(job, chosen)
@@ -201,11 +199,9 @@ def launch_run(
     driver: Callable[[], None] = lambda: None,
 ) -> Result:
     """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete. The end of
-    another launcher that runs it is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
-
-    `wanted_passes`: how many may begin, where they are on demand; None: another launch says. What `driver`, which is
-    called all the while, raises ends the launch.
-    """
+    another launcher that runs it is waited for. Raises Interrupted on Ctrl-C and SIGTERM. `wanted_passes`: how many may
+    begin, where they are on demand; None: another launch says. What `driver`, which is called all the while, raises
+    ends the launch."""
     prepare_structs()
     hear_of_children()
     begun_at, path, config = time.monotonic(), folder.path, job.config
@@ -251,7 +247,7 @@ def _finished(result: Result, config: JobConfig) -> Result:
 
 
 class _Launch:
-    """One launch of a run: its etcd, if it brings one along, and a supervisor. `stack` ends what it starts."""
+    """One launch of a run: its etcd, if it brings one along, and a supervisor. `stack` ends them."""
 
     def __init__(
         self, job: Job | JobRecord, job_dir: Path, options: LaunchOptions, stack: ExitStack, driver: Callable[[], None]
@@ -260,11 +256,7 @@ class _Launch:
         self.config, self.keys = job.config, Keys(job.config.name)
         self.since, self.begins = time.time(), saved_step(job_dir, job.config) or 0
         self.embedded: EmbeddedEtcd | None = None
-        try:
-            self.supervisor = self._start()
-        except KeyboardInterrupt:  # a launch, too: its last words say that the run can be gone on with
-            note(job_dir, "launch")
-            raise
+        self.supervisor = self._start()
         note(job_dir, "launch")
         self.supervisor.look = driver
         driver()  # etcd may have taken long
@@ -272,8 +264,7 @@ class _Launch:
         stack.callback(self.time.write)
 
     def _start(self) -> Supervisor:
-        """Starts etcd (if it is this launcher's) and the engine, and puts the run's records in order. Returns a
-        supervisor without processes so far."""
+        """Starts etcd (if it is this launcher's) and the engine, and puts the run's records in order."""
         job, job_dir, keys, config = self.job, self.job_dir, self.keys, self.config
         environment = role_environment() | {"OMP_NUM_THREADS": str(config.threads)}
         run = Run(job_dir, config.storage or str(job_dir.resolve()), environment, self.options.resources)

@@ -40,7 +40,6 @@ class CallbackObserver:
             self.runner.validations(read_validations(self._job_dir).values())
 
     def finish(self, step: int) -> None:
-        """All steps before this one are done, and no process writes any more."""
         self._begin()
         self.runner.steps(self._epochs(step), self._metrics)
         self.runner.steps_until(step)
@@ -54,7 +53,6 @@ class CallbackObserver:
             self._stack.enter_context(self.runner)
 
     def _epochs(self, steps: int) -> int:
-        """Returns how many epochs a complete job of so many steps has."""
         return self.job.config.plan.pass_of(steps) if self.job.config.sync else self.job.config.passes
 
     def _metrics(self, epoch: int, etcd: Store | None = None) -> dict[str, float] | None:

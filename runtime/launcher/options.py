@@ -38,7 +38,6 @@ class Counts(NamedTuple):
     coordinators: int = 0
 
     def processes(self) -> Iterator[tuple[str, int]]:
-        """Yields (role, index) of each, in the order in which they are started."""
         for role, count in (("coordinator", self.coordinators), ("pserver", self.pservers), ("trainer", self.trainers)):
             yield from ((role, index) for index in range(count))
 
@@ -94,7 +93,6 @@ class LaunchOptions:
                 )
 
     def counts(self, config: JobConfig) -> Counts:
-        """Returns how many processes of each role to start here."""
         return Counts(
             self.trainers if self.trainers is not None else config.trainers,
             self.pservers if self.pservers is not None else config.pservers,
@@ -102,14 +100,13 @@ class LaunchOptions:
         )
 
     def missing(self, config: JobConfig) -> str:
-        """Returns the processes of the job that are not started here, in words."""
         trainers, pservers, coordinators = self.counts(config)
         lacks = {"trainers": not trainers, f"{config.pservers - pservers} pservers": pservers < config.pservers}
         lacks["coordinators"] = config.dispatch == "coordinator" and not coordinators
         return " and ".join(name for name, lacking in lacks.items() if lacking)
 
     def endpoints(self, config: JobConfig) -> str:
-        """Returns the endpoints of etcd, $GRAPHFT_ETCD's if nothing else names one; "": the launcher starts one."""
+        """Returns the endpoints of etcd; "": the launcher starts one."""
         return self.etcd or ",".join(config.etcd_endpoints or ()) or os.environ.get("GRAPHFT_ETCD", "")
 
 
@@ -118,10 +115,8 @@ def _refused(what: str, help: str) -> UsageError:
 
 
 def choose_options(options: LaunchOptions | None, overrides: Mapping[str, Any]) -> LaunchOptions:
-    """Returns the arguments of `job.run` and of the command line: that one counts where they differ, loudly.
-
-    `options` stand for the command line where they are given. Raises UsageError for an argument that is none.
-    """
+    """Returns the arguments of `job.run` and of the command line (or `options`): that one counts where they differ,
+    loudly. Raises UsageError for an argument that is none."""
     known = LaunchOptions.__dataclass_fields__
     unknown = [name for name in overrides if name not in known]
     if unknown:
@@ -139,10 +134,8 @@ def choose_options(options: LaunchOptions | None, overrides: Mapping[str, Any]) 
 
 
 def check_counts(config: JobConfig, counts: Counts, embedded: bool) -> None:
-    """Raises UsageError for numbers of processes here with which the job can never complete.
-
-    `embedded`: this launcher starts the etcd. It ends with the launcher, which no other launcher can join.
-    """
+    """Raises UsageError for numbers of processes with which the job can never complete. `embedded`: this launcher
+    starts the etcd, which no other launcher can join."""
     trainers, pservers, coordinators = counts
     if pservers > config.pservers:
         raise _refused(

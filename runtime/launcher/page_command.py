@@ -51,8 +51,8 @@ def site_of(job: str) -> Site:
 
 
 class FolderLooks:
-    """Looks at the job in a folder. `kept`: what its launcher knows of its time, if this process is that launcher;
-    `at_work`: True while it is."""
+    """Looks at the job in a folder. `kept`: what its launcher knows of its time; `at_work`: True while this process is
+    that."""
 
     def __init__(self, folder: Path, url: str = "") -> None:
         self.folder, self.url = folder, url
@@ -60,7 +60,6 @@ class FolderLooks:
         self.at_work = False
 
     def __call__(self) -> Look:
-        """Raises GraphftError."""
         record, status = read_record(self.folder), None
         kept = self.kept() if self.kept is not None else read_time(self.folder, record.run_id)
         if not is_complete(self.folder):
@@ -75,8 +74,6 @@ class FolderLooks:
 
 
 class Folders:
-    """A site of the jobs in ./jobs, those that are made meanwhile, too."""
-
     def __init__(self) -> None:
         self._pages: dict[str, JobPage] = {}
 
@@ -98,8 +95,7 @@ def _link(folder: Path) -> str:
 
 
 class LaunchPage:
-    """The page of a launch: served as long as that lasts, and no harm to it. Raises UsageError if it cannot be served:
-    before anything of the job is started."""
+    """The page of a launch. Raises UsageError if it cannot be served, before anything of the job is started."""
 
     def __init__(self, job_dir: Path, port: int) -> None:
         self._looks = FolderLooks(job_dir)
@@ -108,7 +104,6 @@ class LaunchPage:
         tell(f"page: {self._server.url}")
 
     def follow(self, keeper: TimeKeeper) -> None:
-        """Shows the account of this launch from now on."""
         self._looks.kept, self._looks.at_work = keeper.export, True
 
     def close(self) -> None:

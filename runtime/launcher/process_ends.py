@@ -31,7 +31,8 @@ FILE = "ends.jsonl"
 
 @dataclass(frozen=True)
 class ProcessEnds:
-    """Of a run, from its first launch on: how many processes of each role failed, and how many were preempted."""
+    """How many processes of each role failed, and how many were preempted, since a run's first launch. `failed`: why
+    the job did, in the last launch."""
 
     launches: int = 0
     failures: dict[str, int] = field(default_factory=dict)
@@ -68,7 +69,6 @@ def _rows(job_dir: Path, *kinds: str) -> Iterator[dict[str, Any]]:
 
 
 def read_ends(job_dir: Path) -> ProcessEnds:
-    """Reads those of all launches of the run in this folder, on all machines that share it."""
     counts = {kind: Counter(row["name"] for row in _rows(job_dir, kind)) for kind in ("failure", "preemption")}
     jobs = list(_rows(job_dir, "launch", "failed"))
     launches = sum(row["kind"] == "launch" for row in jobs)
@@ -83,21 +83,20 @@ def note_saved(job_dir: Path, step: int) -> None:
 
 
 def was_saved(job_dir: Path) -> bool:
-    """Returns True if there was a checkpoint, as `note_saved` was told in this folder."""
     return any(_rows(job_dir, "saved"))
 
 
 def lost_checkpoints(job_dir: Path, step: int | None) -> str:
-    """Returns what is wrong with the checkpoints of a run that would go on at `step` (`saved_step`), as a verb of
-    theirs; "" if nothing is."""
+    """Returns what is wrong with the checkpoints of a run that would go on at `step`, as a verb of theirs; "" if
+    nothing is."""
     if step is None:
         return "cannot be read now"
     return "are gone, or damaged" if step == 0 and was_saved(job_dir) else ""
 
 
 def past_epoch(config: JobConfig, job_dir: Path, epoch: int, found: PassMetrics) -> dict[str, float]:
-    """Returns what `on_epoch` is given of an epoch (from 1) for whose end nobody has waited: as `train()` returns it.
-    `seconds`: from its first step to its last one, in which the `failures` and `preemptions` were."""
+    """Returns what `on_epoch` is given of an epoch (from 1) for whose end nobody has waited, as `train()` returns it.
+    `seconds`: from its first step to its last one."""
     starts, within = config.plan.start_steps, (found.began, found.ended)
     ends = [row["kind"] for row in _rows(job_dir, "failure", "preemption") if within[0] <= row["at"] <= within[1]]
     return {
@@ -112,8 +111,7 @@ def past_epoch(config: JobConfig, job_dir: Path, epoch: int, found: PassMetrics)
 
 
 def discarded_in(config: JobConfig, epoch: int, found: PassMetrics) -> int:
-    """Returns how many records of an epoch (from 1) were discarded. Where rows are lacking, a line says so: then nobody
-    knows."""
+    """Returns how many records of an epoch (from 1) were discarded; where rows are lacking, nobody knows."""
     if found.lacking:
         tell(f"of epoch {epoch}, the metrics of {found.lacking} steps are lost: it is told without them")
         return 0
@@ -121,7 +119,6 @@ def discarded_in(config: JobConfig, epoch: int, found: PassMetrics) -> int:
 
 
 def ends_as_events(job_dir: Path) -> list[Event]:
-    """Returns, for a job whose etcd has gone, its launches, the processes that ended too early, and its failures."""
     found = []
     for row in _rows(job_dir, "launch", "failed", "failure", "preemption"):
         what, kind = plain_text(row["what"]), {"launch": "launch", "failed": "failed"}.get(row["kind"], "died")

@@ -37,11 +37,8 @@ class Best:
 @dataclass(frozen=True)
 class Result:
     """A completed job. `model` is the trained model's safetensors state_dict; `steps`, of the whole run; `seconds`, of
-    this launch.
-
-    `failures` and `preemptions` have how often processes of a role ended too early, by the role's name ("trainer 0"),
-    in all `launches` of the run in this folder.
-    """
+    this launch. `failures` and `preemptions` have how often processes of a role ended too early, by its name ("trainer
+    0"), in all `launches`. `discarded`: what of the data, and why."""
 
     job_dir: Path
     model: Path
@@ -63,8 +60,8 @@ class Result:
 
     @property
     def validations(self) -> dict[int, dict[str, float]]:
-        """By step (so many were done), what the model was validated to: the loss and each metric, without those that
-        were no number. Of `transpile(validate=)`."""
+        """By step (so many were done), the loss and each metric of `transpile(validate=)`, without those that were no
+        number."""
         return {step: dict(row.metrics) for step, row in read_validations(self.job_dir).items()}
 
     @property
@@ -76,8 +73,8 @@ class Result:
         return Best(kept.step, kept.value, model) if model is not None else None
 
     def missing_best(self) -> str:
-        """Returns a line if the best model is not there, in the folder or its storage; "" if it is, or none was to be
-        kept. Where only a worse one is left, `best` is that one."""
+        """Returns a line if the best model is not there: `best` may be a worse one then. "" if it is, or none was to be
+        kept."""
         found, rows = self._best(), self.validations
         if found is None or not rows:
             return ""
@@ -98,11 +95,9 @@ class Result:
         return f"the model of step {best.step}, the best one by {terms.metric}, is MISSING from {models.folder}"
 
     def warnings(self, config: JobConfig) -> list[str]:
-        """Returns a line for each thing that the job did without."""
         return self.lost(config.data.records) + _missing_validations(self.job_dir, config, self.steps)
 
     def _best(self) -> tuple[Criterion, BestModels] | None:
-        """Returns by what the best model is told, and those that are kept; None if none is to be kept."""
         validate = read_record(self.job_dir).config.validate
         if validate is None or validate.best is None:
             return None
@@ -112,14 +107,14 @@ class Result:
 
     @property
     def skipped_steps(self) -> int:
-        """Steps (async: batches, units) that were left out because a loss or a gradient was not finite: as the model's
-        file says. 0 unless on_nonfinite="skip". Raises FileNotFoundError if the model is on another machine."""
+        """Steps (async: batches, units) that were left out because a loss or a gradient was not finite. Raises
+        FileNotFoundError if the model is on another machine."""
         return int(tensor_file_metadata(self.model).get("skipped_steps", 0))
 
     @property
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
-        """(step, value) of `loss` and of each metric that `loss_fn` returned, each step once, in order: means over the
-        samples of all slots. Async: of the batches (units) that the first shard has applied."""
+        """(step, value) of `loss` and of each metric that `loss_fn` returned, in order: means over the samples of all
+        slots. Async: of the batches (units) that the first shard has applied."""
         numbers, rows = read_rows(self.job_dir).known()
         return {name: list(zip(numbers.tolist(), rows.values(name).tolist(), strict=True)) for name in rows.names}
 
@@ -131,7 +126,6 @@ class Result:
         return predicted
 
     def describe(self, generation: int) -> str:
-        """Returns the launcher's last lines."""
         failures, preemptions = sum(self.failures.values()), sum(self.preemptions.values())
         _, rows = rows_or_why(self.job_dir)[0].known()
         parts = [
@@ -146,8 +140,8 @@ class Result:
         return f"{', '.join(parts)}\nmodel: {where}"
 
     def lost(self, records: int, *, losses: bool = True) -> list[str]:
-        """Returns what the job did without, a line each: told also when it is quiet. `records`: of its data. `losses`:
-        all of them are looked at, too, which takes a second for some millions."""
+        """Returns what the job did without, a line each. `records`: of its data. `losses`: all of them are looked at,
+        too."""
         skipped = self.skipped_steps if self.model.exists() else 0
         bad = tensor_file_metadata(self.model).get("nonfinite") if self.model.exists() else None
         lines = [f"{skipped} of {self.steps} steps were SKIPPED as not finite"] if skipped else []
@@ -166,15 +160,12 @@ def steps_of(job_dir: Path, config: JobConfig) -> int:
 
 
 def _not_finite(rows: Rows, skipped: bool) -> list[str]:
-    """Returns at how many steps the loss and each metric are not finite, where they are. `skipped`: losses are told
-    already."""
     _, known = rows.known()
     wild = {name: np.count_nonzero(~np.isfinite(known.values(name))) for name in rows.names[skipped:]}
     return [f"{name} was NOT FINITE at {count} of {len(known)} steps" for name, count in wild.items() if count]
 
 
 def _missing_validations(job_dir: Path, config: JobConfig, steps: int) -> list[str]:
-    """Returns a line that says which validations a job lacks that was complete after so many steps, if any."""
     lacking = sorted({step for step in config.validated if step <= steps} - read_validations(job_dir).keys())
     if not lacking:
         return []

@@ -42,8 +42,8 @@ _ANEW = "fresh=True or --fresh begins another"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of the run that a job is run in. `before`: how the newest run differs, if this is the next one;
-    `carried`: what of that one it goes on with."""
+    """The folder that a job is run in. `before`: how the newest run differs, if this is the next one; `carried`: what
+    of that it goes on with."""
 
     path: Path
     complete: bool = False
@@ -78,18 +78,15 @@ class _Found:
 
 
 def begun(path: Path) -> bool:
-    """Returns True if a process of the run in this folder was ever started: the folder may only have been saved, or
-    copied from the job's storage. Raises GraphftError[storage]."""
+    """Returns True if a process of the run in this folder was ever started. Raises GraphftError[storage]."""
     logs = any(not log.name.startswith(_BATCH_LOGS) for log in (path / "logs").glob("*.log"))
     return logs or any((path / name).exists() for name in _TRACES) or has_remote_checkpoints(path)
 
 
 def open_run(job: Job, wanted: str = "", *, fresh: bool = False) -> RunFolder:
-    """Returns the folder in which `job` is to be run; a new one is saved there.
-
-    `wanted`: this folder and no other. `fresh`: no run that was begun. Raises UsageError if that cannot be, with what
-    differs; GraphftError where a folder cannot be read.
-    """
+    """Returns the folder in which `job` is to be run; a new one is saved there. `wanted`: this and no other. `fresh`:
+    no run that was begun. Raises UsageError if that cannot be, with what differs; GraphftError where a folder cannot be
+    read."""
     while True:
         number, path, copied = _newest(job, wanted)
         if copied and not wanted and (name := read_record(path).config.name) != job.config.name:

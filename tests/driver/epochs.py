@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,32 +71,15 @@ def validation() -> Validation:
     return Validation(_evaluated().clone(), graphft.arrays(**data(50), chunk_size=20), 16)
 
 
-class Holds:
-    """The call that trains the epoch after this one does not return."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
-        if epoch > self.epoch:
-            threading.Event().wait()
-
-
 def main() -> None:
-    """OPTIONS: the trainer's; `loggers`, by their names; `holds`: see Holds; `stops`: the epoch after which the script
-    stops itself (SIGSTOP)."""
+    """OPTIONS: the trainer's, and `loggers`, by their names."""
     options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
-    stops = options.pop("stops", 0)
-    if "holds" in options:
-        options["callbacks"] = [Holds(options.pop("holds"))]
     if "loggers" in options:
         options["callbacks"] = [getattr(callbacks, name)(place) for name, place in options.pop("loggers").items()]
     with trainer(Path(sys.argv[1]), **options) as made:
         print("epoch", made.epoch, flush=True)
         while made.epoch < int(sys.argv[2]):
             print("done", made.train()["epoch"], flush=True)
-            if made.epoch == stops:
-                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 if __name__ == "__main__":

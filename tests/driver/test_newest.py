@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
 from graphft.runtime.driver import state
 from graphft.runtime.driver.state import NewestCheckpoint
 
@@ -53,16 +51,3 @@ def test_what_stays_away_is_gone(found: list[int], checkpoint: NewestCheckpoint)
             checkpoint.step(None)
     found[:] = [12]
     assert checkpoint.step(None) == 12
-
-
-def test_a_storage_that_cannot_be_read_is_told_at_once(
-    checkpoint: NewestCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def looks() -> Iterator[int]:
-        raise StorageUnavailable("away", rule="storage", help="")
-        yield 6
-
-    once = looks()
-    monkeypatch.setattr(state, "read_saved_step", lambda *of: next(once))
-    with pytest.raises(StorageUnavailable):
-        checkpoint.step(None)

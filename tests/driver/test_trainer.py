@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import pytest
 import torch
 from torch import Tensor
 
 import graphft
 from graphft.runtime.coordination.result_files import read_validations
+from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.process.metric_table import read_rows
 from tests.driver import epochs
 from tests.support.files import put
-from tests.support.waiting import ended, until
+from tests.support.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)
 EPOCHS = 4
 
@@ -122,30 +117,6 @@ class Told:
 
 
 @pytest.mark.slow
-def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), str(EPOCHS)]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    held = [*command, json.dumps({"holds": 2})]  # else it may be done with all before it is killed
-    with subprocess.Popen(held, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        lines = [driver.stdout.readline() for _ in range(3)]
-        assert lines == ["epoch 0\n", "done 1\n", "done 2\n"]
-        roles = psutil.Process(driver.pid).children(recursive=True)
-        driver.kill()
-    until(lambda: all(map(ended, roles)))
-    again = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert again.returncode == 0, again.stderr
-    assert "resuming" in again.stderr
-    begun = int(again.stdout.split()[1])
-    assert begun in (2, 3), "what was committed is not done again"
-    assert again.stdout.split()[2:] == [word for e in range(begun + 1, EPOCHS + 1) for word in ("done", str(e))]
-    with epochs.trainer(tmp_path / "job") as trainer:
-        assert trainer.epoch == EPOCHS
-        assert same(trainer.state_dict()["model"], undisturbed.model)
-        assert not trainer.workers(), "nothing was started to look at it"
-
-
-@pytest.mark.slow
 def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_path: Path) -> None:
     spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
     with epochs.trainer(tmp_path / "job", chunks=spec, max_failures=50) as trainer:
@@ -157,6 +128,8 @@ def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_pat
         assert "in __getitem__" in caught.value.traceback
         assert str(caught.value).startswith("error[retries]: trainer ")
         assert not trainer.workers()
+        status = look_at(tmp_path / "job")
+        assert (status.state, "max_retries is 2" in status.failure) == ("failed", True)
         (tmp_path / "broken").unlink()
         assert trainer.train()["epoch"] == 2
         put(tmp_path / "broken", "exit")

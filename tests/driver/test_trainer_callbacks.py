@@ -49,19 +49,6 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_callback_that_fails_ends_the_processes(tmp_path: Path) -> None:
-    class Failing:
-        def on_epoch(self, epoch: int, metrics: Any) -> None:
-            raise ValueError("as the test wants it")
-
-    trainer = epochs.trainer(tmp_path / "job", callbacks=[Failing()])
-    with pytest.raises(ValueError, match="as the test wants it"):
-        trainer.train()
-    assert not trainer.workers()
-    assert trainer.epoch == 1
-
-
-@pytest.mark.slow
 def test_epochs_of_one_call_are_told_one_by_one(tmp_path: Path) -> None:
     told: list[Any] = []
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ import torch
 
 import graphft
 from tests.driver import epochs
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -30,28 +26,6 @@ def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.Cap
         assert len(second.workers()) == 4
     assert first.train()["epoch"] == 3, "it goes on where the other one was"
     first.shutdown()
-
-
-@pytest.mark.slow
-def test_a_state_waits_for_the_end_of_another_script_that_trains_the_run(tmp_path: Path) -> None:
-    folder = tmp_path / "job"
-    other = subprocess.Popen([sys.executable, "-m", "tests.driver.epochs", str(folder), "400"])
-    zeros = {name: torch.zeros_like(value) for name, value in epochs.model().state_dict().items()}
-    try:
-        with epochs.trainer(folder) as trainer:
-            until(lambda: trainer.epoch >= 2)
-            waiting = threading.Thread(target=epochs.trainer(folder).load_state_dict, args=(zeros,))
-            waiting.start()
-            before = trainer.epoch
-            until(lambda: trainer.epoch > before + 2)
-            assert any(bool(value.any()) for value in trainer.state_dict()["model"].values())
-            other.terminate()
-            other.wait()
-            waiting.join()
-            assert not any(bool(value.any()) for value in trainer.state_dict()["model"].values())
-    finally:
-        other.kill()
-        other.wait()
 
 
 def test_what_is_saved_goes_to_plain_torch(tmp_path: Path) -> None:

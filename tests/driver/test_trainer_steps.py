@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import graphft
 from graphft.runtime.process.metric_table import read_rows
@@ -77,6 +78,7 @@ def test_a_script_that_is_killed_logs_each_step_once(tmp_path: Path) -> None:
     """With SIGKILL, at random moments of it."""
     with epochs.trainer(tmp_path / "undisturbed", callbacks=[told := Told()]) as trainer:
         trainer.train(epochs=EPOCHS)
+        model = trainer.state_dict()["model"]
     options = json.dumps({"loggers": {"CSVLogger": "steps.csv"}})
     command = [sys.executable, "-m", "tests.driver.epochs", f"{tmp_path}/job", str(EPOCHS), options]
     env, rng = os.environ | {"PYTHONPATH": str(ROOT)}, random.Random(1)
@@ -89,6 +91,10 @@ def test_a_script_that_is_killed_logs_each_step_once(tmp_path: Path) -> None:
             until(lambda: noted(tmp_path) != before or script.poll() is not None, 240)  # noqa: B023
             time.sleep(0.3 * rng.random())
             script.kill()
+    with epochs.trainer(tmp_path / "job") as trainer:
+        found = trainer.state_dict()["model"]
+        assert all(torch.equal(found[name], value) for name, value in model.items())
+        assert not trainer.workers(), "nothing was started to look at it"
     logged = [
         (int(row["step"]), {n: float(row[n]) for n in ("loss", "accuracy")})
         for row in rows(tmp_path / "job" / "steps.csv")

@@ -24,12 +24,6 @@ def test_their_numbers_are_listed_and_not_the_range_that_they_are_in() -> None:
     assert "to 703" not in said
 
 
-def test_of_many_the_first_are_named() -> None:
-    found = (Discarded(0, 5, 1, tuple(range(640, 656)), "KeyError"),)
-    assert ": 640, 641, 642, 643, 644 and 11 more; the first in chunk 5: KeyError" in describe_discarded(found, 800)
-    assert describe_discarded((), 800) == ""
-
-
 def test_records_of_two_files_are_two(tmp_path: Path) -> None:
     """They were counted in their files: the third of each was one record."""
     for name in ("one.csv", "two.csv"):

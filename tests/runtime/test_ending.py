@@ -8,16 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher import launch
-from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
-from graphft.runtime.launcher.process_ends import read_ends
+from graphft.runtime.launcher.ending import Interrupted, Reached
 from graphft.transpiler import Job
-from tests.support.programs_by_hand import linear
 from tests.support.scripts import run
 
 
@@ -38,19 +35,6 @@ def test_a_signal_ends_in_order_with_one_line_and_its_status(name: str, status: 
     assert (done.returncode, done.stdout, done.stderr) == (status, "etcd has ended\n", "interrupted at step 3\n")
 
 
-def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
-    done = run(
-        "import runpy, sys\n"
-        "class CtrlC:\n"
-        "    def find_spec(self, name, *more):\n"
-        "        if name == 'graphft.runtime.cli':\n"
-        "            raise KeyboardInterrupt\n"
-        "sys.meta_path.insert(0, CtrlC())\n"
-        "runpy.run_module('graphft', run_name='__main__')\n"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
-
-
 @pytest.mark.parametrize(("debug", "traceback"), [("", False), ("1", True)])
 def test_an_error_of_a_launch_is_a_message_without_a_traceback(debug: str, traceback: bool) -> None:
     done = run(
@@ -67,16 +51,6 @@ def test_an_error_of_a_launch_is_a_message_without_a_traceback(debug: str, trace
     assert ("Traceback" in done.stderr) == traceback
 
 
-def test_errors_of_the_script_keep_their_traceback() -> None:
-    done = run(
-        "from graphft.errors import UsageError, without_traceback\n"
-        "without_traceback(UsageError('caught by the script'))\n"
-        "raise ValueError('mine')\n"
-    )
-    assert "Traceback" in done.stderr
-    assert done.stderr.endswith("ValueError: mine\n")
-
-
 def test_the_last_words(job: Job, saved: Path) -> None:
     reached = Reached(saved, job.config)
     assert reached.describe() == f"interrupted; run again to resume {saved}"
@@ -86,15 +60,6 @@ def test_the_last_words(job: Job, saved: Path) -> None:
     assert plain.describe().startswith("interrupted at step 3 of 4; without fault tolerance (ft=False)")
     reached.look(JobStatus("j", "complete", {}, 0, 0, 4, 4))
     assert reached.describe() == f"interrupted at step 4 of 4; {saved} is complete"
-
-
-def test_a_second_signal_while_the_last_words_are_looked_for() -> None:
-    def again() -> str:
-        raise KeyboardInterrupt
-
-    with pytest.raises(Interrupted) as caught, interruptible(again):
-        raise KeyboardInterrupt
-    assert caught.value.code == 130
 
 
 def test_a_script_that_runs_its_job_when_it_is_imported_is_told_of_the_guard(
@@ -124,42 +89,3 @@ def test_a_launch_that_saves_its_job_can_be_interrupted(
         launch.run_job(job)
     assert caught.value.code == 143
     assert capsys.readouterr().err == "interrupted before the job was started; run again\n"
-
-
-def test_a_launch_that_is_interrupted_while_it_starts_counts(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`graphft runs` said 0 launches of a run that was to be resumed."""
-
-    def starts(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(launch._Launch, "_start", starts)
-    for count in (1, 2):
-        with pytest.raises(Interrupted):
-            launch.run_job(job, job_dir=str(tmp_path / "run"))
-        assert read_ends(tmp_path / "run").launches == count
-
-
-@pytest.mark.slow
-def test_a_signal_that_comes_while_the_last_callbacks_are_told_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The launch is over by then: SIGTERM ended the script without a word, Ctrl-C with a traceback."""
-
-    class Slow:
-        def on_end(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
-    data = graphft.arrays(x=torch.zeros(8, 200), y=torch.zeros(8, 1), chunk_size=4)
-    job = graphft.transpile(linear(), data=data, batch_size=4, ft=True)
-    before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody heard of it"))
-    try:
-        with pytest.raises(Interrupted):
-            job.run(job_dir=str(tmp_path / "run"), quiet=True, callbacks=[Slow()])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert capsys.readouterr().err.endswith(
-        f"interrupted; {tmp_path / 'run'} is complete, and callbacks were NOT told of all of it\n"
-    )

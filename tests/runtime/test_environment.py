@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import threading
 import time
@@ -21,14 +20,12 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.execute.determinism import enforce
 from graphft.runtime.launcher.launch import run_job
-from graphft.runtime.launcher.options import LaunchOptions, choose_options
-from graphft.runtime.launcher.result import Result
+from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles import environment
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job
 from tests.support.etcd_servers import pause, resume
-from tests.support.metric_rows import write_rows
 from tests.support.waiting import until
 
 
@@ -256,15 +253,3 @@ def test_unknown_options_are_refused(job: Job) -> None:
     assert "did you mean trainers?" in caught.value.help
     with pytest.raises(GraphftError, match="pservers is -1"):
         LaunchOptions(pservers=-1)
-
-
-def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_options(None, {}) == LaunchOptions()
-    monkeypatch.setenv("GRAPHFT_LAUNCH", json.dumps({"trainers": 3, "quiet": True}))
-    assert choose_options(None, {}) == LaunchOptions(trainers=3, quiet=True)
-
-
-def test_metrics_of_a_result(tmp_path: Path) -> None:
-    write_rows(tmp_path, [0.75, 0.5], f1=1.0)
-    found = Result(tmp_path, tmp_path, 2, 1.0).metrics
-    assert found == {"loss": [(0, 0.75), (1, 0.5)], "f1": [(0, 1.0), (1, 1.0)]}

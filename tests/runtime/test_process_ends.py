@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphft.runtime.coordination.run_record import _forget_files
 from graphft.runtime.launcher.process_ends import ProcessEnds, note, read_ends
 from graphft.runtime.launcher.result import Result
 
@@ -28,9 +27,3 @@ def test_what_cannot_be_read_or_written_ends_nothing(tmp_path: Path) -> None:
         file.write(b'{"kind": "fail\xff\n7\n{}\n{"kind": "failure"}\n')
     assert read_ends(tmp_path) == ProcessEnds(1)
     assert read_ends(tmp_path / "nosuch") == ProcessEnds()
-
-
-def test_a_run_that_begins_anew_has_no_ends_of_the_one_before(tmp_path: Path) -> None:
-    note(tmp_path, "launch")
-    _forget_files(tmp_path)
-    assert read_ends(tmp_path) == ProcessEnds()

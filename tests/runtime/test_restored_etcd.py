@@ -110,33 +110,6 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path / "checkpoints")
 
 
-def test_the_job_goes_on_from_the_newest_whole_checkpoint(cluster: Cluster) -> None:
-    """Of a backup taken before the first checkpoint, the job began at step 0."""
-    early = cluster.backup()
-    for step in (50, 100):
-        cluster.write(step)
-    cluster.restore(early)
-    assert cluster.start() == [True, False], "one shard makes it good for all"
-    assert cluster.committed == Committed(0, 100, "step-00000100.g0")
-    assert cluster.generation.step == 100
-    assert cluster.generation.number >= 1
-    cluster.write(150)
-    assert cluster.committed == Committed(cluster.generation.number, 150, f"step-00000150.g{cluster.generation.number}")
-
-
-def test_a_later_history_counts_more_than_a_later_step(cluster: Cluster) -> None:
-    """The job went back past step 100, which was damaged, say; what it wrote after that is what counts."""
-    cluster.write(50)
-    cluster.write(100)
-    early = cluster.backup()
-    cluster.shards[0].rollback("damaged", below=100)
-    cluster.write(75)
-    cluster.restore(early)
-    assert cluster.start() == [True, False]
-    assert cluster.committed == Committed(1, 75, "step-00000075.g1")
-    assert cluster.generation.step == 75
-
-
 def test_what_etcd_knows_is_not_overruled(cluster: Cluster) -> None:
     """A checkpoint that became void stays so: etcd is not older than the disk."""
     cluster.write(50)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +81,6 @@ def test_the_newest_run_goes_on_or_is_followed_by_the_next_one(job: Job) -> None
     assert said(again(job), fresh=True) == f"{third} is complete; new run in {run(job, 4)}"
 
 
-def test_a_complete_job_is_not_trained_again(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    """A script that died after `job.run()` trained everything once more."""
-    path = open_run(job).path
-    complete(path)
-    result = run_job(again(job), quiet=True)
-    assert (result.job_dir, result.steps, result.model) == (path, job.config.total_steps, path / "model.safetensors")
-    assert f"{path} is complete, and its result is returned" in capfd.readouterr().err
-
-
-def test_fresh_passes_by_an_unfinished_run(job: Job) -> None:
-    job.save(run(job, 1))
-    assert said(again(job), fresh=True) == f"new run in {run(job, 1)}", "nothing was begun there"
-    begin(run(job, 1), 2)
-    assert said(again(job), fresh=True) == f"{run(job, 1)} is unfinished; new run in {run(job, 2)}"
-
-
 def test_initial_values_without_a_seed_are_no_difference(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state is in its checkpoints: it started at step 0 each time."""
     name, value = next((n, v) for n, v in job.source.values.items() if v.is_floating_point() and v.dim())
@@ -159,40 +142,6 @@ def test_scripts_that_start_at_once_take_runs_of_their_own(job: Job, monkeypatch
     assert read_record(run(job, 2)).run_id == job.run_id
 
 
-def test_a_script_that_is_run_again_finds_its_run_and_a_corrected_one_does_not() -> None:
-    """The same programs and options, but other data, initial values, frozen values or constants."""
-    program = frozen_linear()
-    x, y = torch.arange(160.0).reshape(8, 20), torch.zeros(8, 1)
-    job = graphft.transpile(program, chunks=graphft.arrays(chunk_size=8, x=x, y=y), batch_size=4, ft=True, name="lin")
-    path = open_run(job).path
-    assert open_run(again(job)).path == path
-    corrected: dict[str, Job] = {"data column y": again(job, data=graphft.arrays(chunk_size=8, x=x, y=y + 1))}
-    for name, value in program.values.items():
-        if value.numel() and value.is_floating_point():
-            told, source = "a constant of the script, float32[1]" if name == "const" else name, job.source.clone()
-            source.values = {**source.values, name: value + 1}
-            corrected[f"initial value of {told}"] = Job.make(source, job.config)
-    assert len(corrected) >= 3
-    for what, other in corrected.items():
-        assert other.hash == job.hash, "programs and options are the same"
-        with pytest.raises(GraphftError, match=f"differs in: {re.escape(what)}"):
-            open_run(other, str(path))
-        with pytest.raises(GraphftError, match=f"holds another job, which differs in: {re.escape(what)}"):
-            other.save(path)
-
-
-def frozen_linear() -> graphft.Program:
-    model = torch.nn.Sequential(torch.nn.Linear(20, 4), torch.nn.Linear(4, 1))
-    model[0].requires_grad_(False)
-
-    def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (model(x) + torch.tensor([0.5]) - y).square().mean()
-
-    program = graphft.build(model, loss, inputs={"x": (None, 20), "y": (None, 1)})
-    graphft.minimize(program, graphft.SGD(lr=0.1))
-    return program
-
-
 def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_with_other_pservers(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,13 +157,6 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_with_other_pservers(
     with pytest.raises(GraphftError, match="are gone, or damaged"):
         open_run(other)
     assert not run(job, 2).exists()
-
-
-def test_without_fault_tolerance_the_line_promises_no_resumption(job: Job) -> None:
-    plain = again(job, ft=False)
-    assert said(plain) == f"new run in {run(job, 1)}"
-    begin(run(job, 1))
-    assert said(plain).startswith(f"beginning {run(job, 1)} anew: without fault tolerance")
 
 
 # -- a folder that is wanted ------------------------------------------------------------------------------------------
@@ -310,12 +252,11 @@ def test_the_newest_complete_run_of_the_very_job_predicts(job: Job) -> None:
     again(job, seed=9).save(run(job, 1))
     with pytest.raises(GraphftError, match="differs in: seed 9 -> 0"):
         run_of(job)
-    for number in (2, 3, 4):
+    for number in (2, 3):
         again(job).save(run(job, number))
-    assert run_of(job) == str(run(job, 4))
-    complete(run(job, 3))
-    complete(run(job, 2))
     assert run_of(job) == str(run(job, 3))
+    complete(run(job, 2))
+    assert run_of(job) == str(run(job, 2))
 
 
 # -- the command line and the script ----------------------------------------------------------------------------------
@@ -344,12 +285,3 @@ def test_the_command_line_counts_and_says_so(
     )
     chosen = choose_options(None, {"trainers": 2, "pservers": 1, "page": None})
     assert (chosen.trainers, chosen.pservers) == (3, 1)
-
-
-def test_a_role_says_what_cannot_hold(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAPHFT_ROLE", "trainer")
-    monkeypatch.setenv("GRAPHFT_JOB_DIR", "elsewhere")
-    with pytest.raises(SystemExit) as ended:
-        run_job(job, fresh=True)
-    assert ended.value.code == 2
-    assert not Path("elsewhere").exists()

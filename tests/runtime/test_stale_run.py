@@ -8,21 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import Mock
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import begin_anew, fenced, forget_dead, make_way, put_job, revoke_dead
-from graphft.runtime.etcd import Etcd, EtcdUnreachable, LeaseLost, Session, absent, put_op
+from graphft.runtime.etcd import Etcd, LeaseLost, absent, put_op
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
-from graphft.runtime.process.progress import Progress
 from graphft.transpiler import Job
 
 
@@ -46,9 +42,6 @@ def ended() -> Identity:
 def register(etcd: Etcd, key: str, process: Identity) -> None:
     record = Registration(key, "", process.pid, socket.gethostname(), process=process)
     etcd.put(key, msgspec.json.encode(record), etcd.lease_grant(600)[0])
-
-
-"""A PID namespace of its own, on the same host."""
 
 
 def run_of(job: Job, keys: Keys, folder: Path | None = None, ft: bool = True) -> Job:
@@ -178,27 +171,6 @@ def test_a_process_of_the_run_before_changes_nothing(etcd: Etcd, keys: Keys, job
             attempt()
         assert refused.value.rule == "foreign-job"
     assert etcd.range(keys.control).kvs == records
-
-
-def test_a_member_of_the_run_before_with_an_event_to_put_closes_its_session(
-    etcd: Etcd, keys: Keys, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = run_of(job, keys)
-    put_job(etcd, keys, before)
-    own = Etcd(etcd.endpoints, timeout=20, deadline=60)
-    member = Member("trainer", 0, own, before, Progress(), Session(own, 60))
-    assert member.session is not None
-    closed = Mock(wraps=member.session.close)
-    monkeypatch.setattr(member.session, "close", closed)
-    with monkeypatch.context() as away:
-        away.setattr(member.events.etcd, "put", Mock(side_effect=EtcdUnreachable("", rule="etcd-unreachable", help="")))
-        member.events.emit("died", "an event")
-    etcd.put(keys.state, b"complete")
-    make_way(etcd, keys, after := run_of(job, keys))
-    put_job(etcd, keys, after)
-    member.close()
-    assert closed.called
-    assert "an event" not in [event.text for _, event in read_events(etcd, keys)]
 
 
 def test_a_copy_of_a_runs_folder_is_no_part_of_the_run(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:

@@ -81,12 +81,3 @@ def test_a_damaged_one_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFi
         (tmp_path / FILE).write_bytes(damaged)
         assert TimeKeeper(tmp_path, "run-1", 5e8, 0, Clock()).export()["began"] == 5e8
     assert "cannot be used" in caplog.text
-
-
-def test_a_folder_that_takes_nothing_hurts_nobody(
-    running: JobStatus, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    keeper = TimeKeeper(tmp_path / "gone", "run-1", 0.0, 0)
-    keeper.look(running)
-    keeper.write()
-    assert caplog.text.count("cannot be noted") == 1, "told once"

@@ -151,14 +151,3 @@ def test_trainers_give_their_room_up_for_a_shard_that_has_none(
     assert [process.signals for process in (oldest, shard)] == [[], []]
     assert supervisor.failed == ""
     supervisor.stop()
-
-
-def test_orders_that_wait_are_left_where_no_trainer_has_room_to_give(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    """They are what an autoscaler is told."""
-    engine: Any = Small(0)
-    supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
-    supervisor.add("pserver", 0)
-    supervisor.add("trainer", 0)
-    supervisor.step(0.0)
-    assert [process.signals for process in engine.made] == [[], []]
-    supervisor.stop()
