@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-import signal
-import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +12,11 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.store import FOLDER
 from graphft.runtime.coordination.job_files import RUNS, url_of
 from graphft.runtime.coordination.runs import find_folder, run_at, run_in, run_numbers
-from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.etcd.embedded import cache_dir, find_etcd, install_etcd, version_of
 from graphft.runtime.launcher.folder_status import FolderStatus, list_folders, look_at
 from graphft.runtime.launcher.page_command import serve_page
 from graphft.runtime.launcher.run_list import disk_bytes
-from graphft.runtime.launcher.supervise import EtcdKeeper
 from graphft.runtime.process.folder_lock import locked
-from graphft.runtime.process.interrupts import Asked
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 from graphft.transpiler.record import RECORD
 
@@ -34,15 +26,9 @@ AT_REST = ("complete", "stopped", "failed")
 
 
 def add_parsers(commands: Any) -> None:
-    etcd = commands.add_parser(
-        "etcd", help="which etcd is used where none is given; --install gets one, --serve runs it"
-    )
+    etcd = commands.add_parser("etcd", help="which etcd is used where none is given; --install gets one")
     etcd.add_argument("--install", action="store_true", help="get one, if there is none that keeps what it is told")
     etcd.add_argument("--to", metavar="DIR", type=Path, help="where --install puts it (default: your cache)")
-    etcd.add_argument("--serve", action="store_true", help="run one until SIGTERM or Ctrl-C, and print its endpoint")
-    etcd.add_argument("--data", metavar="DIR", type=Path, help="(--serve) where its data and its log are")
-    listen = "(--serve) this machine's address or name for others (default: loopback)"
-    etcd.add_argument("--listen", metavar="HOST[:PORT]", help=listen)
     etcd.set_defaults(command=_etcd)
 
     clean = commands.add_parser("clean", help="delete what complete jobs have no use for, and old runs")
@@ -72,41 +58,9 @@ def port(text: str) -> int:
 
 
 def _etcd(options: argparse.Namespace) -> int:
-    for option, of in (("to", "install"), ("data", "serve"), ("listen", "serve")):
-        if getattr(options, option) is not None and not getattr(options, of):
-            raise UsageError(f"--{option} is for --{of}", rule="usage", help="give both, or neither")
-    if options.serve:
-        return _serve(options)
     binary = install_etcd(options.to or cache_dir()) if options.install else find_etcd()
     print(f"etcd {version_of(binary)}: {binary}")
     return EXIT_OK
-
-
-def _serve(options: argparse.Namespace) -> int:
-    """Prints the endpoint, alone, once it answers: a script reads it there."""
-    if options.install or options.data is None:
-        raise UsageError("--serve goes with --data, without --install", rule="usage", help="name a folder: --data DIR")
-    listen = options.listen or "127.0.0.1"
-    at, chosen = parse_endpoint(listen), re.search(r":\d+$", listen)
-    asked = Asked(signal.SIGTERM, signal.SIGINT)
-    with EmbeddedEtcd(options.data, host=_address(at.host), port=at.port if chosen else 0) as server:
-        print(server.endpoints[0], flush=True)
-        print(f"etcd serves whoever reaches {server.endpoints[0]}; its data are in {options.data}", file=sys.stderr)
-        keeper = EtcdKeeper(server)
-        while not asked.wait(LOOK_SECONDS):
-            keeper.step()
-    return EXIT_OK
-
-
-def _address(host: str) -> str:
-    """Returns an address of this machine: of a name, one that other machines reach, if there is one."""
-    try:
-        found = [str(address[0]) for *_, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-    except OSError as error:
-        raise UsageError(
-            f"{host} is no name or address of this machine: {error}", rule="address", help="see `hostname -I`"
-        ) from error
-    return next((address for address in found if not address.startswith("127.")), found[0])
 
 
 # -- clean ------------------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class EtcdKeeper:
     """Starts a launcher's own etcd again, with its data, if it has died or answers nothing. Where its disk is full,
     that is told, and the job goes on when there is room again."""
 
-    def __init__(self, etcd: EmbeddedEtcd, supervisor: Supervisor | None = None) -> None:
+    def __init__(self, etcd: EmbeddedEtcd, supervisor: Supervisor) -> None:
         self._etcd, self._supervisor = etcd, supervisor
         self._silent_since: float | None = None
         self._failed, self._again_at = 0, 0.0
@@ -189,5 +189,4 @@ class EtcdKeeper:
                 raise
             return
         self._failed, self._silent_since = 0, None
-        if self._supervisor is not None:
-            self._supervisor.events.emit("etcd-restarted", f"etcd {why}; it was started again with its data")
+        self._supervisor.events.emit("etcd-restarted", f"etcd {why}; it was started again with its data")

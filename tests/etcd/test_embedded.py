@@ -17,7 +17,6 @@ import pytest
 from graphft.runtime.cli import main
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, embedded, find_etcd
 from graphft.runtime.etcd.embedded import cache_dir, install_etcd, trusted
-from tests.support.waiting import until
 
 
 def test_data_outlives_kill_and_stop(tmp_path: Path) -> None:
@@ -170,26 +169,3 @@ def test_an_installation_without_a_checkout_gets_etcd_by_one_command(
     for arguments in (["etcd", "--install"], ["etcd"], ["etcd", "--install"]):
         assert main(arguments) == 0
         assert capsys.readouterr().out == f"etcd 3.4.23: {installed}\n"
-
-
-# -- graphft etcd --serve ---------------------------------------------------------------------------------------------
-
-
-def test_it_answers_comes_back_and_ends(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "graphft", "etcd", "--serve", "--data", str(tmp_path), "--listen", "127.0.0.2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            endpoint = server.stdout.readline().strip()
-            assert endpoint.startswith("127.0.0.2:")
-            with Etcd([endpoint], deadline=60.0) as etcd:
-                etcd.put("/a", b"1")
-                (child,) = psutil.Process(server.pid).children()
-                child.kill()
-                until(lambda: psutil.Process(server.pid).children() not in ([], [child]))
-                found = etcd.get("/a")
-                assert found is not None
-                assert found.value == b"1"
-        finally:
-            server.send_signal(signal.SIGTERM)
-        assert server.wait(120) == 0

@@ -90,7 +90,7 @@ def test_a_call_to_etcd_ends_before_a_signal_raises(
 
 
 def test_a_signal_may_come_within_the_wait_for_it() -> None:
-    """`graphft etcd --serve` hung in 1 of some 50 suites: SIGINT came while its first wait held an Event's lock."""
+    """SIGINT came while a first wait held an Event's lock, and it hung."""
     before, main, signals = signal.getsignal(signal.SIGUSR2), threading.get_ident(), 200
     asked, came = Asked(signal.SIGUSR2), 0
 

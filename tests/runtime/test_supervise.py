@@ -77,7 +77,7 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_etcd_whose_data_are_gone_is_not_started_empty(tmp_path: Path) -> None:
     """ "starting it again with its data", and then nobody knew the job."""
     with EmbeddedEtcd(tmp_path / "etcd") as server:
-        keeper = EtcdKeeper(server)
+        keeper = EtcdKeeper(server, Mock())
         server.kill()
         shutil.rmtree(tmp_path / "etcd")
         with pytest.raises(EtcdError, match=f"its data in {tmp_path}/etcd are gone: this run cannot go on"):
@@ -90,7 +90,7 @@ def test_a_full_disk_is_named(
 ) -> None:
     monkeypatch.setattr(module, "FULL_SECONDS", 0.0)
     with small_file_system(tmp_path / "disk", 160) as disk, EmbeddedEtcd(disk / "etcd") as server:
-        keeper = EtcdKeeper(server)
+        keeper = EtcdKeeper(server, Mock())
         with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
             while file.write(bytes(1 << 20)):
                 pass
