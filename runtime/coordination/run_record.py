@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from graphft.disk.fileio import remove_folder
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
@@ -230,19 +229,6 @@ def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> RunRecord:
     if not _forget(etcd, keys, kvs):
         raise _in_the_way(keys, record, "it went on meanwhile", "end it first")
     return record
-
-
-def forget_own_etcd(job_dir: Path) -> None:
-    """Deletes all data of the etcd that comes with the job: it goes on from the newest checkpoint in its folder. Raises
-    GraphftError[etcd-data]."""
-    try:
-        remove_folder(job_dir / "etcd")
-    except OSError as error:
-        raise GraphftError(
-            f"etcd's data of the run cannot be deleted: {error}",
-            rule="etcd-data",
-            help=f"nothing was changed: see to {job_dir / 'etcd'}, and call it again",
-        ) from error
 
 
 def start_etcd(job: Job | JobRecord, job_dir: Path, data: str = "", host: str = "") -> EmbeddedEtcd:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import checkpoints_of
-from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.event_log import read_events
-from graphft.runtime.coordination.job_files import take_storage
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event, PassMetrics
 from graphft.runtime.coordination.result_files import epoch_of_table, recorded_epoch
-from graphft.runtime.coordination.run_record import forget_dead, forget_own_etcd, make_way
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
@@ -29,7 +25,6 @@ from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.launcher.process_ends import discarded_in, past_epoch
 from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
 
 ETCD_SECONDS, POLL_SECONDS = 2.0, 0.01
@@ -69,34 +64,6 @@ def _end_other(path: Path) -> None:
             help="use one Trainer for a run; train() of this one takes it back",
         )
         other.stop()
-
-
-@contextlib.contextmanager
-def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Callable[[], None]]:
-    """Holds a run of which no process works, and waits for one that does; `endpoints`: of an etcd that is not the run's
-    own. Yields what has etcd forget the run. That raises GraphftError[foreign-job], and forgets nothing, if a process
-    is there, or another unfinished run of this name."""
-
-    def wait(holder: str) -> None:
-        tell(f"{path} is used by {holder}; waiting for its end")
-
-    with contextlib.ExitStack() as stack:
-        if not endpoints:
-            _end_other(path)
-            stack.enter_context(locked(path, wait))
-            take_storage(path)
-        yield functools.partial(_forget, job, path, endpoints)
-
-
-def _forget(job: Job, path: Path, endpoints: str) -> None:
-    if not endpoints:
-        forget_own_etcd(path)
-        return
-    with connect(endpoints) as etcd:
-        keys = Keys(job.config.name)
-        make_way(etcd, keys, job)  # of another run that may go on nothing is deleted
-        if etcd.get(keys.spec) is not None:
-            forget_dead(etcd, keys)
 
 
 def shut_down() -> UsageError:

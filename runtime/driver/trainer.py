@@ -28,7 +28,7 @@ from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.result_files import note_validation
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.options import BEYOND, check_call, check_driver, check_number, check_place, make_job
-from graphft.runtime.driver.running_job import RunningJob, WorkerFailed, at_rest, missed_epoch, shut_down
+from graphft.runtime.driver.running_job import RunningJob, WorkerFailed, missed_epoch, shut_down
 from graphft.runtime.driver.validation import validate_here
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.training_state import JobState
@@ -185,7 +185,7 @@ class Trainer:
         """
         most = self._max_retries if max_retries is None else max_retries
         check_call(most, checkpoint, epochs)
-        with self._alone("train()"):
+        with self._alone():
             return self._train_epochs(most, checkpoint, epochs)
 
     def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
@@ -278,23 +278,6 @@ class Trainer:
         self._settle()
         return self._newest.state(self._running)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with these values: of `state_dict`, or a model's own, which leaves the optimizer's state as it is.
-        Epochs, and a learning rate's schedule, stay where they are. The processes are started again by the next
-        `train()`. Raises GraphftError[weights] if something does not fit: nothing is changed then. Before the first
-        epoch use `init_from=` of the Trainer."""
-        states.check_state(self._program, state)
-        with self._alone("load_state_dict()"):
-            self._settle()
-            self._stop()
-            self._newest.step(None)
-            words = f"interrupted; run again to go on with {self.job_dir}"
-            with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints) as forget:
-                replacement = states.Replacement.of(self.job, self._program, self.job_dir, state)
-                written = replacement.write()
-                forget()  # and no sooner: another script may begin as soon as etcd knows of no run
-                replacement.put_in_place(written)
-
     def save(
         self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None
     ) -> int | None:
@@ -306,10 +289,6 @@ class Trainer:
         state = states.as_dict(found, self.job)
         status = TrainStatus(state["epoch"] - 1, state["step"], metrics=dict(metrics or {}))
         return save_check_point(states.parts_of(state, found), status, path, keep=keep)
-
-    def load(self, path: str | os.PathLike[str], *, version: int | None = None) -> None:
-        """Loads the newest whole version that `save` left, or another one. Raises UsageError if there is none."""
-        self.load_state_dict(states.read_saved(path, version))
 
     def shutdown(self) -> None:
         """Ends all processes, in order; the run can be gone on with. `with` does it, and the end of the script. Waits
@@ -349,13 +328,13 @@ class Trainer:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _alone(self, what: str) -> Iterator[None]:
+    def _alone(self) -> Iterator[None]:
         """One thread at a time trains: two would count the same epochs. Raises UsageError, also in a callback."""
         if not self._busy.acquire(blocking=False):
             raise UsageError(
-                f"{what} was called while train() is at work",
+                "train() was called while it is at work",
                 rule="busy",
-                help="call it when train() has returned; workers(), events() and signal() may be called at any time",
+                help="call it when it has returned; workers(), events() and signal() may be called at any time",
             )
         try:
             yield
@@ -375,10 +354,6 @@ class Trainer:
             if isinstance(error, GraphftError):
                 without_traceback(error)
             raise
-
-    @property
-    def _endpoints(self) -> str:
-        return self._options.endpoints(self.job.config)
 
     def _at_exit(self) -> None:
         """A second Ctrl-C while it waits ends it: the processes end with this one. A forked child has none."""

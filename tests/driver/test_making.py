@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import graphft
 from graphft import GraphftError
@@ -88,23 +87,6 @@ def test_a_trainer_of_another_run_says_so_when_it_is_made(
     assert capfd.readouterr().err == ""
     graphft.Trainer(epochs.program(), **options | {"batch_size": 4})
     assert "jobs/epochs/runs/1 differs in: batch_size 8 -> 4; new run in jobs/epochs/runs/2\n" in capfd.readouterr().err
-
-
-def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    trainer = epochs.trainer(tmp_path / "job")
-    model, optimizer = epochs.model(), torch.optim.Adam(epochs.model().parameters())
-    for state in (
-        model,
-        {"0.weight": torch.zeros(16, 6)},
-        *(
-            {"model": model.state_dict(), "optimizer": one}
-            for one in (optimizer.state_dict(), 5, {"0.weight": {"a": 1}})
-        ),
-        model.state_dict(),  # the run has no checkpoint yet
-    ):
-        with pytest.raises(GraphftError):
-            trainer.load_state_dict(state)  # type: ignore[arg-type]
-    assert trainer.epoch == 0
 
 
 def test_validation_says_what_it_needs() -> None:
