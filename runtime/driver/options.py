@@ -22,15 +22,12 @@ BEYOND = 1
 """A pass that is never asked for: so the job never completes, and a script that is run again finds its epochs done."""
 _OTHERWISE = {
     "trainers": "num_workers= says how many",
-    "etcd": 'an etcd that runs already is etcd_endpoints=("host:2379",)',
     "fresh": "graphft launch --fresh SCRIPT begins a new run; so does another name=",
     "passes": "each train() is one; max_epochs= is the most there can be",
     "epochs": "each train() is one; max_epochs= is the most there can be",
     "validate": "a Trainer validates when validate() is called: validation=graphft.Validation(data=...)",
     "ft": "a Trainer's job is fault-tolerant, always",
     "sync": "a Trainer's job is sync: an async one runs with graphft.transpile(sync=False).run()",
-    "scaling_config": 'num_workers= and resources={"trainer": {"CPU": 2, "GPU": 1}} say it',
-    "run_config": "name=, storage=, max_retries= and keep_checkpoints= say it",
 }
 
 

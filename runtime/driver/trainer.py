@@ -26,9 +26,16 @@ from graphft.runtime.callbacks.runner import CallbackRunner
 from graphft.runtime.coordination.job_files import url_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.result_files import note_validation
-from graphft.runtime.driver import state as states
 from graphft.runtime.driver.options import BEYOND, check_call, check_driver, check_number, check_place, make_job
-from graphft.runtime.driver.running_job import RunningJob, WorkerFailed, missed_epoch, shut_down
+from graphft.runtime.driver.running_job import (
+    NewestCheckpoint,
+    RunningJob,
+    WorkerFailed,
+    as_dict,
+    missed_epoch,
+    parts_of,
+    shut_down,
+)
 from graphft.runtime.driver.validation import validate_here
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.training_state import JobState
@@ -102,16 +109,13 @@ class Trainer:
         try:
             check_driver(engine)
             check_number("max_retries", max_retries, -1)
-            told, self._validation, self._max_retries = Callbacks(callbacks), validation, max_retries
+            told, self._max_retries = Callbacks(callbacks), max_retries
             job = make_job(program, options)
         except GraphftError as error:
             without_traceback(error)
             raise
         self._program = job.source
-        """With the script's initial values."""
-        self._evaluations: dict[int, tuple[Validation, Program]] = {}
-        if validation is not None:
-            self._evaluation_of(validation)
+        self._evaluation = self._evaluation_of(validation) if validation is not None else None
         given = {"engine": engine, "resources": resources, "quiet": quiet, "job_dir": job_dir}
         given = {name: value or None for name, value in given.items()}
         self.job, self._folder, self._options = prepare(job, page=page, max_restarts=FOREVER, **given)
@@ -121,12 +125,10 @@ class Trainer:
         self._callbacks = CallbackRunner(told, self.job, self._folder.path, tell)
         self._running: RunningJob | None = None
         self._past: Sequence[Event] = ()
-        self._trained = 0
-        """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
-        self._newest = states.NewestCheckpoint(self.job, self.job_dir)
+        self._trained = 0  # epochs that `train` has returned; the checkpoint of the last one may be on its way
+        self._newest = NewestCheckpoint(self.job, self.job_dir)
         self._counted_from = 0.0
-        self._failed = False
-        """True once an error has ended a call, or its `with`."""
+        self._failed = False  # True once an error has ended a call, or its `with`
         self._busy, self._pid = threading.Lock(), os.getpid()
         atexit.register(self._at_exit)
 
@@ -166,9 +168,7 @@ class Trainer:
         """Trains one epoch (or `epochs`, without a pause between them but for callbacks' `on_epoch`) more, and returns
         the metrics of the last one: `epoch` (how many are done), `loss` and what `loss_fn` returned beside it (means
         over samples), `samples`, `discarded`, `steps`, `seconds`; `failures` and `preemptions` since the call before.
-        Callbacks are told of each.
-
-        While another process trains the run, waits for its end: epochs that it trained meanwhile count.
+        Callbacks are told of each. The end of another process that trains the run is waited for.
 
         Args:
             max_retries: Failures of workers that this call bears (3; -1: any number). What is killed from outside, by
@@ -179,14 +179,22 @@ class Trainer:
                 None for the others.
 
         Raises:
-            WorkerFailed: [retries] when that is exceeded, with the worker's own traceback. Nothing runs then; another
-                call goes on from the newest checkpoint.
+            WorkerFailed: [retries] when that is exceeded, with the worker's own traceback. Another call goes on from
+                the newest checkpoint.
             GraphftError: what else has ended the job. Interrupted, a KeyboardInterrupt, on Ctrl-C and SIGTERM.
         """
         most = self._max_retries if max_retries is None else max_retries
         check_call(most, checkpoint, epochs)
-        with self._alone():
+        if not self._busy.acquire(blocking=False):  # two would count the same epochs
+            raise UsageError(
+                "train() was called while it is at work",
+                rule="busy",
+                help="call it when it has returned; workers(), events() and signal() may be called at any time",
+            )
+        try:
             return self._train_epochs(most, checkpoint, epochs)
+        finally:
+            self._busy.release()
 
     def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
         done = self.epoch
@@ -235,7 +243,8 @@ class Trainer:
     def validate(self, validation: Validation | None = None) -> dict[str, float]:
         """Returns means of the loss and the metrics over data that is not trained on, with the weights of the newest
         checkpoint. Computed in this process. Raises UsageError without a `Validation`."""
-        evaluation, config = self._evaluation_of(self._validation if validation is None else validation)
+        own = self._evaluation if validation is None else None
+        evaluation, config = own or self._evaluation_of(validation)
         with interruptible(lambda: f"interrupted while it validates; run again to go on with {self.job_dir}"):
             state = self.state_dict()
             metrics = validate_here(evaluation, config, state["model"], self.job.config.device)
@@ -261,18 +270,15 @@ class Trainer:
                 rule="option",
                 help="leave it out; graphft.transpile(validate=) validates while it trains",
             )
-        known = self._evaluations.get(id(validation))
-        if known is None:
-            assert validation.data is not None
-            made = evaluation_of(self._program, validation)
-            check_fits(self._program, made, validation.data.columns)
-            known = self._evaluations[id(validation)] = (validation, made)
-        return known[1], config
+        assert validation.data is not None
+        made = evaluation_of(self._program, validation)
+        check_fits(self._program, made, validation.data.columns)
+        return made, config
 
     def state_dict(self) -> dict[str, Any]:
         """Returns `epoch`, `step`, `model` (its state_dict) and `optimizer` (by parameter, as torch.optim names its
         state), of the newest checkpoint. Before the first epoch: the initial weights."""
-        return states.as_dict(self._state(), self.job)
+        return as_dict(self._state(), self.job)
 
     def _state(self) -> JobState | None:
         self._settle()
@@ -286,9 +292,9 @@ class Trainer:
         `graphft.Keep`, which looks at the `metrics`: numbers that are saved beside it."""
         check_place(path, self.job_dir, self.storage)
         found = self._state()
-        state = states.as_dict(found, self.job)
+        state = as_dict(found, self.job)
         status = TrainStatus(state["epoch"] - 1, state["step"], metrics=dict(metrics or {}))
-        return save_check_point(states.parts_of(state, found), status, path, keep=keep)
+        return save_check_point(parts_of(state, found), status, path, keep=keep)
 
     def shutdown(self) -> None:
         """Ends all processes, in order; the run can be gone on with. `with` does it, and the end of the script. Waits
@@ -326,20 +332,6 @@ class Trainer:
         return supervisor is not None and supervisor.signal(role, index, signum)
 
     # -- inside -----------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One thread at a time trains: two would count the same epochs. Raises UsageError, also in a callback."""
-        if not self._busy.acquire(blocking=False):
-            raise UsageError(
-                "train() was called while it is at work",
-                rule="busy",
-                help="call it when it has returned; workers(), events() and signal() may be called at any time",
-            )
-        try:
-            yield
-        finally:
-            self._busy.release()
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:

@@ -16,7 +16,6 @@ from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
 from graphft.runtime.launcher.ending import tell
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.process.identity import Identity
-from graphft.runtime.transport.address import is_loopback
 
 log = logging.getLogger("graphft")
 
@@ -48,7 +47,6 @@ def supervise(
     status, next_status, complete_at = None, 0.0, None
     look = _Look(supervisor.etcd, supervisor.keys, begins)
     keeper = EtcdKeeper(embedded, supervisor) if embedded is not None else None
-    alone = embedded is not None and is_loopback(embedded.host)  # no process elsewhere can reach it
     while not supervisor.all_done and not supervisor.failed:
         supervisor.step(0.2)
         if keeper is not None:
@@ -63,8 +61,6 @@ def supervise(
             continue
         if seen is not status:
             supervisor.replace_frozen(_registered(seen))  # also when it is complete: what is stopped never ends
-            if seen.state == "running" and alone:
-                supervisor.expect_trainers(bool(seen.trainers or seen.loading))
         status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
         for observe in observers:

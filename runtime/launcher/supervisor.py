@@ -43,8 +43,6 @@ CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
 """A trainer that cannot start (a source file half saved) is tried again later, if another one has been at work for that
 time."""
 COLLECT_EVERY_SECONDS = 1.0
-ALONE_SECONDS = 30.0
-"""For how long a job may be without trainers when all those of the launcher have left: others may be on their way."""
 ROOM_LOOK_SECONDS, ROOM_NEXT_SECONDS = 1.0, 5.0
 """Between two looks at orders without room; and after a trainer has given its room up."""
 KILLED_SECONDS, COLLECT_SECONDS, POLL_SECONDS = 5.0, 10.0, 0.02
@@ -92,7 +90,6 @@ class Supervisor:
         self._child_processes = ChildProcesses()
         self._collect_at = self._room_at = 0.0
         self._reserved = False  # True if what room there is is reserved for shards: no trainer is ordered
-        self._alone_since: float | None = None
         self._exits: queue.Queue[tuple[Child, Process, int]] = queue.Queue()
 
     @property
@@ -169,18 +166,6 @@ class Supervisor:
                 if now - child.gone_at > (FROZEN_SECONDS if child.stopped else STUCK_SECONDS):
                     log.warning("%s has lost its lease and does not end: killing it", child.name)
                     process.send_signal(signal.SIGKILL)
-
-    def expect_trainers(self, others: bool) -> None:
-        """Ends a job that cannot complete: all trainers of this launcher are done. `others`: True if any trainer is
-        registered or loads its data."""
-        mine = [c for c in self.children.values() if c.role == "trainer"]
-        if others or not mine or not all(c.done for c in mine):
-            self._alone_since = None
-            return
-        self._alone_since = self._alone_since or time.monotonic()
-        if time.monotonic() - self._alone_since > ALONE_SECONDS:
-            who = "those of this launcher were asked to leave, by SIGTERM"
-            self.fail(f"no trainer is left, and the job is not complete: {who}")
 
     def take_back_orders(self) -> None:
         """Ends the wait of processes that the engine has no room for: the job is complete."""

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.driver import state
-from graphft.runtime.driver.state import NewestCheckpoint
+from graphft.runtime.driver import running_job
+from graphft.runtime.driver.running_job import NewestCheckpoint
 
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the folder's next looks find: it held a checkpoint before. The last one stays."""
     steps: list[int] = []
-    monkeypatch.setattr(state, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(state, "read_saved_step", lambda *of: steps.pop(0) if len(steps) > 1 else steps[0])
-    monkeypatch.setattr(state, "was_saved", lambda job_dir: True)
-    monkeypatch.setattr(state, "note_saved", lambda job_dir, step: True)
+    monkeypatch.setattr(running_job, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(running_job, "read_saved_step", lambda *of: steps.pop(0) if len(steps) > 1 else steps[0])
+    monkeypatch.setattr(running_job, "was_saved", lambda job_dir: True)
+    monkeypatch.setattr(running_job, "note_saved", lambda job_dir, step: True)
     return steps
 
 

@@ -202,23 +202,6 @@ WorkRecord(record_path(Path({str(tmp_path)!r}), 3)).mark(Phase.LEFT)
     assert (child.failures, supervisor.failed) == (0, "")
 
 
-def test_a_job_without_trainers_ends(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All have left, in order or not, and the pservers would wait for ever."""
-    supervisor = supervise()
-    trainer = supervisor.add("trainer", 0)
-    monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)
-    for trainer.done in (False, False):
-        supervisor.expect_trainers(False)
-        assert not supervisor.failed
-    trainer.done = True
-    monkeypatch.setattr(module, "ALONE_SECONDS", 600.0)
-    supervisor.expect_trainers(False)
-    assert not supervisor.failed, "one may be added"
-    monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)
-    supervisor.expect_trainers(False)
-    assert "no trainer is left" in supervisor.failed
-
-
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
