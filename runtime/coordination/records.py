@@ -49,8 +49,8 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class Ordered(msgspec.Struct, frozen=True):
-    """In the list at `/<job>.status/places/<launcher>`: a process that a launcher has ordered from its engine. `pid` is
-    0 until there is room for it."""
+    """In the list at `/<job>.status/places/<launcher>`: a process that a launcher has ordered from its engine. `place`
+    is "" for the launcher's machine; `pid` is 0 until there is room for it."""
 
     role: str
     index: int

@@ -14,10 +14,9 @@ from graphft.runtime.checkpoint.store import checkpoints_of, read_saved_step
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Event, PassMetrics
+from graphft.runtime.coordination.records import Event, Ordered, PassMetrics
 from graphft.runtime.coordination.result_files import epoch_of_table, recorded_epoch
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.interchange.training_state import LOOK_SECONDS, LOOKS, JobState, optimizer_of, read_job
 from graphft.runtime.launcher.child import Child
@@ -190,7 +189,7 @@ class RunningJob:
                 self._events = [event for _, event in found]
         return self._events
 
-    def listed(self) -> Sequence[Listed]:
+    def listed(self) -> Sequence[Ordered]:
         return self.supervisor.engine.list() if self.supervisor is not None else []
 
     # -- workers that failed ----------------------------------------------------------------------------------------

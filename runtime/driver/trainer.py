@@ -24,7 +24,7 @@ from graphft.ir import Program
 from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.runner import CallbackRunner
 from graphft.runtime.coordination.job_files import url_of
-from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.records import Event, Ordered
 from graphft.runtime.coordination.result_files import note_validation
 from graphft.runtime.driver.options import BEYOND, check_call, check_driver, check_number, check_place, make_job
 from graphft.runtime.driver.running_job import (
@@ -37,7 +37,6 @@ from graphft.runtime.driver.running_job import (
     shut_down,
 )
 from graphft.runtime.driver.validation import validate_here
-from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.training_state import JobState
 from graphft.runtime.launcher.ending import interruptible, tell
 from graphft.runtime.launcher.launch import prepare
@@ -311,7 +310,7 @@ class Trainer:
 
     # -- to look, and to disturb ------------------------------------------------------------------------------------
 
-    def workers(self) -> Sequence[Listed]:
+    def workers(self) -> Sequence[Ordered]:
         """Returns the job's processes, as the engine lists them."""
         return self._running.listed() if self._running is not None else ()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.coordination.records import Ordered
 from graphft.runtime.process.identity import UNKNOWN, Identity
 from graphft.runtime.process.role_process import last_lines
 
@@ -113,19 +114,6 @@ class Process(ABC):
         self._ended.set()
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A process of the run, as the engine sees it."""
-
-    role: str
-    index: int
-    place: str
-    state: str
-    """"waiting" or "running"."""
-    pid: int = 0
-    """On its own machine; 0 while it is not known."""
-
-
 class Engine(ABC):
     """The engine of one run. Made by `Options.open`."""
 
@@ -149,13 +137,10 @@ class Engine(ABC):
     def start(self, order: Order) -> Process:
         """Returns at once. Raises EngineError or OSError: it is tried again, later and later; UsageError: never."""
 
-    def list(self) -> Sequence[Listed]:
+    def list(self) -> Sequence[Ordered]:
         """All that it started and that has not ended. From any thread."""
-        return [
-            Listed(p.order.role, p.order.index, p.place, "running" if p.pid else "waiting", p.pid)
-            for p in self._processes
-            if p.poll() is None
-        ]
+        alive = [p for p in self._processes if p.poll() is None]
+        return [Ordered(p.order.role, p.order.index, p.place, p.pid) for p in alive]
 
     def logs(self, order: Order, lines: int) -> Sequence[str]:
         """The last lines that the role's processes wrote; none if they are out of reach."""
@@ -165,10 +150,6 @@ class Engine(ABC):
         """Does what is to be done all the time; called several times a second. Does not wait. Raises UsageError when it
         finds that the job can never run."""
         return
-
-    def lacks_room(self, process: Process) -> bool:
-        """True for an order that waits for room that others have; False for one that may just take its time."""
-        return False
 
     def check_open(self) -> None:
         """Raises EngineError once it is to start nothing more."""

@@ -35,7 +35,6 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="for every role; may be repeated")
     add("--env-from-secret", action="append", default=[], metavar="NAME", help="its keys are variables; repeatable")
     add("--volume", default="", metavar="CLAIM:/PATH", help="a claim that all pods mount, for a job without a storage")
-    add("--image-pull-secret", default="", metavar="NAME", help="for --image")
     kubernetes.set_defaults(command=_kubernetes)
 
 

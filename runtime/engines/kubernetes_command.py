@@ -12,16 +12,16 @@ import math
 import posixpath
 import re
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from graphft.errors import UsageError
-from graphft.runtime.coordination.job_files import fetch, is_url, publish, url_of
+from graphft.runtime.coordination.job_files import is_url, publish, url_of
 from graphft.runtime.coordination.run_record import check_asked_for
+from graphft.runtime.coordination.runs import copy_of, find_run
 from graphft.runtime.engines.templates import check_endpoints, fill
 from graphft.runtime.process.role_process import EXIT_OK, role_environment
-from graphft.transpiler import JobConfig, JobRecord, read_record
+from graphft.transpiler import JobConfig, read_record
 
 JOB, POD = (Path(__file__).with_name(f"kubernetes_{name}.yaml") for name in ("job", "pod"))
 MAX_NAME = 40
@@ -43,12 +43,23 @@ _INDEX = {
 
 
 def print_manifests(options: argparse.Namespace) -> int:
-
-    record, job = _find(options)
+    """Carries `graphft kubernetes` out. Returns its exit status."""
+    job = find_run(options.job)
+    folder = copy_of(job) if is_url(job) else Path(job)
+    record = read_record(folder)
+    job = job if is_url(job) else url_of(folder)
+    if not job and options.volume:
+        job = posixpath.join(_volume(options.volume)[1], folder.resolve().name)
+    if not job:
+        raise UsageError(
+            f"the job in {folder} has no storage that pods could find it in",
+            rule="kubernetes",
+            help='transpile it with storage="s3://...", or copy the folder into a volume and give --volume CLAIM:/PATH',
+        )
     check_asked_for(record.config, job, "run it by another engine: on Kubernetes no process of the script's is there")
     text = of_job(options, record.config, job)
-    if not is_url(options.job) and url_of(Path(options.job)):
-        publish(Path(options.job))  # once it is known that its pods could run
+    if not is_url(options.job) and url_of(folder):
+        publish(folder)  # once it is known that its pods could run
     sys.stdout.write(text)
     return EXIT_OK
 
@@ -74,7 +85,6 @@ def of_job(options: argparse.Namespace, config: JobConfig, job: str) -> str:
     common = {
         "name": name,
         "tls_secret": options.tls_secret and json.dumps(options.tls_secret),
-        "pull_secret": options.image_pull_secret and json.dumps(options.image_pull_secret),
         "image": json.dumps(options.image),
         "env": _entries({"name": name, "value": literal(value)} for name, value in env.items()),
         "env_from": _entries({"secretRef": {"name": name}} for name in options.env_from_secret),
@@ -105,7 +115,6 @@ def of_job(options: argparse.Namespace, config: JobConfig, job: str) -> str:
         "scheme": scheme,
         "cluster": ",".join(f"{member}={scheme}://{member}.{name}-etcd-peer:2380" for member in members),
         "trainers": trainers,
-        "several": trainers > 1,
         "pservers": config.pservers,
         "trainer": pod("trainer", resources),
         "pserver": pod("pserver", resources),
@@ -139,27 +148,6 @@ def _check(config: JobConfig, options: argparse.Namespace, job: str, trainers: i
         check_endpoints(etcd)
         return
     raise UsageError(why, rule="kubernetes", help=help)
-
-
-def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
-    """Returns the job's record, and what its pods find it by. Raises UsageError."""
-
-    if is_url(options.job):
-        url = options.job.rstrip("/")
-        with tempfile.TemporaryDirectory() as scratch:
-            fetch(url, Path(scratch, "job"), whole=False)
-            return read_record(Path(scratch, "job")), url
-    folder = Path(options.job)
-    record = read_record(folder)
-    if url := url_of(folder):
-        return record, url
-    if options.volume:
-        return record, posixpath.join(_volume(options.volume)[1], folder.resolve().name)
-    raise UsageError(
-        f"the job in {folder} has no storage that pods could find it in",
-        rule="kubernetes",
-        help='transpile it with storage="s3://...", or copy the folder into a volume and give --volume CLAIM:/PATH',
-    )
 
 
 def _variable(text: str) -> tuple[str, str]:

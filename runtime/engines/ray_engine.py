@@ -33,8 +33,6 @@ Amounts = Mapping[str, float]
 OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 NO_ANSWER = (exceptions.RayError, RuntimeError, ConnectionError, TimeoutError)
 CLOSE_SECONDS = 10.0
-PLACE_SECONDS = 20.0
-"""Ray may take so long to make an actor for which there is room."""
 AGAIN_SECONDS = 0.5
 """Before an actor that did not answer, and is not known to be dead, is asked again."""
 
@@ -74,16 +72,6 @@ class RayEngine(Engine):
         self._processes = [p for p in self._processes if p.poll() is None] + [process]
         return process
 
-    def lacks_room(self, process: Process) -> bool:
-        """True for one that Ray has not placed within PLACE_SECONDS, unless no node could take it if it were empty."""
-        if not isinstance(process, RayProcess) or process.pid or time.monotonic() < process.ordered_at + PLACE_SECONDS:
-            return False
-        wants = self._wants(process.order.role)
-        with contextlib.suppress(*NO_ANSWER):
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            return any(all(node.get(name, 0) >= amount for name, amount in wants.items()) for node in nodes)
-        return False
-
     def close(self) -> None:
         super().close()
         end = time.monotonic() + CLOSE_SECONDS
@@ -119,7 +107,6 @@ class RayProcess(Process):
     def __init__(self, order: Order, actor: Any, place: str, log_file: Path) -> None:
         super().__init__(order)
         self.actor, self.place, self._log = actor, place, log_file
-        self.ordered_at = time.monotonic()
         self._killed_by = 0
         """The signal that ended it before it existed, or that killed it."""
         self._thread = threading.Thread(target=self._follow, name=f"ray: {order.name}", daemon=True)

@@ -34,8 +34,8 @@ LOOKED_AT = 20
 class RemoteStep(Process):
     """A role on another machine, or the wish for one. Its output is appended to `log`.
 
-    `command`: the program, with `given` on its stdin, which stays open; None: it has none. `waits_for`: what it waits
-    for until it begins, for people.
+    `command`: the program, with `given` on its stdin, which stays open; None: it has none. `host`: its machine, for
+    people; "": one that it reports when it begins.
     """
 
     error_prefix = ""
@@ -48,15 +48,15 @@ class RemoteStep(Process):
         environment: Mapping[str, str],
         log: Path,
         *,
-        waits_for: str,
+        host: str = "",
         given: bytes | None = None,
     ) -> None:
         super().__init__(order)
-        self.environment = environment
-        self.place = f"waiting for {waits_for}"
+        self.environment, self.host = environment, host
+        self.place = f"waiting for {host or 'a node'}"
         self.asked_at = time.monotonic()
         self.refused = ""
-        """Why it has never begun; "" if it has, if it may do so still, or if the order was taken back."""
+        """Says why it has never begun; "" if it has, if it may do so still, or if the order was taken back."""
         self.lost = False
         """True if it had begun, and was heard of no more: its machine is lost, or the way to it."""
         self.begun: Begun | None = None
@@ -101,10 +101,6 @@ class RemoteStep(Process):
             with contextlib.suppress(OSError, ValueError):  # it has ended
                 self._program.stdin.write(line)
                 self._program.stdin.flush()
-
-    def placed(self, begun: Begun) -> str:
-        """Returns the name of its machine, for people."""
-        return begun.node
 
     def _signal_program(self, signum: int) -> None:
         with self._spawning:
@@ -163,7 +159,7 @@ class RemoteStep(Process):
                     if self.begun is not None:
                         return msgspec.json.decode(line, type=Ended)
                     begun = msgspec.json.decode(line, type=Begun)
-                    self.identity, self.pid, self.place = begun.process, begun.pid, self.placed(begun)
+                    self.identity, self.pid, self.place = begun.process, begun.pid, self.host or begun.node
                     self.begun = begun
                     self._made.set()
         return None

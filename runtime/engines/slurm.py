@@ -47,7 +47,8 @@ class SlurmStep(RemoteStep):
         # srun hands on no SIGTERM: it ends its step by it. scancel asks Slurm's controller, which may take a while.
         assert self.begun is not None
         command = ["scancel", f"--signal={signal.Signals(signum).name[3:]}", self.begun.step]
-        threading.Thread(target=_call, args=(command, self.environment), daemon=True).start()
+        quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": dict(self.environment)}
+        threading.Thread(target=subprocess.run, args=(command,), kwargs=quiet, daemon=True).start()
 
 
 class SlurmEngine(RemoteEngine[SlurmStep]):
@@ -79,7 +80,7 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
         self.look()
         self.check_open()
         environment, log_file = self._role_environment(), self.run.log(order)
-        step = SlurmStep(order, self.command(order), environment, log_file, waits_for="a node")
+        step = SlurmStep(order, self.command(order), environment, log_file)
         self._processes.append(step)
         return step
 
@@ -128,7 +129,3 @@ def _resources(wanted: Mapping[str, float]) -> list[str]:
     names = {"CPU": "--cpus-per-task={:.0f}", "GPU": "--gres=gpu:{:.0f}"}
     options = [names.get(name, f"--{name}={{:g}}").format(count) for name, count in wanted.items()]
     return options if wanted.get("GPU") else [*options, "--gres=none"]
-
-
-def _call(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(environment), check=False)

@@ -15,7 +15,7 @@ from graphft.errors import UsageError
 from graphft.runtime.coordination.job_files import is_url, url_of
 from graphft.runtime.coordination.run_record import check_asked_for
 from graphft.runtime.coordination.runs import find_folder
-from graphft.runtime.engines.templates import check_endpoints, fill, words
+from graphft.runtime.engines.templates import check_endpoints, fill
 from graphft.runtime.process.role_process import EXIT_OK
 from graphft.transpiler import read_record
 
@@ -49,8 +49,9 @@ def _of_job(options: argparse.Namespace) -> dict[str, str]:
         check_endpoints(etcd)
     more = "" if options.pservers is None else f" --pservers {options.pservers}"
     logs = None if is_url(options.job) else folder.resolve() / "logs"
-    output = LOG if logs is None else f"{logs}/".replace("%", "%%") + LOG  # else it begins a replacement symbol
-    option = _quoted(f"--output={output}")
+    output = LOG if logs is None else f"{logs}/{LOG}"
+    if not re.fullmatch(r"[\w./+:,=@~-]*%j\.log", output):
+        raise UsageError(f"{logs} is nothing that a line of #SBATCH can name", rule="option", help="rename the folder")
     if logs is not None:
         logs.mkdir(exist_ok=True)  # Slurm makes no folder
     return {
@@ -58,7 +59,7 @@ def _of_job(options: argparse.Namespace) -> dict[str, str]:
         "job": shlex.quote(url_of(folder) or str(folder.resolve())),
         "script": "",
         "more": more + (f" --etcd {shlex.quote(etcd)}" if etcd else ""),
-        "output": option,
+        "output": f"--output={output}",
     }
 
 
@@ -74,19 +75,16 @@ def _of_script(options: argparse.Namespace) -> dict[str, str]:
                 rule="option",
                 help="the script says it: pservers=, etcd_endpoints= of graphft.Trainer or transpile",
             )
+    try:
+        words = shlex.split(options.args)
+    except ValueError as error:
+        why = f"--args is {options.args!r}, expected words as a shell reads them: {error}"
+        raise UsageError(why, rule="option", help="quote it whole") from error
     return {
         "name": re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem),
         "job": "",
         "script": shlex.quote(str(path.resolve())),
         "folder": shlex.quote(str(Path.cwd())),
-        "arguments": "".join(f" {shlex.quote(word)}" for word in words(options.args)),
+        "arguments": "".join(f" {shlex.quote(word)}" for word in words),
         "output": f"--output={LOG}",
     }
-
-
-def _quoted(option: str) -> str:
-    """Returns an option as a line of #SBATCH has it: blanks end it, and `#` begins a comment. Raises UsageError for
-    what no line can hold."""
-    if not option.isprintable() or "\\" in option or '"' in option:  # with a backslash Slurm replaces no %j
-        raise UsageError(f"{option!r} is nothing that sbatch reads", rule="option", help="rename the folder")
-    return option if re.fullmatch(r"[^\s'#]+", option) else '"' + re.sub(r"(['#])", r"\\\1", option) + '"'

@@ -18,12 +18,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, EngineError, Order, Run
 from graphft.runtime.engines.remote import LOOKED_AT, RemoteEngine, RemoteStep
-from graphft.runtime.engines.remote_task import TIED, Begun
+from graphft.runtime.engines.remote_task import TIED
 from graphft.runtime.process.role_process import python_path
 from graphft.runtime.transport.address import advertise_host, is_loopback
 
@@ -43,12 +42,11 @@ FORWARDED = (
     *("GRAPHFT_ETCD_*", "GRAPHFT_DEBUG", "GRAPHFT_TRACE", "AWS_*", "FSSPEC_*", "HF_*"),
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"),
 )
+"""Patterns of variables of this process that roles get, too."""
 BEGIN_SECONDS = 180.0
 """A process may take so long to begin: to connect, to log in, and to import from a slow file system."""
 AGAIN_SECONDS = 10.0
 """Between two tries of a machine that refuses processes."""
-NEVER_SECONDS = 60.0
-"""A launch that has not begun a single process, and that all machines refuse, is given up after so long."""
 
 BOOT = (
     "import json,os,sys;o=json.loads(sys.stdin.buffer.readline());os.environ.update(o['environment']);"
@@ -62,13 +60,12 @@ class Ssh:
     """Machines that let this user in without a password, as `ssh HOST` calls them; by default $GRAPHFT_HOSTS.
 
     `hosts`: names, or a text of them with commas or blanks between; `localhost` is this machine, without ssh.
-    `python`: the interpreter there, which has graphft; by default $GRAPHFT_PYTHON, or the path of this one. `forward`:
-    variables of this process that roles get, too, as patterns. `ssh`: the program, and options of its own.
+    `python`: the interpreter there, which has graphft; by default $GRAPHFT_PYTHON, or the path of this one. `ssh`: the
+    program, and options of its own.
     """
 
     hosts: Sequence[str] | str = ()
     python: str = ""
-    forward: Sequence[str] = FORWARDED
     ssh: Sequence[str] = ("ssh",)
 
     def open(self, run: Run) -> Engine:
@@ -93,10 +90,6 @@ class Ssh:
 class SshStep(RemoteStep):
     """A role on one of the machines."""
 
-    def __init__(self, host: str, order: Order, *command: Any, **options: Any) -> None:
-        self.host = host
-        super().__init__(order, *command, waits_for=host, **options)
-
     def hand_on(self, signum: int) -> None:
         self.say(b"%d\n" % signum)
 
@@ -107,9 +100,6 @@ class SshStep(RemoteStep):
         else:
             super().kill()
 
-    def placed(self, begun: Begun) -> str:
-        return self.host
-
 
 class SshEngine(RemoteEngine[SshStep]):
     """The engine of one run. A process goes where the fewest of its role are."""
@@ -119,8 +109,8 @@ class SshEngine(RemoteEngine[SshStep]):
         self._options, self._hosts = options, list(options.hosts)
         self._refused: dict[str, tuple[str, float]] = {}
         """By machine that takes no processes: why, and until when it is left alone."""
-        self._worked, self._opened_at = False, time.monotonic()
-        """`_worked`: True if any process has ever begun."""
+        self._worked = False
+        """True if any process has ever begun."""
 
     @property
     def host(self) -> str:
@@ -142,7 +132,7 @@ class SshEngine(RemoteEngine[SshStep]):
             raise EngineError(f"no machine takes it now: {self._reasons()}", rule="ssh", help="see `ssh HOST`")
         host = min(free, key=lambda host: self._load(host, order.role))
         log_file, given = self.run.log(order), self._given(order)
-        step = SshStep(host, order, self._command(host), os.environ, log_file, given=given)
+        step = SshStep(order, self._command(host), os.environ, log_file, host=host, given=given)
         self._processes.append(step)
         return step
 
@@ -152,8 +142,7 @@ class SshEngine(RemoteEngine[SshStep]):
         for step in self._processes:
             if step.begun is None and step.asked_at < late:
                 step.refuse(f"it has not begun within {BEGIN_SECONDS:.0f} s")
-        refused_by_all = len(self._refused) == len(self._hosts)
-        if refused_by_all and not self._worked and time.monotonic() > self._opened_at + NEVER_SECONDS:
+        if len(self._refused) == len(self._hosts) and not self._worked:
             try_it = f"`ssh HOST {self._python} -m graphft --help`"
             raise UsageError(
                 f"no machine takes a process: {self._reasons()} (see {try_it}; --python names another interpreter)",
@@ -191,8 +180,7 @@ class SshEngine(RemoteEngine[SshStep]):
 
     def _given(self, order: Order) -> bytes:
         """Returns what BOOT reads. An interpreter that is named has its own graphft."""
-        patterns = self._options.forward
-        forwarded = {name: v for name, v in os.environ.items() if any(fnmatch.fnmatch(name, p) for p in patterns)}
+        forwarded = {name: v for name, v in os.environ.items() if any(fnmatch.fnmatch(name, p) for p in FORWARDED)}
         path = {} if self._options.python else {"PYTHONPATH": python_path()}
         task = ["-m", "graphft.runtime.engines.remote_task", TIED]
         given = {

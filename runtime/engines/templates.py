@@ -8,7 +8,6 @@ in `#? name` stays only if that value is not empty, and so does a whole document
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -58,13 +57,3 @@ def check_endpoints(etcd: str) -> None:
             rule="etcd-endpoints",
             help="give --etcd the address that all machines reach it at",
         )
-
-
-def words(text: str) -> list[str]:
-    """Returns a script's arguments, as --args has them. Raises UsageError."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"--args is {text!r}, expected words as a shell reads them: {error}", rule="option", help="quote it whole"
-        ) from error

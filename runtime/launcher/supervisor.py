@@ -43,8 +43,6 @@ CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
 """A trainer that cannot start (a source file half saved) is tried again later, if another one has been at work for that
 time."""
 COLLECT_EVERY_SECONDS = 1.0
-ROOM_LOOK_SECONDS, ROOM_NEXT_SECONDS = 1.0, 5.0
-"""Between two looks at orders without room; and after a trainer has given its room up."""
 KILLED_SECONDS, COLLECT_SECONDS, POLL_SECONDS = 5.0, 10.0, 0.02
 """For so long the ends of a process after SIGKILL, and of what roles have left, are waited for."""
 REVOKE_SECONDS, REVOKE_EVERY_SECONDS = 2.0, 0.2
@@ -88,8 +86,7 @@ class Supervisor:
         self._locations = ProcessLocations(etcd, keys)
         self._deaths = DeathAnalysis(job_dir, keys, etcd, self.events)
         self._child_processes = ChildProcesses()
-        self._collect_at = self._room_at = 0.0
-        self._reserved = False  # True if what room there is is reserved for shards: no trainer is ordered
+        self._collect_at = 0.0
         self._exits: queue.Queue[tuple[Child, Process, int]] = queue.Queue()
 
     @property
@@ -140,7 +137,6 @@ class Supervisor:
         self._revoker.step()
         there = [c.process for c in self.children.values() if c.process is not None and c.alive]
         self._locations.publish([Ordered(p.order.role, p.order.index, p.place, p.pid) for p in there if p.place])
-        self._make_room()
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY_SECONDS
             self._collect()
@@ -213,9 +209,6 @@ class Supervisor:
     # -- one child --------------------------------------------------------------------------------------------------
 
     def _start(self, child: Child) -> None:
-        if child.role == "trainer" and self._reserved:
-            child.restart_in(ROOM_LOOK_SECONDS)
-            return
         child.restart_at, child.started_at = None, time.monotonic()
         try:
             process = child.process = self.engine.start(child.order(self.endpoints))
@@ -232,31 +225,6 @@ class Supervisor:
     def _await_end(self, child: Child, process: Process) -> None:
         child.identity = process.await_made()
         self._exits.put((child, process, process.wait()))
-
-    def _make_room(self) -> None:
-        """Gives shards the room of trainers, one by one, the youngest first: one trainer is enough, and after a loss of
-        machines trainers may have taken all the room that is left."""
-        shards = [c for c in self.children.values() if c.role == "pserver" and c.waits]
-        trainers = [c for c in self.children.values() if c.role == "trainer" and c.alive]
-        running = [c for c in trainers if not c.waits]
-        if not shards or not running:  # without any the orders that wait say how much room is wanted
-            self._reserved = False
-            return
-        if time.monotonic() < self._room_at:
-            return
-        self._room_at = time.monotonic() + ROOM_LOOK_SECONDS
-        short = [c.name for c in shards if c.process is not None and self.engine.lacks_room(c.process)]
-        if not short:
-            return
-        self._reserved = True
-        waiting = [c.process for c in trainers if c.waits and c.process is not None]
-        for process in waiting:
-            process.send_signal(signal.SIGTERM)  # takes the order back: it would get the room
-        if not waiting:
-            self._room_at = time.monotonic() + ROOM_NEXT_SECONDS
-            child = max(running, key=lambda c: c.started_at)
-            log.warning("no room for %s: %s ends, and comes back when there is some", ", ".join(short), child.name)
-            self.signal(child.role, child.index, signal.SIGKILL)
 
     def _collect(self) -> None:
         self._child_processes.look([c.identity for c in self.children.values() if c.identity.visible])

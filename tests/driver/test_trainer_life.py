@@ -22,7 +22,7 @@ def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.Cap
         assert second.epoch == 1
         assert second.train()["epoch"] == 2
         assert "another Trainer of this process is at work" in capfd.readouterr().err
-        assert not [worker for worker in first.workers() if worker.state == "running"]
+        assert not [worker for worker in first.workers() if worker.pid]
         assert len(second.workers()) == 4
     assert first.train()["epoch"] == 3, "it goes on where the other one was"
     first.shutdown()

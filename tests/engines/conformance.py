@@ -1,4 +1,4 @@
-"""What holds for every engine: `check` is called by the tests of each, with an engine of its own that is prepared."""
+"""A suite for every engine: `check` is called by the tests of each, with an engine of its own that is prepared."""
 
 from __future__ import annotations
 

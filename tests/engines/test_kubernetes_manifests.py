@@ -28,7 +28,7 @@ URL = "s3://bucket/runs/cancer"
 RICH = (
     *("--name", "cancer", "--trainers", "8", "--tls-secret", "cancer-etcd", "--cpu", "4", "--memory", "16Gi"),
     *("--env", "ATEN_CPU_CAPABILITY=avx2", "--env", "A=b=c", "--env-from-secret", "s3", "--env-from-secret", "etcd"),
-    *("--volume", "data:/data/", "--image-pull-secret", "registry"),
+    *("--volume", "data:/data/"),
 )
 
 
@@ -75,15 +75,6 @@ def test_as_text() -> None:
     assert_golden(text_of(rich_job(), URL, *RICH), "kubernetes")
 
 
-def test_texts_are_texts_for_every_parser() -> None:
-    """What a parser of YAML takes for a number or a truth value has quotes, and so has what would end a line."""
-    words = ("1e3", "0o17", "1_000", "1:30", "y", "No", "null", "~", "", "a: b", "a\n- b", "\u00e9 'x' \"y\" #z", "{}")
-    made = objects(make(), *(argument for n, word in enumerate(words) for argument in ("--env", f"V{n}={word}")))
-    (container,) = next(templates(of_kind(made, "Job")))[1]["spec"]["containers"]
-    values = {v["name"]: v.get("value") for v in container["env"]}
-    assert [values[f"V{n}"] for n in range(len(words))] == list(words)
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_by_the_schemas(version: str, made: list[dict[str, Any]]) -> None:
     schemas = pytest.importorskip("kubernetes_validate")
@@ -103,42 +94,7 @@ def templates(made: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]
         yield item["metadata"]["name"], item["spec"]["template"]
 
 
-def selectors(item: dict[str, Any]) -> list[dict[str, str]]:
-    """Labels by which an object finds pods."""
-    spec = item["spec"]
-    if item["kind"] == "Service":
-        return [spec["selector"]]
-    found = [spec[key]["matchLabels"] for key in ("selector", "podSelector") if key in spec]
-    spread = spec.get("template", {}).get("spec", {}).get("topologySpreadConstraints", [])
-    return [*found, *(rule["labelSelector"]["matchLabels"] for rule in spread)]
-
-
-def test_names_and_selectors(made: list[dict[str, Any]]) -> None:
-    names = [(item["kind"], item["metadata"]["name"]) for item in made]
-    assert len(set(names)) == len(names)
-    services = {name for kind, name in names if kind == "Service"}
-    assert {item["spec"]["serviceName"] for item in of_kind(made, "StatefulSet")} <= services
-    labels = [template["metadata"]["labels"] for _, template in templates(made)]
-    for item in made:
-        for selector in selectors(item):
-            assert any(selector.items() <= known.items() for known in labels), item["metadata"]["name"]
-        if item["kind"] in ("StatefulSet", "Deployment"):
-            (own,) = {tuple(s.items()) for s in selectors(item)}
-            assert sum(set(own) <= set(known.items()) for known in labels) == 1, "it would take another's pods"
-
-
-def test_a_role_that_hangs_ends_itself_before_it_is_killed(rich: list[dict[str, Any]]) -> None:
-    """And a batch may be finished before a pod is."""
-    for name, template in templates(rich):
-        (container,) = template["spec"]["containers"]
-        if name != "cancer-etcd":
-            liveness = container["livenessProbe"]
-            assert liveness["periodSeconds"] * liveness["failureThreshold"] > 300
-            assert template["spec"]["terminationGracePeriodSeconds"] > 300
-
-
 def test_roles(plain: list[dict[str, Any]], rich: list[dict[str, Any]]) -> None:
-    """What differs between jobs."""
     (job,) = of_kind(plain, "Job")
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
     assert not of_kind(plain, "Deployment"), "only a job whose tasks a coordinator gives out has one"
@@ -149,11 +105,6 @@ def test_roles(plain: list[dict[str, Any]], rich: list[dict[str, Any]]) -> None:
     assert "a:1,b:2" in dict(templates(own))["cancer-trainer"]["spec"]["containers"][0]["command"]
     (etcd,) = (t for name, t in templates(rich) if name == "cancer-etcd")
     assert "--peer-client-cert-auth" in etcd["spec"]["containers"][0]["command"]
-
-
-def test_a_single_trainer_can_be_drained() -> None:
-    budgets = of_kind(objects(make(trainers=1)), "PodDisruptionBudget")
-    assert {b["metadata"]["name"] for b in budgets} == {"cancer-etcd", "cancer-pserver"}
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

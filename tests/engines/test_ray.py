@@ -112,17 +112,6 @@ def test_a_node_is_lost_and_another_joins(
     assert any(text.count("registered as") == 2 for text in logs)
 
 
-def test_it_waits_for_room(nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor]) -> None:
-    nodes.set(0)
-
-    def waits(supervisor: Supervisor, status: JobStatus) -> bool:
-        return [listed.place for listed in supervisor.engine.list()].count("waiting for {CPU: 1}") == 3
-
-    job = stored(tmp_path, pace)
-    launch(job, nodes, tmp_path / "job", Course((waits, lambda supervisor: nodes.set(2))))
-    assert_same_bits(whole_state(job, tmp_path / "job"), undisturbed)
-
-
 def test_the_driver_is_killed_and_another_goes_on(
     nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor]
 ) -> None:

@@ -57,12 +57,11 @@ def made(process: Process) -> Process:
 
 
 def test_it_keeps_the_contract_of_engines(nodes: Nodes, job: Path) -> None:
-    half = {"pserver": {"CPU": 0.5}}
-    check(Ray(nodes.address, resources=half).open(Run(job, str(job), role_environment())))
+    check(Ray(nodes.address).open(Run(job, str(job), role_environment(), {"pserver": {"CPU": 0.5}})))
 
 
 def demands(nodes: Nodes) -> list[tuple[dict[str, float], int]]:
-    """What an autoscaler is told: what has no room, and how often."""
+    """Returns what an autoscaler is told: what has no room, and how often."""
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     demanded = get_cluster_status(nodes.address).resource_demands.ray_task_actor_demand
@@ -74,7 +73,7 @@ def test_what_has_no_room_waits_and_can_be_taken_back(engine: Any, nodes: Nodes)
     first, second, third = engine.start(trainer(0)), engine.start(trainer(1)), engine.start(trainer(2))
     made(first)
     assert second.place == third.place == "waiting for {CPU: 1}"
-    assert [listed.state for listed in engine.list()] == ["running", "waiting", "waiting"]
+    assert [listed.pid > 0 for listed in engine.list()] == [True, False, False]
     until(lambda: demands(nodes) == [({"CPU": 1.0}, 2)], SECONDS)
     second.send_signal(signal.SIGTERM)
     assert second.wait(SECONDS) == -signal.SIGTERM
@@ -87,24 +86,6 @@ def test_what_has_no_room_waits_and_can_be_taken_back(engine: Any, nodes: Nodes)
         engine.start(trainer(3))
 
 
-def test_who_waits_for_room_that_others_have(nodes: Nodes, job: Path) -> None:
-    """One CPU is there. What no node could take waits for nobody."""
-    wants = {"pserver": {"CPU": 0.5}, "coordinator": {"CPU": 9}}
-    engine = Ray(nodes.address, resources=wants).open(Run(job, str(job), role_environment()))
-    try:
-        first = engine.start(trainer(0))
-        shard, large = engine.start(Order("pserver", 0, NOWHERE)), engine.start(Order("coordinator", 0, NOWHERE))
-        made(first)
-        until(lambda: engine.lacks_room(shard), SECONDS)
-        assert not engine.lacks_room(first)
-        assert not engine.lacks_room(large)
-        first.send_signal(signal.SIGKILL)
-        made(shard)
-        assert not engine.lacks_room(shard)
-    finally:
-        engine.close()
-
-
 def test_it_ends_with_its_actor_and_that_is_sigkill(engine: Any) -> None:
     process = made(engine.start(trainer(0)))
     with open(f"/proc/{process.pid}/stat") as file:
@@ -112,13 +93,3 @@ def test_it_ends_with_its_actor_and_that_is_sigkill(engine: Any) -> None:
     os.kill(actor, signal.SIGKILL)
     assert process.wait(SECONDS) == -signal.SIGKILL
     until(lambda: process.identity.dead)
-
-
-def test_close_ends_everything(nodes: Nodes, job: Path) -> None:
-    engine = Ray(nodes.address).open(Run(job, str(job), role_environment()))
-    process = made(engine.start(trainer(0)))
-    waiting = engine.start(trainer(1))
-    engine.close()
-    assert (process.poll(), waiting.poll()) == (-signal.SIGKILL, -signal.SIGKILL)
-    until(lambda: process.identity.dead)
-    assert not ray.is_initialized()

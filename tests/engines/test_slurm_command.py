@@ -72,7 +72,6 @@ def test_a_script_has_arguments(
 
 
 def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a Trainer, say: no job is saved. It is killed, and requeued, as a launcher is."""
     (tmp_path / "a script.py").write_text("import sys; sys.exit(7)")
     monkeypatch.chdir(tmp_path)
     script = shown(capsys, "slurm", "a script.py", "--nodes", "2", "--time", "10")
@@ -107,26 +106,7 @@ def test_what_cannot_be(options: tuple[str, ...], rule: str, folder: Path, capsy
     assert f"[{rule}]" in refused(capsys, "slurm", folder, *options)
 
 
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("two words", '"--output={at}/two words/logs/slurm-%j.log"'),
-        ("100%j", "--output={at}/100%%j/logs/slurm-%j.log"),
-        ("it's #1", r'''"--output={at}/it\'s \#1/logs/slurm-%j.log"'''),
-    ],
-)
-def test_folders_as_sbatch_reads_them(
-    name: str, read: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It splits lines of #SBATCH at blanks, and replaces what begins with `%` in names of files."""
-    moved = shutil.copytree(folder, tmp_path / name)
-    shutil.rmtree(moved / "logs", ignore_errors=True)
-    script = shown(capsys, "slurm", moved)
-    assert_bash(script)
-    assert read.format(at=tmp_path) in options_of(script)
-    assert (moved / "logs").is_dir()
-
-
 def test_folders_that_sbatch_cannot_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a\nrm", "a\\b"):
+    """It splits lines of #SBATCH at blanks, and replaces what begins with `%` in names of files."""
+    for name in ("two words", "100%j", "a\nrm", "a\\b"):
         assert "[option]" in refused(capsys, "slurm", shutil.copytree(folder, tmp_path / name))

@@ -104,23 +104,13 @@ def test_without_room_it_waits(opened: Opened) -> None:
     assert {first.await_made(), second.await_made()} - {UNKNOWN} == {first.identity, second.identity}
     third, fourth = (engine.start(trainer(1)) for _ in range(2))
     assert (third.pid, third.place, third.identity) == (0, WAITING, UNKNOWN)
-    assert [each.state for each in engine.list()] == ["running", "running", "waiting", "waiting"]
+    assert [each.pid > 0 for each in engine.list()] == [True, True, False, False]
     third.send_signal(signal.SIGTERM)
     third.wait(PATIENCE)
     assert third.await_made() == UNKNOWN
     assert not third.refused
     first.send_signal(signal.SIGKILL)
     assert fourth.await_made().pid == fourth.pid > 0
-
-
-def test_what_slurm_refuses_is_told(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    engine = opened({"CPU": CPUS + 1})
-    step = engine.start(trainer())
-    step.wait(PATIENCE)
-    engine.step()
-    assert step.pid == 0
-    assert step.refused
-    assert "Slurm refuses trainer 0" in caplog.text
 
 
 def test_each_trainer_of_an_allocation_has_its_gpus(opened: Opened) -> None:

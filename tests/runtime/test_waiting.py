@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.engines.base import EngineError, Listed, Order
+from graphft.runtime.coordination.records import Ordered
+from graphft.runtime.engines.base import EngineError, Order
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import child as child_module
-from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.process.identity import UNKNOWN
-from tests.support.waiting import until
 
 
 class Waiting:
@@ -62,7 +61,7 @@ class Full:
         self.made.append(Waiting(order))
         return self.made[-1]
 
-    def list(self) -> Sequence[Listed]:
+    def list(self) -> Sequence[Ordered]:
         return ()
 
     def logs(self, order: Order, lines: int) -> Sequence[str]:
@@ -100,54 +99,4 @@ def test_it_is_asked_again_later_and_later_and_not_at_regular_times(
     assert engine.made[0].signals == [signal.SIGTERM]
     supervisor.step(0.2)
     assert len(engine.made) == 1, "what was taken back is not ordered again"
-    supervisor.stop()
-
-
-class Running(Waiting):
-    """One that has got room."""
-
-    pid, place = 77, "node 1"
-
-
-class Small(Full):
-    """An engine that has room for so many, and knows who has none."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__(refuses=0)
-        self.room, self.orders = room, list[str]()
-
-    def start(self, order: Order) -> Waiting:
-        self.orders.append(order.name)
-        alive = [process for process in self.made if process.pid and process.poll() is None]
-        self.made.append((Running if len(alive) < self.room else Waiting)(order))
-        return self.made[-1]
-
-    def lacks_room(self, process: Waiting) -> bool:
-        return not process.pid
-
-
-def test_trainers_give_their_room_up_for_a_shard_that_has_none(
-    etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """First those that have none themselves, then the youngest one. They come back when the shard has its room."""
-    monkeypatch.setattr(module, "ROOM_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(module, "ROOM_NEXT_SECONDS", 0.0)
-    engine: Any = Small(2)
-    supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
-    for role, index in (("trainer", 0), ("trainer", 1), ("trainer", 2), ("pserver", 0)):
-        supervisor.add(role, index)
-    oldest, youngest, waiting, shard = engine.made
-    supervisor.step(0.0)
-    assert waiting.signals == [signal.SIGTERM]
-    assert (oldest.signals, youngest.signals) == ([], [])
-    supervisor.step(0.0)
-    assert youngest.signals[0] == signal.SIGKILL
-    assert oldest.signals == []
-    assert "no room for pserver 0: trainer 1 ends, and comes back when there is some" in caplog.text
-    shard.pid = 88  # it gets that room
-    assert engine.orders == ["trainer 0", "trainer 1", "trainer 2", "pserver 0"], "none was ordered meanwhile"
-    until(lambda: supervisor.step(0.05) or len(engine.orders) == 6)
-    assert sorted(engine.orders[4:]) == ["trainer 1", "trainer 2"]
-    assert [process.signals for process in (oldest, shard)] == [[], []]
-    assert supervisor.failed == ""
     supervisor.stop()

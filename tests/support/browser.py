@@ -32,7 +32,7 @@ _FLAGS = (
 class Browser:
     """`folder`: an empty one, for its profile. `errors`: what pages have thrown, and what their policy refused."""
 
-    def __init__(self, folder: Path, dark: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         there, commands = os.pipe()
         answers, back = os.pipe()
         # It reads commands from its descriptor 3, and answers on 4: above those that the pipes have here.
@@ -54,8 +54,6 @@ class Browser:
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self._call("Emulation.setEmulatedMedia", features=scheme)
 
     def __enter__(self) -> Browser:
         return self
@@ -69,9 +67,7 @@ class Browser:
             self._process.wait()
         self._answers.close()
 
-    def open(self, url: str, width: int = 1200, height: int = 900) -> None:
-        phone = width < 500
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+    def open(self, url: str) -> None:
         self._call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:

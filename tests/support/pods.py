@@ -11,7 +11,6 @@ restart, are a tenth of what they are on a cluster; a probe's patience is not.
 
 from __future__ import annotations
 
-import http.client
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,13 +83,13 @@ class Pod:
         """The exit status of a pod that does not start again."""
         self._restart_at = 0.0
         self._kill_at: float | None = None
-        self._probes: dict[str, Probe] = {}
+        self._probe: Probe | None = None
 
     @property
     def ready(self) -> bool:
         """As of the last probes."""
         alive = self.process is not None and self.finished is None and self._kill_at is None
-        return alive and self._probes["readinessProbe"].passed
+        return alive and self._probe is not None and self._probe.ready
 
     @property
     def leaving(self) -> bool:
@@ -112,30 +112,13 @@ class Pod:
         elif self._kill_at is not None:
             if now >= self._kill_at:
                 self.process.kill()
-        elif self._sick():
-            self._note("its probe failed: killed")
-            self._end_container()
-
-    def _sick(self) -> bool:
-        startup, liveness = self._probes["startupProbe"], self._probes["livenessProbe"]
-        for probe in self._probes.values():
-            probe.enabled = probe is startup or startup.passed
-        return startup.failed or liveness.failed
-
-    def _end_container(self) -> None:
-        """Without its pod."""
-        assert self.process is not None
-        self.process.terminate()
-        try:
-            self.process.wait(float(self.spec["terminationGracePeriodSeconds"]))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        else:
+            assert not (self._probe and self._probe.dead), f"{self.name} was alive, and does not say so any more"
 
     def _ended(self, status: int) -> None:
         self._note(f"ended with {status}")
-        for probe in self._probes.values():
-            probe.close()
+        if self._probe is not None:
+            self._probe.close()
         self.process = None
         if self.spec.get("restartPolicy") == "Never" or self.leaving:
             self.finished = status
@@ -157,8 +140,8 @@ class Pod:
 
     def end(self) -> None:
         """At once."""
-        for probe in self._probes.values():
-            probe.close()
+        if self._probe is not None:
+            self._probe.close()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -187,9 +170,7 @@ class Pod:
                 stdout=out,
                 stderr=out,
             )
-        ports = {port["name"]: port["containerPort"] for port in self.container.get("ports", [])}
-        kinds = ("startupProbe", "livenessProbe", "readinessProbe")
-        self._probes = {kind: Probe(self.address, ports, self.container.get(kind)) for kind in kinds}
+        self._probe = Probe(self.address, self.container)
 
     def _here(self, text: str) -> str:
         """A text of the manifest, with this machine's folders and addresses."""
@@ -204,36 +185,30 @@ class Pod:
 
 
 class Probe:
-    """Asks again and again, on a thread, once it is `enabled`. One that is not in the manifest has `passed`."""
+    """Asks again and again, on a thread. `ready`: as of the last answer; `dead`: it was alive, and has not
+    answered so for as long as a kubelet would wait."""
 
-    def __init__(self, address: str, ports: Mapping[str, int], probe: Object | None) -> None:
-        self.passed, self.failed, self.enabled = probe is None, False, False
+    def __init__(self, address: str, container: Object) -> None:
+        self.ready = self.dead = False
         self._closed = threading.Event()
-        if probe is not None:
-            port = ports[probe["httpGet"]["port"]]
-            work = (address, port, probe["httpGet"]["path"], probe)
-            threading.Thread(target=self._run, args=work, name="probe", daemon=True).start()
+        self._address, self._ports = address, {port["name"]: port["containerPort"] for port in container["ports"]}
+        work = (container["readinessProbe"], container["livenessProbe"])
+        threading.Thread(target=self._run, args=work, name="probe", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
 
-    def _run(self, address: str, port: int, path: str, probe: Object) -> None:
-        failures = 0
-        while not self._closed.wait(probe["periodSeconds"] / HURRY):
-            if not self.enabled:
-                continue
-            good = _answers(address, port, path, probe["timeoutSeconds"])
-            failures = 0 if good else failures + 1
-            self.passed = good or (self.passed and failures < probe["failureThreshold"])
-            self.failed = failures >= probe["failureThreshold"] * HURRY
+    def _run(self, readiness: Object, liveness: Object) -> None:
+        lived, failures = False, 0
+        while not self._closed.wait(readiness["periodSeconds"] / HURRY):
+            self.ready, alive = self._passes(readiness), self._passes(liveness)
+            lived, failures = lived or alive, 0 if alive else failures + 1
+            self.dead = lived and failures > liveness["failureThreshold"] * HURRY
 
-
-def _answers(address: str, port: int, path: str, seconds: float) -> bool:
-    connection = http.client.HTTPConnection(address, port, timeout=seconds)
-    try:
-        connection.request("GET", path)
-        return 200 <= connection.getresponse().status < 400
-    except OSError:
-        return False
-    finally:
-        connection.close()
+    def _passes(self, probe: Object) -> bool:
+        port, path = self._ports[probe["httpGet"]["port"]], probe["httpGet"]["path"]
+        try:
+            with urllib.request.urlopen(f"http://{self._address}:{port}{path}", timeout=probe["timeoutSeconds"]):
+                return True
+        except OSError:
+            return False
