@@ -1,4 +1,4 @@
-"""Which faults befall a job, and when: a function of the seed alone."""
+"""Schedules of faults: a function of the seed alone."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ WEIGHTS = {
     "freeze-trainer": 1,
     "freeze-pserver": 1,
     "freeze-etcd": 1,
-    "add-trainer": 2,
-    "remove-trainer": 2,
 }
 """Kinds of faults, and how often each is drawn.
 
 kill: SIGKILL; with a plural, of all of them at once; kill-job: of the launcher with all roles and etcd, after which the
-job is launched again. pause and freeze: SIGSTOP, then SIGCONT before or after the lease has ended. remove: SIGTERM.
+job is launched again. pause and freeze: SIGSTOP, then SIGCONT before or after the lease has ended.
 """
 
 COORDINATOR_WEIGHTS = {"kill-coordinator": 10, "kill-coordinators": 4, "pause-coordinator": 2, "freeze-coordinator": 2}

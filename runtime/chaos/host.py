@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from graphft.runtime.coordination.connect import connect_role, write_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.process.role_process import role_environment, spawn, start_role
+from graphft.runtime.process.role_process import spawn
 from graphft.transpiler import Job
 
 START_SECONDS = 120.0
@@ -27,7 +25,7 @@ DEATH_SECONDS = 30.0
 LOOK_SECONDS = 0.3
 """etcd may take so long for each read of a look."""
 COORDINATORS = 2
-"""Of a job that has any: one serves, one stands by."""
+"""A job that has any has so many: one serves, one stands by."""
 
 
 class Host:
@@ -40,11 +38,8 @@ class Host:
         self.status: JobStatus | None = None
         """As of the last look at which etcd answered."""
         self._etcd: Etcd | None = None
-        self._added: list[subprocess.Popen[bytes]] = []
-        self._next_index = job.config.trainers
-        self._removed: set[str] = set()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._stopped: dict[int, float] = {}
+        self._stopped: list[tuple[float, psutil.Process]] = []
+        """Processes that are to go on, and when."""
 
     def launch(self) -> None:
         """Starts the launcher, and waits until its etcd answers. Raises GraphftError if it does not."""
@@ -72,25 +67,18 @@ class Host:
         """Does what is due, and looks at the job. Returns the launcher's exit status once it has ended."""
         assert self.launcher is not None
         assert self._etcd is not None
-        while self._timers and self._timers[0][0] <= time.monotonic():
-            heapq.heappop(self._timers)[2]()
+        now = time.monotonic()
+        for _, process in (timer for timer in self._stopped if timer[0] <= now):
+            send(process, signal.SIGCONT)
+        self._stopped = [timer for timer in self._stopped if timer[0] > now]
         with contextlib.suppress(GraphftError):  # etcd is away, or knows nothing of the job so far
             self.status = read_status(self._etcd, Keys(self.job.config.name), LOOK_SECONDS, brief=True)
         return self.launcher.poll()
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + seconds, id(action), action))
-
     def stop_for(self, process: psutil.Process, seconds: float) -> None:
-        """Sends SIGSTOP, and SIGCONT when the longest stop that it was given is over."""
-        until = self._stopped[process.pid] = max(time.monotonic() + seconds, self._stopped.get(process.pid, 0.0))
+        """Sends SIGSTOP, and SIGCONT after so long."""
         send(process, signal.SIGSTOP)
-        self.later(until - time.monotonic(), lambda: self._continue(process))
-
-    def _continue(self, process: psutil.Process) -> None:
-        if time.monotonic() >= self._stopped.get(process.pid, 0.0):
-            self._stopped.pop(process.pid, None)
-            send(process, signal.SIGCONT)
+        self._stopped.append((time.monotonic() + seconds, process))
 
     def close(self) -> None:
         """Ends everything that still runs."""
@@ -104,23 +92,20 @@ class Host:
                 self.launcher.wait()
 
     def _forget(self) -> None:
-        """Ends the trainers that were added, and the connection to etcd."""
-        for trainer in self._added:
-            trainer.kill()
-            trainer.wait()
+        """Ends the connection to etcd."""
         if self._etcd is not None:
             self._etcd.close()
-        self._added, self._etcd, self.status = [], None, None
+        self._etcd, self.status = None, None
 
     def members(self, role: str) -> list[tuple[str, psutil.Process]]:
-        """Returns the ids and processes of those of a role that are registered and alive, and were not asked to go;
-        of coordinators the one that serves first."""
+        """Returns the ids and processes of those of a role that are registered and alive; of coordinators the one that
+        serves first."""
         status = self.status
         if status is None:
             return []
         told: list[dict[str, Any]] = list(getattr(status, f"{role}s").values())
         told.sort(key=lambda one: (not one.get("serving"), one["id"]))
-        found = [(one["id"], self._process(one["pid"])) for one in told if one["id"] not in self._removed]
+        found = [(one["id"], self._process(one["pid"])) for one in told]
         return [(name, process) for name, process in found if process is not None]
 
     def _process(self, pid: int) -> psutil.Process | None:
@@ -136,31 +121,14 @@ class Host:
         assert self.launcher is not None
         return [("etcd", p) for p in psutil.Process(self.launcher.pid).children() if _is_etcd(p)]
 
-    def add_trainer(self) -> str:
-        """Starts one more trainer, which is not started again when it dies."""
-        assert self._etcd is not None
-        index, self._next_index = self._next_index, self._next_index + 1
-        arguments = ["trainer", "--job", str(self.folder), "--etcd", ",".join(self._etcd.endpoints)]
-        environment = {**role_environment(), "OMP_NUM_THREADS": str(self.job.config.threads)}
-        log = self.folder / "logs" / f"trainer-{index}.log"
-        self._added.append(start_role([*arguments, "--index", str(index)], log, environment))
-        return f"trainer {index}"
-
-    def remove_trainer(self, name: str, process: psutil.Process) -> str:
-        """Sends SIGTERM: it hands its slots over and ends."""
-        self._removed.add(name)
-        send(process, signal.SIGTERM)
-        return f"trainer {name}"
-
     def kill_all(self) -> None:
-        """Kills the launcher, with which its roles and its etcd die, and added trainers; then launches the job again,
-        in the folder that it left."""
+        """Kills the launcher, with which its roles and its etcd die; then launches the job again, in the folder
+        that it left."""
         assert self.launcher is not None
         roles = psutil.Process(self.launcher.pid).children(recursive=True)
         self.launcher.kill()
         self.launcher.wait()
         self._forget()
-        self._timers.clear()
         self._stopped.clear()
         _, left = psutil.wait_procs(roles, timeout=DEATH_SECONDS)
         if left:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.text import Text
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.faults import Fault
 from graphft.runtime.chaos.host import Host, send
-from graphft.runtime.process.role_process import EXIT_OK, describe_exit
+from graphft.runtime.process.role_process import EXIT_OK, describe_exit, last_lines
 from graphft.transpiler import Job
 
 LOOK_SECONDS = 0.05
@@ -94,10 +93,6 @@ class Report:
         """True if the job completed and ended with the very bits of the undisturbed run; or, in async mode, after every
         batch had been applied exactly once on every shard."""
         return self.completed and bool(self.promise) and not self.different
-
-    @property
-    def faults(self) -> dict[str, int]:
-        return dict(sorted(Counter(r.kind for r in self.recoveries).items()))
 
     @property
     def kept(self) -> str:
@@ -184,7 +179,8 @@ class Run:
             time.sleep(LOOK_SECONDS)
         self.report.completed = status == EXIT_OK
         if status != EXIT_OK:
-            self.report.problem = f"the launcher ended: {describe_exit(status)}\n{self._logs(('launcher.log',))}"
+            said = last_lines(self.folder / "logs" / "launcher.log", LOG_LINES)
+            self.report.problem = "\n".join([f"the launcher ended: {describe_exit(status)}", *said])
 
     def look(self) -> None:
         """Takes in how far the job is, where all shards tell it."""
@@ -216,17 +212,8 @@ class Run:
         time.sleep(STORY_SECONDS)
         self.report.problem = (
             f"no progress for {self.options.patience:.0f} s at step {self.step} of "
-            f"generation {self.report.generations}\n{self._logs()}"
+            f"generation {self.report.generations}; see {self.folder / 'logs'}"
         )
-
-    def _logs(self, names: Sequence[str] = ()) -> str:
-        """Returns the last lines of the roles' logs."""
-        parts = []
-        for path in sorted((self.folder / "logs").glob("*.log")):
-            if not names or path.name in names:
-                lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
-                parts += [f"--- {path}", *("  " + line for line in lines)]
-        return "\n".join(parts)
 
     # -- faults -------------------------------------------------------------------------------------------------
 
@@ -250,13 +237,9 @@ class Run:
             self.host.kill_all()
             self._progress_at = time.monotonic() + START_SECONDS
             return "launcher, roles and etcd; launched again", frozenset()
-        if verb == "add":
-            return self.host.add_trainer(), frozenset()
         live = self.host.members(whom.removesuffix("s")) if whom != "etcd" else self.host.etcd()
-        if len(live) <= (verb == "remove"):  # the last trainer stays
+        if not live:
             return None
-        if verb == "remove":
-            return self.host.remove_trainer(*fault.pick(live)), frozenset()
         often = [live[0]] if whom == "coordinator" else []  # the one that serves
         chosen = live if whom.endswith("s") else [fault.pick([*often, *live])]
         names = [name for name, _ in chosen]

@@ -9,13 +9,13 @@ import argparse
 import shutil
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from graphft.runtime.chaos.experiment import Prepared, prepare, run_chaos, save_script
+from graphft.runtime.chaos.experiment import prepare, run_chaos, save_script
 from graphft.runtime.chaos.faults import COORDINATOR_WEIGHTS
 from graphft.runtime.chaos.run import ChaosOptions, Report, recovery_table
 
@@ -41,7 +41,7 @@ FLIGHTS = ("examples/03_flights.py", "--small", "--kill-at", "0", "--passes")
 DIGITS = ("examples/02_digits.py", "--passes")
 TASKS = ("tests/chaos/many_tasks.py", "--passes")
 COORDINATED = (*COORDINATOR_WEIGHTS, "kill-etcd", "kill-trainer", "kill-pserver", "pause-trainer", "kill-job")
-"""Of the faults of processes that are no coordinators some: those that may come between one and its queue."""
+"""These include the faults of other processes that may come between a coordinator and its queue."""
 PLANS = (
     Plan("flights", "sync", (*FLIGHTS, "80"), 65),
     Plan("digits", "sync", (*DIGITS, "100"), 65),
@@ -75,10 +75,12 @@ def main() -> int:
         parser.error(f"there is no plan {options.only!r}")
     console, work = Console(highlight=False, markup=False, emoji=False, width=WIDTH), options.out / "chaos"
     shutil.rmtree(work, ignore_errors=True)
-    started, reports, known = time.monotonic(), dict[str, Report](), dict[tuple[str, ...], Prepared]()
+    started, reports = time.monotonic(), dict[str, Report]()
     for number, plan in enumerate(plans):
         console.print(f"===== {plan.name}: {' '.join(plan.script)}, seed {options.seed + number}")
-        prepared = _prepare(plan, work / plan.name, known)
+        folder = work / plan.name
+        save_script(plan.script[0], plan.script[1:], folder / "job")
+        prepared = prepare(folder / "job", folder, PATIENCE)
         report = run_chaos(prepared, plan.options(options.seed + number, options.share), console.print)
         console.print(report.render())
         reports[plan.name] = report
@@ -86,16 +88,6 @@ def main() -> int:
     ok, seconds = all(r.ok for r in reports.values()), time.monotonic() - started
     console.print(f"{seconds:.0f} s; the runs are in {work}")
     return 0 if ok else 1
-
-
-def _prepare(plan: Plan, work: Path, known: dict[tuple[str, ...], Prepared]) -> Prepared:
-    """The plan's job, with the undisturbed runs of an earlier plan of the same script."""
-    if plan.script in known:
-        before = known[plan.script]
-        return replace(before, folder=prepare(before.reference, work, PATIENCE).folder)
-    save_script(plan.script[0], plan.script[1:], work / "job")
-    known[plan.script] = prepare(work / "job", work, PATIENCE)
-    return known[plan.script]
 
 
 def _summary(reports: dict[str, Report], console: Console) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import differences, metric_differences
+from graphft.runtime.chaos.experiment import differences, metric_differences
 from graphft.runtime.chaos.faults import COORDINATOR_WEIGHTS, WEIGHTS, kinds_of, make_schedule
 from tests.support.metric_rows import write_rows
 
@@ -34,7 +34,7 @@ def test_schedules() -> None:
 def test_kinds() -> None:
     assert set(kinds_of(())) == {*WEIGHTS}
     assert set(kinds_of((), coordinator=True)) == {*WEIGHTS, *COORDINATOR_WEIGHTS}
-    assert kinds_of(("add-trainer", "kill-job")) == ("add-trainer", "kill-job")
+    assert kinds_of(("kill-etcd", "kill-job")) == ("kill-etcd", "kill-job")
     for impossible in ("flood", "kill-coordinator"):
         with pytest.raises(GraphftError) as caught:
             kinds_of((impossible,))
