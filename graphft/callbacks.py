@@ -5,22 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOME = {
-    "CSVLogger": "csv_logger",
-    "MLflow": "trackers",
-    "Run": "callbacks",
-    "TensorBoard": "trackers",
-    "WandB": "trackers",
-}
-__all__ = list(_HOME)
+__all__ = ["CSVLogger", "MLflow", "Run", "TensorBoard", "WandB"]  # noqa: F822  (they are loaded when first used)
 
 
 def __getattr__(name: str) -> Any:
-    """Each is loaded when it is first used, its library when it is first told something."""
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'graphft.callbacks' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"graphft.runtime.callbacks.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return getattr(importlib.import_module("graphft.runtime.callbacks.trackers"), name)

@@ -7,7 +7,6 @@ killed in between, or whose callback raises an error, repeats the last of them.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from graphft.disk.fileio import NotRegular, read_regular, write_atomically
-from graphft.disk.sealed_json import parse_json
+from graphft.disk.sealed_json import seal, unseal
 from graphft.errors import UsageError
 from graphft.runtime.callbacks.callbacks import Callbacks, Run
 from graphft.runtime.coordination.records import Event
@@ -51,34 +50,24 @@ class Cursor:
     validation: int = 0
 
     @staticmethod
-    def read(job_dir: Path, run: str, steps: int, epochs: int) -> Cursor:
-        """Returns the beginning if nothing was noted of this run. `steps`, `epochs`: of the whole run. Raises OSError,
-        and UsageError for a damaged file."""
+    def read(job_dir: Path, run: str) -> Cursor:
+        """Returns the beginning if nothing was noted of this run. Raises OSError, and UsageError for a damaged file."""
         path = job_dir / CURSOR
-        if not path.exists():
-            return Cursor(run)
         try:
-            found = parse_json(read_regular(path))
-            noted = Cursor(str(found["run"]), int(found["step"]), int(found["epoch"]), int(found["validation"]))
-        except (ValueError, KeyError, TypeError, OverflowError, IsADirectoryError, NotRegular) as error:
-            raise _damaged(path, repr(error)) from None
-        if noted.run != run:
+            noted = Cursor(**unseal(read_regular(path)))
+        except FileNotFoundError:
             return Cursor(run)
-        if not (0 <= noted.step <= steps and 0 <= noted.epoch <= epochs and noted.validation <= max(steps, epochs)):
-            raise _damaged(path, f"step {noted.step} of {steps}, epoch {noted.epoch} of {epochs}")
-        return noted
+        except (ValueError, TypeError, IsADirectoryError, NotRegular) as error:
+            raise UsageError(
+                f"{path} does not say up to where callbacks were called ({error!r})",
+                rule="callbacks",
+                help="delete it: then they are called for all of the run's steps and epochs again",
+            ) from None
+        return noted if noted.run == run else Cursor(run)
 
     def write(self, job_dir: Path) -> None:
         """Raises OSError."""
-        write_atomically(job_dir / CURSOR, json.dumps(asdict(self)).encode())
-
-
-def _damaged(path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{path} does not say up to where callbacks were called ({why})",
-        rule="callbacks",
-        help="delete it: then they are called for all of the run's steps and epochs again",
-    )
+        write_atomically(job_dir / CURSOR, seal(asdict(self)))
 
 
 class CallbackRunner:
@@ -131,7 +120,7 @@ class CallbackRunner:
                 self._tell(f"{error.message}, and ITS callbacks are called; those of this script are when it has ended")
             self._refused = True
             return
-        noted = Cursor.read(self._folder, self.job.run_id, self._plan.total_steps, self._plan.passes)
+        noted = Cursor.read(self._folder, self.job.run_id)
         if not self.begun:
             self.callbacks.tell("on_begin", Run.of(self.job, self._folder))
             self.begun = True

@@ -1,11 +1,13 @@
-"""`graphft.callbacks.TensorBoard`, `MLflow` and `WandB`: one log of the tracker's for each run of graphft's."""
+"""The ready-made callbacks (`graphft.callbacks`): CSV files, and one log of a tracker's for each run."""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,97 @@ from graphft.runtime.coordination.records import Event
 
 TAG = "graphft.run"
 """The tag of an MLflow run that has the id of graphft's run: the next script finds it by this, on any machine."""
-MOST_METRICS, MOST_PARAMS, MOST_TEXT = 500, 100, 500
-"""Of one request to MLflow, and characters of a parameter; its server takes no more."""
+MOST_METRICS, MOST_TEXT = 500, 500
+"""MLflow's server takes so many in one request, and so many characters of a parameter (and 100 of them)."""
 STEPS = {"train": "train/step", "epoch": "epoch/epoch", "validation": "validation/epoch"}
-"""What Weights & Biases draws each kind of values over."""
+"""Weights & Biases draws each kind of values over these."""
+
+
+class CSVLogger(Logger):
+    """Writes a row for each step, once, into a file of the run's folder; epochs and validations into two beside it,
+    `steps-epochs.csv` and `steps-validation.csv`. Numbers have all their digits. `name`: of the steps' file."""
+
+    def __init__(self, name: str = "steps.csv") -> None:
+        if Path(name).name != name:
+            raise UsageError(
+                f"CSVLogger was given {name!r}, which is no plain file name",
+                rule="callbacks",
+                help="the files are in the run's folder: give a name without folders",
+            )
+        self._name = Path(name)
+        self._tables: dict[str, CsvTable] = {}
+
+    def on_begin(self, run: Run) -> None:
+        self._folder = run.folder
+        by_steps = run.config.get("validate") and run.config["validate"]["every"] != "epoch"
+        self._keys = {"train": "step", "epoch": "epoch", "validation": "step" if by_steps else "epoch"}
+
+    def log(self, kind: str, number: int, values: Mapping[str, float]) -> None:
+        if kind not in self._tables:
+            suffix = {"train": "", "epoch": "-epochs", "validation": "-validation"}[kind]
+            path = self._folder / f"{self._name.stem}{suffix}{self._name.suffix}"
+            self._tables[kind] = CsvTable(path, self._keys[kind])
+        self._tables[kind].write(number, values)
+
+    def flush(self) -> None:
+        for table in self._tables.values():
+            table.flush()
+
+    def on_end(self) -> None:
+        while self._tables:
+            self._tables.popitem()[1].close()
+
+
+class CsvTable:
+    """A file to which rows are added over many scripts, whichever of them are killed: each number once, in order. The
+    first column, `key`, has the number; the others are those of the first row. Raises OSError; UsageError for a file
+    that is no such table."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.key, self.newest = key, -1
+        self._columns: list[str] = []
+        self._file = path.open("a+b")
+        self._file.seek(0)
+        lines = self._file.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):  # a killed script may leave a part of a line
+            self._file.truncate(self._file.tell() - len(lines.pop()))
+        if not lines:
+            return
+        header, last = lines[0].decode(errors="replace"), lines[-1]
+        self._columns = next(csv.reader([header]), [])
+        number = last.split(b",")[0].decode(errors="replace")
+        if self._columns and (self._columns[0] != key or not (number == key or number.isdecimal())):
+            raise UsageError(
+                f"{path} is not CSVLogger's: it has no column {key!r} of numbers",
+                rule="callbacks",
+                help="move it away, or give CSVLogger another name",
+            )
+        self.newest = int(number) if number.isdecimal() else -1
+
+    def write(self, number: int, values: Mapping[str, float | str]) -> None:
+        """Adds a row, unless there is one with this number or a later one."""
+        if number <= self.newest:
+            return
+        if not self._columns:
+            self._columns = [self.key, *values]
+            self._file.write(_line(self._columns))
+        row: Mapping[str, float | str] = {**values, self.key: number}
+        self._file.write(_line([row.get(name, "") for name in self._columns]))
+        self.newest = number
+
+    def flush(self) -> None:
+        """All rows so far are on the disk then."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(cells: Sequence[object]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
 
 
 class TensorBoard(Logger):
@@ -112,8 +201,7 @@ class MLflow(Logger):
             return str(found[0].info.run_id)
         made = str(client.create_run(place, run_name=run.folder.resolve().name, tags={TAG: run.id}).info.run_id)
         params = [Param(key, str(value)[:MOST_TEXT]) for key, value in run.config.items()]
-        for begin in range(0, len(params), MOST_PARAMS):
-            client.log_batch(made, params=params[begin : begin + MOST_PARAMS], synchronous=True)
+        client.log_batch(made, params=params, synchronous=True)
         return made
 
 

@@ -42,7 +42,7 @@ def add_parsers(commands: Any) -> None:
     clean.set_defaults(command=_clean)
 
     page = commands.add_parser("page", help="serve a page that shows a job, whether it runs or not")
-    page.add_argument("--job", default="", help="the job's name or folder, or the URL of its storage (default: all)")
+    page.add_argument("--job", default="", help="the job's name or folder, or its storage's URL (default: the last)")
     page.add_argument("--port", type=port, default=0, help="on 127.0.0.1 (default: a free one)")
     page.set_defaults(command=serve_page)
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphft.errors import GraphftError, UsageError, plain_text
-from graphft.runtime.coordination.job_files import JOBS, RUNS, is_complete, is_url
-from graphft.runtime.coordination.runs import find_folder, run_folders
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.coordination.job_files import JOBS, is_complete, is_url
+from graphft.runtime.coordination.runs import find_folder
 from graphft.runtime.launcher.ending import tell
 from graphft.runtime.launcher.folder_status import ask, list_folders, look_at, note_of
 from graphft.runtime.launcher.process_ends import ends_as_events
 from graphft.runtime.page.job_page import JobPage, Look, running
-from graphft.runtime.page.server import OneJob, PageServer, Site
+from graphft.runtime.page.server import PageServer
 from graphft.runtime.page.time_keeper import TimeKeeper, read_time, seen_of
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.runtime.process.role_process import EXIT_OK
@@ -28,7 +28,7 @@ log = logging.getLogger("graphft")
 
 def serve_page(options: argparse.Namespace) -> int:
     """Serves until Ctrl-C. Raises GraphftError when there is no such job."""
-    server = PageServer(site_of(options.job), options.port)
+    server = PageServer(page_of(options.job), options.port)
     try:
         print(server.url, flush=True)
         with contextlib.suppress(KeyboardInterrupt):  # its usual end
@@ -38,16 +38,17 @@ def serve_page(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def site_of(job: str) -> Site:
+def page_of(job: str) -> JobPage:
+    """Returns that of the job of this name, folder or URL; "": the one in ./jobs that was worked on last."""
     if job:
-        return OneJob(JobPage(FolderLooks(find_folder(job), job.rstrip("/") if is_url(job) else "")))
-    if not list_folders():
+        return JobPage(FolderLooks(find_folder(job), job.rstrip("/") if is_url(job) else ""))
+    if not (found := list_folders()):
         raise UsageError(
             f"there are no jobs in {JOBS.absolute()}",
             rule="unknown-job",
             help="give --job with the folder of a job, or the URL of its storage",
         )
-    return Folders()
+    return JobPage(FolderLooks(found[-1].folder))
 
 
 class FolderLooks:
@@ -73,34 +74,13 @@ class FolderLooks:
         return Look(told, ends_as_events(self.folder), kept, self.folder)
 
 
-class Folders:
-    def __init__(self) -> None:
-        self._pages: dict[str, JobPage] = {}
-
-    def only(self) -> JobPage | None:
-        return None
-
-    def briefs(self) -> list[dict[str, Any]]:
-        return [status.to_json() | {"link": _link(status.folder)} for status in reversed(list_folders())]
-
-    def job(self, link: str) -> JobPage | None:
-        found = {_link(folder): folder for folder in run_folders()} if link not in self._pages else {}
-        if link in found:
-            self._pages.setdefault(link, JobPage(FolderLooks(found[link])))
-        return self._pages.get(link)
-
-
-def _link(folder: Path) -> str:
-    return plain_text(".".join(part for part in folder.parts if part not in (str(JOBS), RUNS)))
-
-
 class LaunchPage:
     """The page of a launch. Raises UsageError if it cannot be served, before anything of the job is started."""
 
     def __init__(self, job_dir: Path, port: int) -> None:
         self._looks = FolderLooks(job_dir)
         self._page = JobPage(self._looks)
-        self._server = PageServer(OneJob(self._page), port)
+        self._server = PageServer(self._page, port)
         tell(f"page: {self._server.url}")
 
     def follow(self, keeper: TimeKeeper) -> None:

@@ -207,7 +207,7 @@ def _carry(source: Path, job: Job, new: Path) -> str:
         if (source / name).exists():
             shutil.copyfile(source / name, new / name)
     if (source / CURSOR).exists():
-        told = Cursor.read(source, read_record(source).run_id, job.config.plan.total_steps, job.config.passes)
+        told = Cursor.read(source, read_record(source).run_id)
         replace(told, run=job.run_id).write(new)
     best = job.config.validate.best if job.config.validate is not None else None
     if best is not None and (source / "best").exists():

@@ -27,7 +27,7 @@ class Curve:
     def __init__(self) -> None:
         self.width = 1
         self.unread = ""
-        """Why the table cannot be read."""
+        """Says why the table cannot be read."""
         self._names: tuple[str, ...] = ()
         self._read = 0
         self._last = -1

@@ -97,31 +97,22 @@ def running(status: JobStatus, etcd: str) -> dict[str, Any]:
     }
 
 
+TRAINER: Mapping[str, Any] = {"step": None, "samples_per_second": 0.0, "seconds": {}, "waiting": "", "unreached": []}
+SHARD: Mapping[str, Any] = {"version": None, "staleness_mean": 0.0, "staleness_max": 0}
+"""A process may report these; until it does, they are so."""
+
+
+def _told(told: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {"host": told["host"], "pid": told["pid"], **{name: told.get(name, usual[name]) for name in usual}}
+
+
 def _trainer(name: str, told: Mapping[str, Any], status: JobStatus) -> dict[str, Any]:
-    return {
-        "id": name,
-        "host": told["host"],
-        "pid": told["pid"],
-        "step": told.get("step"),
-        "slots": [slot for slot, holder in status.slots.items() if holder == name],
-        "samples_per_second": told.get("samples_per_second", 0.0),
-        "seconds": told.get("seconds", {}),
-        "waiting": told.get("waiting", ""),
-        "unreached": told.get("unreached", []),
-        "straggler": False,
-    }
+    held = [slot for slot, holder in status.slots.items() if holder == name]
+    return {"id": name, **_told(told, TRAINER), "slots": held, "straggler": False}
 
 
 def _shard(index: int, told: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "shard": index,
-        "host": told["host"],
-        "pid": told["pid"],
-        "version": told.get("version"),
-        "per_second": told.get("rounds_per_second", 0.0),
-        "staleness_mean": told.get("staleness_mean", 0.0),
-        "staleness_max": told.get("staleness_max", 0),
-    }
+    return {"shard": index, **_told(told, SHARD), "per_second": told.get("rounds_per_second", 0.0)}
 
 
 class JobPage:

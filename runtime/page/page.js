@@ -284,14 +284,6 @@ function events(job) {
   ];
 }
 
-function list({ jobs }) {
-  const columns = [["job"], ["state"], ["step", "number"], ["folder", "soft small mono wide"]];
-  return [title("Jobs"), table(columns, jobs.map((job) => [
-    h("a", { href: `job/${encodeURIComponent(job.link)}/` }, job.link), job.state,
-    integer(job.step) + (job.total_steps ? ` of ${integer(job.total_steps)}` : ""), job.folder ?? "",
-  ]))];
-}
-
 // -- what is drawn when -----------------------------------------------------------------------------------------------
 
 const SECTIONS = { head, time, curves, trainers, shards, queue, events };
@@ -304,17 +296,11 @@ function put(id, children) { // a section is left alone while it shows the same,
 }
 
 function draw(told) {
-  if (told.jobs) {
-    put("head", [h("h1", {}, "graphft")]);
-    put("jobs", list(told));
-    document.title = `${told.jobs.length} jobs · graphft`;
-  } else {
-    for (const [id, make] of Object.entries(SECTIONS)) put(id, make(told));
-    const part = told.total_steps && told.step ? `${Math.floor((100 * told.step) / told.total_steps)} % ` : "";
-    document.title = `${part}${mode(told)} · ${told.job ?? "graphft"}`;
-  }
-  const links = location.pathname === "/" ? ["status.json", "metrics"] : ["status.json", "../../"];
-  put("foot", [h("span", {}, `as of ${clock(told.now)}`), links.map((link) => h("a", { href: link }, link))]);
+  for (const [id, make] of Object.entries(SECTIONS)) put(id, make(told));
+  const part = told.total_steps && told.step ? `${Math.floor((100 * told.step) / told.total_steps)} % ` : "";
+  document.title = `${part}${mode(told)} · ${told.job ?? "graphft"}`;
+  const links = ["status.json", "metrics"].map((link) => h("a", { href: link }, link));
+  put("foot", [h("span", {}, `as of ${clock(told.now)}`), links]);
 }
 
 function away(text) {

@@ -54,25 +54,22 @@ METRICS = (
 entry of a list, which is labelled with what it has at `key`. What is not known is left out."""
 
 
-def metrics_of(documents: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the text of these jobs, each with the label `job`, by which they differ."""
+def metrics_of(document: Mapping[str, Any]) -> bytes:
+    """Returns the text of this job."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Jobs([_with_counts(document) for document in documents]))
+    registry.register(_Job(_with_counts(document)))
     return generate_latest(registry)
 
 
-class _Jobs(Collector):
-    def __init__(self, documents: Sequence[Mapping[str, Any]]) -> None:
-        self._documents = documents
+class _Job(Collector):
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
 
     def collect(self) -> Iterator[Metric]:
+        job = {"job": str(self._document.get("job", ""))}
         for name, help, path in METRICS:
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            found = [
-                (labels, value)
-                for document in self._documents
-                for labels, value in _values(document, path.split("."), {"job": str(document.get("job", ""))})
-            ]
+            found = list(_values(self._document, path.split("."), job))
             if found:
                 family = kind(name, help, labels=list(found[0][0]))
                 for labels, value in found:

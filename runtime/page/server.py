@@ -1,8 +1,8 @@
-"""Serves pages of jobs over HTTP on this machine's loopback, to GET alone.
+"""Serves the page of a job over HTTP on this machine's loopback, to GET alone.
 
-    /                      the page of the job; of several jobs, a list of links to /job/NAME/
-    /status.json           what the page shows
-    /metrics               the same for Prometheus; of several jobs, each by its link
+    /                      the page
+    /status.json           what it shows
+    /metrics               the same for Prometheus
     /healthz               200
 
 Everything comes from here, and the Content-Security-Policy allows nothing else. A request must name this machine as its
@@ -15,21 +15,19 @@ import logging
 import re
 import threading
 import time
-import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from graphft.disk.sealed_json import encode_json
 from graphft.errors import UsageError, describe
 from graphft.runtime.page.job_page import JobPage
-from graphft.runtime.process.threads import side_by_side
+from graphft.runtime.page.prometheus import CONTENT_TYPE, metrics_of
 
 log = logging.getLogger("graphft")
 
 LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?|::1")
-"""What a request may call this machine. The port may be another one: ssh -L forwards one to this."""
+"""A request may call this machine so. The port may be another one: ssh -L forwards one to this."""
 REQUEST_SECONDS = 5.0
 """For which a client may be silent."""
 POLL_SECONDS = 0.1
@@ -52,67 +50,19 @@ Answer = tuple[int, str, bytes]
 """Status, content type, body."""
 
 
-class Site(Protocol):
-    """The jobs that are shown. Any thread may ask."""
-
-    def only(self) -> JobPage | None:
-        """Returns the one job, of a page that is of one."""
-
-    def briefs(self) -> list[dict[str, Any]]:
-        """Returns what a list of several jobs shows of each, with its `link`."""
-
-    def job(self, link: str) -> JobPage | None:
-        """Returns None if there is no such job."""
-
-
-class OneJob:
-    """A site of one job."""
-
-    def __init__(self, page: JobPage) -> None:
-        self._page = page
-
-    def only(self) -> JobPage | None:
-        return self._page
-
-    def briefs(self) -> list[dict[str, Any]]:
-        return []
-
-    def job(self, link: str) -> JobPage | None:
-        return None
-
-
-def answer(site: Site, path: str) -> Answer:
+def answer(page: JobPage, path: str) -> Answer:
     """Answers a request for this path, without its query."""
-    name, link = urllib.parse.unquote(path).removeprefix("/"), ""
-    if name.startswith("job/"):
-        link, slash, name = name.removeprefix("job/").partition("/")
-        if not slash:
-            return _plain(404, f"there is no {path}, but {path}/")
+    name = path.removeprefix("/")
     if name in ("", *_FILES):
         file = name or "page.html"
         return 200, _FILES[file], Path(__file__).with_name(file).read_bytes()
-    if name == "healthz" and not link:
+    if name == "healthz":
         return _plain(200, "ok")
-    page = site.job(link) if link else site.only()
     if name == "status.json":
-        if page is not None:
-            return 200, "application/json", page.json()
-        if not link:
-            return 200, "application/json", encode_json({"jobs": site.briefs(), "now": time.time()})
-    if name == "metrics" and not link:
-        from graphft.runtime.page.prometheus import CONTENT_TYPE, metrics_of  # whose library few ask for
-
-        if page is not None:
-            return 200, CONTENT_TYPE, metrics_of([page.document()])
-        links = [brief["link"] for brief in site.briefs()]  # copies have the same name
-        found = side_by_side(lambda link: _document(site, link), links)
-        return 200, CONTENT_TYPE, metrics_of([each for each in found if each is not None])
+        return 200, "application/json", page.json()
+    if name == "metrics":
+        return 200, CONTENT_TYPE, metrics_of(page.document())
     return _plain(404, f"there is no {path}, but /, /status.json, /metrics and /healthz")
-
-
-def _document(site: Site, link: str) -> dict[str, Any] | None:
-    page = site.job(link)
-    return page.document() | {"job": link} if page is not None else None
 
 
 def _plain(status: int, text: str) -> Answer:
@@ -122,11 +72,10 @@ def _plain(status: int, text: str) -> Answer:
 class PageServer:
     """Answers from a thread of its own. Raises UsageError if there is no such port here, or it is taken."""
 
-    def __init__(self, site: Site, port: int = 0) -> None:
-        self.site, self.answered_at = site, float("-inf")
+    def __init__(self, page: JobPage, port: int = 0) -> None:
+        self.page, self.answered_at = page, float("-inf")
         """`answered_at`: when `status.json` was last asked for by somebody who has got the answer (monotonic)."""
-        self.answered = threading.Condition()
-        handler = type("Handler", (_Handler,), {"page": self})
+        handler = type("Handler", (_Handler,), {"owner": self})
         try:
             self._server = _Server((LOOPBACK, port), handler)
         except (OSError, OverflowError) as error:
@@ -142,9 +91,9 @@ class PageServer:
     def show_end(self) -> None:
         """Waits a moment, so that a page that is open shows how the job ended."""
         now = time.monotonic()
-        with self.answered:
-            if now - self.answered_at < WATCHED_SECONDS:
-                self.answered.wait_for(lambda: self.answered_at > now, LAST_LOOK_SECONDS)
+        end = now + LAST_LOOK_SECONDS if now < self.answered_at + WATCHED_SECONDS else now
+        while self.answered_at <= now and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -159,7 +108,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    page: PageServer
+    owner: PageServer
     timeout = REQUEST_SECONDS
     server_version, sys_version = "graphft", ""
 
@@ -170,15 +119,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_plain(421, "this is served to its own machine alone: ask for 127.0.0.1 or localhost"))
             return
         try:
-            found = answer(self.page.site, path)
+            found = answer(self.owner.page, path)
         except Exception as error:
             log.warning("%s of the page cannot be answered", path, exc_info=True)
             found = _plain(500, f"{path} cannot be answered: {describe(error)}")
         self._send(found)
         if path.endswith("status.json"):
-            with self.page.answered:
-                self.page.answered_at = max(asked_at, self.page.answered_at)
-                self.page.answered.notify_all()
+            self.owner.answered_at = max(asked_at, self.owner.answered_at)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuses requests that are none, and methods other than GET."""

@@ -6,6 +6,7 @@ they count as idle then. Nothing here may hurt the job: what cannot be written i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -26,7 +27,7 @@ WRITE_SECONDS = 5.0
 
 
 def seen_of(status: JobStatus) -> Seen:
-    """What the ledger needs of a look at the job."""
+    """Returns what the ledger needs of a look at the job."""
     members = [*status.pservers.values(), *status.trainers.values()]
     paused = bool(status.trainers) and all(trainer.get("paused") for trainer in status.trainers.values())
     validating = paused and any(trainer.get("validating") for trainer in status.trainers.values())
@@ -70,7 +71,8 @@ def left_of(kept: Mapping[str, Any] | None, status: JobStatus) -> float | None:
 
 
 class OwnAccount:
-    """Of a job whose time no launcher keeps: where it went since its observer began, or looked again after a while."""
+    """Keeps where the time of a job went whose launcher does not, since its observer began, or looked again after a
+    while."""
 
     def __init__(self) -> None:
         self._ledger: TimeLedger | None = None
@@ -86,15 +88,15 @@ class OwnAccount:
 
 
 class TimeKeeper:
-    """Of a launch that began at `since` (Unix seconds, as `clock` tells), where the run goes on at `step`. Used by the
-    launcher's own thread, but for `export`."""
+    """Keeps the time of a launch that began at `since` (Unix seconds, as `clock` tells), where the run goes on at
+    `step`. Used by the launcher's own thread, but for `export`."""
 
     def __init__(
         self, job_dir: Path, run: str, since: float, step: int, clock: Callable[[], float] = time.time
     ) -> None:
         self._job_dir, self._run, self._clock = job_dir, run, clock
         self._lock = threading.Lock()
-        self._next, self._told = 0.0, False
+        self._next = 0.0
         if (kept := read_time(job_dir, run)) is None:
             self._ledger = TimeLedger(since, step)
         else:
@@ -122,11 +124,6 @@ class TimeKeeper:
         """Writes the account now, as at the end of a launch. Raises nothing."""
         data = seal({"run": self._run, "ledger": self.export()})
         scratch = self._job_dir / f".{FILE}.{os.getpid()}"
-        try:
+        with contextlib.suppress(OSError):
             scratch.write_bytes(data)  # not fsynced: a disk that is busy is not to keep the launcher from its processes
             scratch.replace(self._job_dir / FILE)
-            self._told = False
-        except OSError as error:
-            if not self._told:
-                self._told = True
-                log.warning("where the run's time goes cannot be noted: %s", error)

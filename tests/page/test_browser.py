@@ -11,7 +11,7 @@ import pytest
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.page.job_page import JobPage
-from graphft.runtime.page.server import OneJob, PageServer
+from graphft.runtime.page.server import PageServer
 from tests.page.plays import Job, status
 from tests.support.browser import MISSING, Browser
 
@@ -28,7 +28,7 @@ def job() -> Job:
 
 @pytest.fixture
 def server(job: Job) -> Iterator[PageServer]:
-    served = PageServer(OneJob(JobPage(job.look)))
+    served = PageServer(JobPage(job.look))
     yield served
     served.close()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphft.runtime.page import curve as module
 from graphft.runtime.page.curve import BUCKETS, Curve
 from graphft.runtime.process.metric_table import FILE
 from tests.support.metric_rows import write_rows
@@ -27,17 +26,6 @@ def test_the_table_is_read_on_from_where_it_was_read_to(tmp_path: Path) -> None:
     told = curve.to_json()
     assert told["steps"] == [0, 1, 2]
     assert told["series"] == {"loss": [2.0, 1.5, 1.0], "accuracy": [0.5, 0.75, 0.75]}
-
-
-def test_a_large_table_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_ROWS", 30)
-    write_rows(tmp_path, [1.0] * 100)
-    curve = Curve()
-    curve.read(tmp_path)
-    assert len(curve.to_json()["steps"]) == 30
-    for _ in range(3):
-        curve.read(tmp_path)
-    assert len(curve.to_json()["steps"]) == 100
 
 
 def test_it_stays_small_and_true() -> None:

@@ -1,4 +1,4 @@
-"""What Prometheus reads: parsed by its own parser."""
+"""`/metrics`, as Prometheus' own parser reads it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from graphft.runtime.protocol.time_ledger import CATEGORIES
 from tests.page.plays import Job, status
 
 
-def samples(*documents: dict[str, object]) -> dict[tuple[str, ...], float]:
+def samples(document: dict[str, object]) -> dict[tuple[str, ...], float]:
     """By name and the labels' values, in the order of the labels' names."""
     found = {}
-    for family in text_string_to_metric_families(metrics_of(documents).decode()):
+    for family in text_string_to_metric_families(metrics_of(document).decode()):
         for sample in family.samples:
             found[(sample.name, *(value for _, value in sorted(sample.labels.items())))] = sample.value
     return found
@@ -39,12 +39,9 @@ def test_a_running_job() -> None:
     assert "graphft_checkpoint_age_seconds" not in {name for name, *_ in found}, "what is not known is left out"
 
 
-def test_several_jobs_and_names_that_need_quoting() -> None:
-    one, other = Job(), Job()
-    other.status = status(7, trainers={'0-"\n\\': {"id": "x", "host": "a", "pid": 1, "step": 7}})
-    documents = [JobPage(one.look).document(), JobPage(other.look).document() | {"job": "other"}]
-    found = samples(*documents, {"job": "saved", "state": "not begun", "step": 0})
-    assert found["graphft_step", "other"] == 7
-    assert found["graphft_trainer_step", "other", '0-"\n\\'] == 7
+def test_names_that_need_quoting_and_a_job_that_has_not_begun() -> None:
+    job = Job()
+    job.status = status(7, trainers={'0-"\n\\': {"id": "x", "host": "a", "pid": 1, "step": 7}})
+    assert samples(JobPage(job.look).document())["graphft_trainer_step", "flights", '0-"\n\\'] == 7
+    found = samples({"job": "saved", "state": "not begun", "step": 0})
     assert found["graphft_state", "saved", "not begun"] == 1
-    assert found["graphft_step", "flights"] == 400

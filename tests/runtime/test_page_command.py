@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 from dataclasses import replace
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from graphft.errors import UsageError
 from graphft.runtime.callbacks.runner import Cursor
@@ -24,8 +22,10 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import read_status
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.options import LaunchOptions
-from graphft.runtime.launcher.page_command import site_of
-from graphft.runtime.page.server import Site, answer
+from graphft.runtime.launcher.page_command import page_of
+from graphft.runtime.launcher.process_ends import note
+from graphft.runtime.page.job_page import JobPage
+from graphft.runtime.page.server import answer
 from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.transpiler import Job, read_record
 from tests.support.commands import refused, shown
@@ -36,7 +36,7 @@ def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
 
 
-def told(found: Site, path: str = "/status.json") -> dict:  # type: ignore[type-arg]
+def told(found: JobPage, path: str = "/status.json") -> dict:  # type: ignore[type-arg]
     code, _, body = answer(found, path)
     assert code == 200, body
     return dict(json.loads(body))
@@ -62,7 +62,7 @@ def test_page_metrics_and_status_of_a_job_that_runs(
     running: Path, keys: Keys, etcd: Etcd, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each reckoned the time left for itself, and they differed."""
-    first = told(site_of(str(running)))
+    first = told(page_of(str(running)))
     assert (first["state"], first["loss"], first["events"][0]["kind"]) == ("running", 0.5, "died")
     assert first["time"]["by_page"], "no launcher keeps its time: the page does, from now on"
     now = [1e9]
@@ -72,27 +72,19 @@ def test_page_metrics_and_status_of_a_job_that_runs(
         now[0] += 37.0
     assert keeper.left() == 74.0, "two steps of 37 s"
     keeper.write()
-    found = site_of(str(running))
+    found = page_of(str(running))
     assert told(found)["time"]["seconds_left"] == 74.0
     assert b'graphft_seconds_left{job="%b"} 74.0' % keys.job.encode() in answer(found, "/metrics")[2]
     assert json.loads(shown(capsys, "status", "--job", running, "--json"))["seconds_left"] == 74.0
     assert "74 s left" in shown(capsys, "status", "--job", running)
 
 
-def test_several_jobs_are_a_list_of_links(saved: Path) -> None:
+def test_without_a_name_it_is_the_job_that_was_worked_on_last(saved: Path) -> None:
     Path("jobs").mkdir()
+    shutil.copytree(saved, "jobs/two one")
     saved.rename("jobs/one")
-    found = site_of("")
-    assert [job["link"] for job in told(found)["jobs"]] == ["one"]
-    assert told(found, "/job/one/status.json")["state"] == "not begun"
-    assert answer(found, "/job/other/status.json")[0] == 404
-    assert answer(found, "/job/one/")[0] == 200
-    shutil.copytree("jobs/one", "jobs/two one")
-    shutil.copytree("jobs/one", os.fsdecode(b"jobs/b\xffyte"))
-    assert told(found, "/job/two%20one/status.json")["state"] == "not begun"
-    families = text_string_to_metric_families(answer(found, "/metrics")[2].decode())
-    states = [s.labels["job"] for f in families for s in f.samples if s.name == "graphft_state" and s.value]
-    assert sorted(states) == ["b\\udcffyte", "one", "two one"], "their job has one name"
+    note(Path("jobs/two one"), "launch")
+    assert told(page_of(""))["folder"] == "jobs/two one"
 
 
 def test_what_page_refuses(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
