@@ -38,7 +38,7 @@ LOADED = "loaded"
 class CheckpointStore(VersionedStore):
     """`shard`: async, the checkpoints of that shard alone; those of the job as a whole lie in the folder above.
 
-    `job`: the path of a storage, in which the job's record lies; `may_write` raises OSError if this machine is not to.
+    `job`: the path of a storage, in which the job's record lies; `may_write` raises if this machine is not to.
     """
 
     def __init__(

@@ -1,19 +1,19 @@
 """The storage of a job, `transpile(storage=URL)`: the files of a run that last lie there, and its folder is a copy.
 
     <url>/job.json                 made only if there is none: from then on the storage is this run's
-          job-<run>/...            the other files of `Job.save`, and files.json: size and sha256 of each
+          job-<run>/...            the other files of `Job.save`, and files.json: sha256 of each
           checkpoints/...          parts and manifests (see `checkpoint.versioned_store`)
           continued.json           which run went on from here with other pservers
           launcher.txt             of launchers that each bring an etcd of their own, the one that may write: the newest
-          metrics.rows         the job's table of metrics, as of a checkpoint of late
+          metrics.rows             the job's table of metrics, as of a checkpoint of late
           discarded.jsonl, result.json, model.safetensors
-                               result.json: size and sha256 of the others; the model last: the run is complete
+                               result.json: sha256 of the others; the model last: the run is complete
 
 A process on any machine needs the URL and etcd. Logs and the data of an etcd that was started with the job
 stay in the folder of the machine that writes them.
 
-A launcher that was cut off, or forgotten on another machine, finds another launcher in launcher.txt: its pservers
-commit no checkpoint from then on, and it ends. Where all machines share an etcd, that decides.
+A launcher that was cut off, or forgotten on another machine, finds another launcher in launcher.txt: its pservers end
+at their next checkpoint. Where all machines share an etcd, that decides.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ import re
 import shutil
 import socket
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -39,7 +38,6 @@ from graphft.errors import GraphftError, UsageError, plain_text
 from graphft.runtime.coordination.result_files import DISCARDED
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.process.metric_table import FILE as METRICS
-from graphft.runtime.process.threads import within
 from graphft.transpiler.record import MARKER, RECORD, SAVED, read_record
 
 JOBS, RUNS = Path("jobs"), "runs"
@@ -51,12 +49,6 @@ ENTRIES = "entries"
 _PUBLISHED = "published"
 """In the folder: the id of the run, once its storage has held it. If that holds nothing later, it is away."""
 _LISTING, _RESULT, _LAUNCHER = "files.json", "result.json", "launcher.txt"
-LOOK_SECONDS, ANSWER_SECONDS = 10.0, 5.0
-
-
-class _Uploaded(msgspec.Struct, frozen=True):
-    bytes: int
-    sha256: str
 
 
 def url_of(job_dir: Path) -> str:
@@ -202,23 +194,23 @@ def _saved_files(job_dir: Path) -> Iterator[str]:
                 yield file.relative_to(job_dir).as_posix()
 
 
-def _uploaded(path: Path) -> _Uploaded:
+def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     with open_regular(path, 0) as file:
         while piece := file.read(1 << 20):
             digest.update(piece)
-    return _Uploaded(path.stat().st_size, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def _upload(fs: FS, root: str, folder: Path, names: Iterable[str]) -> None:
     listing = {}
     for name in names:
-        listing[name] = _uploaded(folder / name)
+        listing[name] = _digest(folder / name)
         fs.upload(folder / name, posixpath.join(root, name))
     _write_listing(fs, posixpath.join(root, _LISTING), listing)
 
 
-def _write_listing(fs: FS, path: str, listing: Mapping[str, _Uploaded]) -> None:
+def _write_listing(fs: FS, path: str, listing: Mapping[str, str]) -> None:
     with fs.writing(path) as file:
         file.write(msgspec.json.format(msgspec.json.encode(listing)))
 
@@ -230,7 +222,7 @@ def _download(fs: FS, root: str, listing: str, target: Path, only: set[str] | No
     with fs.open(posixpath.join(root, listing)) as file:
         data = file.read()
     try:
-        files = msgspec.json.decode(data, type=dict[str, _Uploaded])
+        files = msgspec.json.decode(data, type=dict[str, str])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GraphftError(f"{root}/{listing} is damaged: {error}", rule="load", help=remedy) from error
     names = [name for name in files if only is None or name in only]
@@ -239,14 +231,8 @@ def _download(fs: FS, root: str, listing: str, target: Path, only: set[str] | No
         if not place.is_relative_to(target):
             raise GraphftError(f"{root}/{listing} names {name}", rule="load", help="it is no job of graphft's")
         fs.download(posixpath.join(root, name), place)
-        found, expected = _uploaded(place), files[name]
-        if found != expected:
-            raise GraphftError(
-                f"{root}/{name} is not what was uploaded: {found.bytes} bytes with sha256 {found.sha256[:12]}..., "
-                f"expected {expected.bytes} with {expected.sha256[:12]}...",
-                rule="load",
-                help=remedy,
-            )
+        if _digest(place) != files[name]:
+            raise GraphftError(f"{root}/{name} is not what was uploaded", rule="load", help=remedy)
     return names
 
 
@@ -278,11 +264,11 @@ def publish_result(job_dir: Path, model: Path) -> None:
     result = {}
     for name in (DISCARDED, METRICS):
         if (job_dir / name).exists():
-            result[name] = _uploaded(job_dir / name)
+            result[name] = _digest(job_dir / name)
             fs.upload(job_dir / name, posixpath.join(root, name))
         else:
             fs.delete(posixpath.join(root, name))
-    _write_listing(fs, posixpath.join(root, _RESULT), {**result, MODEL: _uploaded(model)})
+    _write_listing(fs, posixpath.join(root, _RESULT), {**result, MODEL: _digest(model)})
     fs.upload(model, posixpath.join(root, MODEL))
     os.replace(model, job_dir / MODEL)
 
@@ -383,33 +369,18 @@ def take_storage(job_dir: Path, shared: bool = False) -> None:
 
 
 def check_launcher(job_dir: Path) -> None:
-    """Raises OSError if another launcher has taken the storage after that of this job's processes, or if the storage is
-    away (a file system that is not mounted is an empty folder); GraphftError[storage]."""
-    if other := _other_launcher(job_dir):
-        raise OSError(f"{other} runs the job in this storage now: checkpoints of this machine do not count any more")
-
-
-def _other_launcher(job_dir: Path) -> str:
+    """Raises UsageError[storage] if another launcher has taken the storage after that of this job's processes; OSError
+    if the storage is away (a file system that is not mounted is an empty folder), GraphftError[storage]."""
     url = url_of(job_dir)
     if not url or not (job_dir / _LAUNCHER).exists():
-        return ""
+        return
     found = _read(url, _LAUNCHER)
     if found == read_regular(job_dir / _LAUNCHER):
-        return ""
+        return
     if found is None and size_at(url, RECORD) is None:
         raise OSError(f"nothing of the job is in {url}: is its file system mounted?")
-    return plain_text((found or b"another launcher").decode(errors="replace"))
-
-
-class StorageFence:
-    """Looks now and then if the storage is still this launcher's own; else calls `fail` with the reason."""
-
-    def __init__(self, job_dir: Path, fail: Callable[[str], None]) -> None:
-        self._job_dir, self._fail, self._next = job_dir, fail, 0.0
-
-    def look(self) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + LOOK_SECONDS
-        if other := within(ANSWER_SECONDS, lambda: _other_launcher(self._job_dir), ""):  # "": also while it is away
-            self._fail(f"{other} runs the job in {url_of(self._job_dir)} now: of two launchers the newer one does")
+    raise UsageError(
+        f"{plain_text((found or b'another launcher').decode(errors='replace'))} runs the job in {url} now",
+        rule="storage",
+        help="of two launchers the newer one has the storage: leave the job to it, or launch it here again",
+    )

@@ -144,16 +144,14 @@ class TakenValidations:
 
     def __init__(self, job_dir: Path, etcd: Store, keys: Keys, config: JobConfig) -> None:
         self.job_dir, self._etcd, self._keys, self._config = job_dir, etcd, keys, config
-        self._newest: Validated | None = None
-        self._begun = False
+        self._newest: object = ...  # none was seen so far
 
     def look(self, status: JobStatus | None) -> None:
         """Takes them if there is a new one since the last look; without a status, at the end, in any case."""
-        if self._config.validate is None or (status is not None and self._begun and status.validated == self._newest):
+        if self._config.validate is None or (status is not None and status.validated == self._newest):
             return
         with contextlib.suppress(EtcdError):  # the next look is soon
             take_validations(self._etcd, self._keys, self.job_dir)
-            self._begun = True
             self._newest = status.validated if status is not None else None
 
 

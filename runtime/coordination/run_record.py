@@ -182,23 +182,21 @@ def make_way(etcd: Store, keys: Keys, job: Job | JobRecord) -> None:
     _forget(etcd, keys, kvs)
 
 
-def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> bool:
-    """Deletes the records of this very run, if it cannot go on with them, as it is over and its model is gone, or
-    has no fault tolerance. Not while a process of it lives. Returns True if it was complete: then its model is made
-    again."""
+def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> None:
+    """Deletes the records of this very run, if it has no fault tolerance and no process of it lives. Raises
+    UsageError[job-complete] if it is complete, and its model is gone."""
     kvs = etcd.range(keys.control).kvs
     record, view = _read(keys, kvs)
-    if record is None or record.run != job.run_id or (job.config.ft and not view.over):
-        return False
-    members = _living(view)
-    if members and view.over:
-        why = f"it is {view.state} already, but processes of it have not ended: {members}"
-        raise _in_the_way(keys, record, why, "wait for them, or give this job another name")
-    if members or not _forget(etcd, keys, kvs):
-        return False
-    if not job.config.ft:
+    if record is None or record.run != job.run_id:
+        return
+    if job.config.ft and view.state == "complete":
+        raise UsageError(
+            f"{job_dir} is complete, and its model is gone",
+            rule="job-complete",
+            help=f"graphft checkpoint export {job_dir} FILE --version STEP writes it again; --fresh trains again",
+        )
+    if not job.config.ft and not _living(view) and _forget(etcd, keys, kvs):
         _forget_files(job_dir)
-    return view.state == "complete"
 
 
 def try_again(etcd: Store, keys: Keys, job: Job | JobRecord) -> str:

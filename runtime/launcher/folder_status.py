@@ -61,14 +61,13 @@ class FolderStatus:
         launch = f"graphft launch --job {named}" + f" --etcd {self.etcd}" * self.join
         asks = self.on_demand or (self.folder / CURSOR).exists()  # for its epochs, or to have its callbacks told
         launch = "its script, run again," if asks else launch
-        goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
         where = f"at step {self._reached}"
         early = f" of {self.steps}" if self.step != self.steps and not self.on_demand else ""
         what = {
             "complete": f"is complete: {self.step}{early} steps, model {self.model}",
             "running": f"is running, {where}{self._waits}",
             "starting": f"is starting ({self.holder}), {where}",
-            "stopped": f"is not running; it stopped {where}: {launch} {goes_on}",
+            "stopped": f"is not running; it stopped {where}: {launch} goes on with it",
             "failed": f"failed {where}: {self.why}; {launch} tries it once more",
             "not begun": f"was saved and never begun: graphft launch --job {named}",
             "unknown": f"may run, which is not known: its etcd {self.etcd} does not answer here; give --etcd; its "

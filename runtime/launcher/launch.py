@@ -20,7 +20,6 @@ from graphft.runtime.checkpoint.store import saved_step
 from graphft.runtime.coordination.connect import WAIT_SECONDS, check_note, connect, write_endpoints
 from graphft.runtime.coordination.job_files import (
     MODEL,
-    StorageFence,
     delete_entries,
     fetch_result,
     is_complete,
@@ -291,9 +290,8 @@ class _Launch:
         make_way(client, keys, job)
         if before := try_again(client, keys, job):
             tell(f"{keys.job} failed the last time: {before}; it tries again from its newest checkpoint")
-        if self.options.pservers != 0 and not is_complete(job_dir) and begin_anew(client, keys, job, job_dir):
-            how = f"made again, from the checkpoint of step {self.begins}" if self.begins else "TRAINED again"
-            tell(f"{job_dir} was complete, and its {MODEL} is gone: it is {how}")
+        if self.options.pservers != 0 and not is_complete(job_dir):
+            begin_anew(client, keys, job, job_dir)
         put_job(client, keys, job, job_dir)
         etcd = fenced(client, keys, job)
         write_endpoints(job_dir, endpoints, own=not given)
@@ -314,9 +312,6 @@ class _Launch:
             self.stack.callback(display.close)
             observers.append(lambda status: display.show(status, self.time.left()))
         observers += [partial(watch, supervisor) for watch in watching]
-        if config.storage and not options.endpoints(config):
-            fence = StorageFence(self.job_dir, supervisor.fail)
-            observers.append(lambda _: fence.look())
         if wanted_passes is not None:
             passes = supervisor.passes = WantedPasses(etcd, self.keys, wanted_passes)
             passes.begin()

@@ -103,7 +103,10 @@ def test_a_run_begins_anew_only_if_it_cannot_go_on(etcd: Etcd, keys: Keys, job: 
     begin_anew(etcd, keys, run, tmp_path)
     assert etcd.get(keys.spec) is not None, "it can be gone on with"
     etcd.put(keys.state, b"complete")
-    begin_anew(etcd, keys, run, tmp_path)
+    with pytest.raises(GraphftError, match="is complete, and its model is gone"):
+        begin_anew(etcd, keys, run, tmp_path)
+    plain = Job(run.source, run.config.replace(ft=False), run.programs, run_id=run.run_id)
+    begin_anew(etcd, keys, plain, tmp_path)
     assert everything(etcd, keys) == 0
 
 
