@@ -29,11 +29,6 @@ def test_a_program_becomes_a_job_whose_passes_are_on_demand() -> None:
     assert "report_metrics(%loss, %accuracy)" in text
 
 
-def test_a_job_keeps_its_options() -> None:
-    job = graphft.transpile(epochs.program(), trainers=2, passes=5, ft=True, **given())
-    assert make_job(job, {}).config == job.config.replace(passes_on_demand=True, passes=6)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -5,23 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import graphft
-from graphft.runtime.coordination.result_files import Discarded, describe_discarded, discarded_of
+from graphft.runtime.coordination.result_files import describe_discarded, discarded_of
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from tests.support.programs_by_hand import linear
-
-
-def test_their_numbers_are_listed_and_not_the_range_that_they_are_in() -> None:
-    found = (
-        Discarded(0, 5, 1, (640, 651), "ValueError: damaged"),
-        Discarded(0, 6, 0, (703,), "ValueError"),
-        Discarded(1, 5, 3, (640, 651), "ValueError"),
-    )
-    said = describe_discarded(found, 800)
-    assert said.startswith(
-        "3 of 800 records were DISCARDED, as their batches failed: 640, 651, 703; the first in chunk 5:"
-    )
-    assert "ValueError: damaged" in said
-    assert "to 703" not in said
 
 
 def test_records_of_two_files_are_two(tmp_path: Path) -> None:

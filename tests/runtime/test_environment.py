@@ -17,7 +17,7 @@ from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import connect, connect_role, write_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
+from graphft.runtime.etcd import Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.execute.determinism import enforce
 from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.options import LaunchOptions
@@ -25,8 +25,6 @@ from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, E
 from graphft.runtime.roles import environment
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job
-from tests.support.etcd_servers import pause, resume
-from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +43,6 @@ def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.Mo
     ("env", "role"),
     [
         ({}, None),
-        ({"GRAPHFT_ROLE": ""}, None),
-        ({"RANK": "0"}, None),
         ({"RANK": "", "WORLD_SIZE": ""}, None),
         ({"GRAPHFT_ROLE": "trainer"}, RoleSpec("trainer")),
         (
@@ -58,7 +54,6 @@ def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.Mo
         ({"RANK": "0", "WORLD_SIZE": "4"}, RoleSpec("pserver", 0, embed_etcd=True)),
         ({"RANK": "1", "WORLD_SIZE": "4"}, RoleSpec("pserver", 1)),
         ({"RANK": "2", "WORLD_SIZE": "4"}, RoleSpec("trainer", 0)),
-        ({"RANK": "3", "WORLD_SIZE": "4"}, RoleSpec("trainer", 1)),
         ({"RANK": "0", "WORLD_SIZE": "3", "GRAPHFT_ETCD": "h:1"}, RoleSpec("pserver", 0, "", "h:1")),
         ({"RANK": "0", "WORLD_SIZE": "1", "GRAPHFT_LAUNCH": "{}"}, None),
     ],
@@ -89,7 +84,6 @@ def test_the_rank_after_the_pservers_is_the_coordinator_of_a_job_that_has_one() 
         ({"RANK": "x", "WORLD_SIZE": "4"}, "environment", "RANK is 'x'"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "world-size", "WORLD_SIZE is 2, but the job has 2 pservers"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "environment", "RANK is 4, expected 0 to 3"),
-        ({"RANK": "-1", "WORLD_SIZE": "4"}, "environment", "RANK is -1, expected 0 to 3"),
     ],
 )
 def test_environments_that_make_no_sense(env: dict[str, str], rule: str, message: str) -> None:
@@ -99,23 +93,13 @@ def test_environments_that_make_no_sense(env: dict[str, str], rule: str, message
     assert caught.value.help
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"GRAPHFT_ROLE": "cook"},
-        {"RANK": "0", "WORLD_SIZE": "2"},
-        {"GRAPHFT_ROLE": "trainer", "GRAPHFT_JOB_DIR": "taken"},
-    ],
-)
+@pytest.mark.parametrize("fresh", [False, True])
 def test_a_script_with_a_wrong_environment_ends_with_2(
-    job: Job, tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: Job, fresh: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "file").touch()
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GRAPHFT_ROLE", "trainer" if fresh else "cook")
     with pytest.raises(SystemExit) as ended:
-        run_job(job)
+        run_job(job, fresh=fresh)
     assert ended.value.code == EXIT_USAGE
     assert capsys.readouterr().err.startswith("error[")
 
@@ -208,29 +192,6 @@ def test_endpoints_that_lead_nowhere(tmp_path: Path) -> None:
     with pytest.raises(EtcdUnreachable):
         connect_role(tmp_path, wait=0.2)
     assert time.monotonic() - started < 30
-
-
-@pytest.mark.usefixtures("soon")
-def test_a_role_waits_for_an_etcd_that_is_away(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It need not be started again, and load everything again."""
-    server = EmbeddedEtcd(tmp_path / "etcd").start()
-    pause(server)
-
-    def recover() -> None:
-        until(lambda: "waiting for etcd" in caplog.text)
-        resume(server)
-
-    caplog.set_level("INFO", logger="graphft")
-    told = threading.Thread(target=recover)
-    told.start()
-    try:
-        with connect_role(tmp_path, server.endpoints[0]) as etcd:
-            assert etcd.count("/", deadline=60) == 0
-        told.join()
-    finally:
-        server.stop()
 
 
 def test_login_and_certificates_come_from_the_environment(etcd: Etcd, tmp_path: Path) -> None:

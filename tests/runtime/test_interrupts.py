@@ -44,12 +44,6 @@ def come_within(number: int, reached: list[str]) -> None:
         reached.append("outer")
 
 
-def fail_within(number: int) -> None:
-    with uninterrupted():
-        signal.raise_signal(number)
-        raise ValueError("mine")
-
-
 def test_what_a_handler_raises_comes_at_the_end(raises: tuple[int, type[BaseException]]) -> None:
     number, expected = raises
     reached: list[str] = []
@@ -61,13 +55,6 @@ def test_what_a_handler_raises_comes_at_the_end(raises: tuple[int, type[BaseExce
         with uninterrupted():
             reached.append("nothing is left of it")
     assert reached == ["inner", "outer", "nothing is left of it"]
-
-
-def test_an_error_of_the_block_is_not_lost(raises: tuple[int, type[BaseException]]) -> None:
-    number, expected = raises
-    with suppress(Interrupted), interruptible(lambda: ""), pytest.raises(expected) as caught:
-        fail_within(number)
-    assert isinstance(caught.value.__context__, ValueError)
 
 
 def test_a_call_to_etcd_ends_before_a_signal_raises(

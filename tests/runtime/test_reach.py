@@ -20,11 +20,8 @@ def at(name: str, network: str, address: str = "") -> Registration:
         (at("t", "a"), at("p", "a", LOCAL), None, ""),
         (at("t", "a"), at("p", "b", LAN), None, ""),
         (at("t", "a"), at("p", "b", LOCAL), None, "pserver 0 listens at tcp://127.0.0.1:5 on host-b"),
-        (at("t", "a"), at("p", "", LOCAL), None, ""),
         (at("p1", "a", LOCAL), at("p", "b", LAN), None, "this process listens at tcp://127.0.0.1:5 on host-a"),
-        (at("p1", "a", LAN), at("p", "b", LOCAL), None, "pserver 0 listens at"),
         (at("p1", "a", LOCAL), None, at("t", "b"), "which t on host-b (pid 7) cannot reach"),
-        (at("p1", "a", LAN), None, at("t", "b"), ""),
         (at("t1", "a"), None, at("t", "b"), ""),
     ],
 )
@@ -42,5 +39,3 @@ def test_a_coordinator_listens_too() -> None:
     there = at("c", "b", LOCAL)
     found = out_of_reach(at("t", "a"), JobView(coordinators={"c": there}))
     assert found.startswith("coordinator c listens at tcp://127.0.0.1:5 on host-b")
-    assert not out_of_reach(at("t", "b"), JobView(coordinators={"c": there}))
-    assert "which t on host-a (pid 7) cannot reach" in out_of_reach(there, JobView(trainers={"t": at("t", "a")}))

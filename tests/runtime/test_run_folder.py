@@ -262,16 +262,6 @@ def test_the_newest_complete_run_of_the_very_job_predicts(job: Job) -> None:
 # -- the command line and the script ----------------------------------------------------------------------------------
 
 
-def test_a_run_that_has_begun_does_not_change_its_exactness_in_silence(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job.save("begun")
-    for exact in (True, False):
-        with pytest.raises(SystemExit):
-            run_job(again(job, exact=exact), job_dir="begun", save_only=True)
-        assert ("goes on as it began, with exact=True" in capsys.readouterr().err) == (not exact)
-
-
 def test_the_command_line_counts_and_says_so(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,11 +12,8 @@ import pytest
 
 from graphft.runtime.coordination.result_files import note_validation
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.page_command import FolderLooks
 from graphft.runtime.launcher.process_ends import note
-from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.run_list import read_run
-from graphft.runtime.page.job_page import JobPage
 from graphft.transpiler import Job
 from graphft.transpiler.criteria import Criterion
 from graphft.transpiler.validation import ValidationConfig
@@ -112,28 +109,6 @@ def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture
         "jobs/loop": "unreadable",
     }
     assert "\njobs/cut: cannot be read: jobs/cut/job.json is damaged: " in shown(capsys, "runs")
-
-
-def test_metrics_that_may_not_be_read_are_told(
-    capsys: pytest.CaptureFixture[str], passes: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of somebody else's job; they were told as none."""
-    folder = saved(passes, "a", 1.0)
-    write_rows(folder, [0.5, 0.5])
-    file, real = folder / "metrics.rows", os.open
-
-    def forbidden(path: Any, *rest: Any, **more: Any) -> int:
-        if Path(path) == file:
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *rest, **more)
-
-    monkeypatch.setattr(os, "open", forbidden)
-    why = told(capsys)["jobs/a"]["unread"]
-    assert "Permission denied" in why
-    assert f"\njobs/a: {why}\n" in shown(capsys, "runs")
-    assert why in refused(capsys, "metrics", "--job", "a")
-    assert why in Result.of(folder, 12, 0.0).lost(32)
-    assert "Permission denied" in JobPage(FolderLooks(folder)).document()["curve"]["unread"]
 
 
 def test_the_rows_of_a_job(capsys: pytest.CaptureFixture[str], passes: Job) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
+from graphft.runtime.coordination.revoker import Revoker
 from graphft.runtime.coordination.run_record import begin_anew, fenced, forget_dead, make_way, put_job, revoke_dead
 from graphft.runtime.etcd import Etcd, LeaseLost, absent, put_op
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
@@ -30,6 +32,17 @@ def test_leases_end_of_processes_that_are_no_more_and_ran_here(etcd: Etcd, keys:
     revoke_dead(etcd, keys)
     left = {kv.key for kv in etcd.range(keys.control).kvs}
     assert left == {keys.trainer("alive"), keys.trainer("elsewhere"), keys.trainer("unknown")}
+
+
+def test_a_lease_is_revoked_when_etcd_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    revoker, answers = Revoker(Mock(), Keys("job")), iter([False, False, True])
+    monkeypatch.setattr(revoker, "try_once", lambda *_: next(answers))
+    monkeypatch.setattr("graphft.runtime.coordination.revoker.LATE_EVERY_SECONDS", 0.0)
+    revoker.revoke(identify())
+    revoker.step()
+    assert revoker._left
+    revoker.step()
+    assert not revoker._left
 
 
 def ended() -> Identity:

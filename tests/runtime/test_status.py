@@ -90,18 +90,6 @@ def test_a_job_that_goes_on_is_at_its_step_from_the_first_look_on(etcd: Etcd, ke
     assert read_status(etcd, keys, begins=3).step == 4
 
 
-def test_status_when_all_processes_are_gone(etcd: Etcd, keys: Keys, job: Job) -> None:
-    """A complete job's processes have deregistered: its step is what was committed, not 0."""
-    put_job(etcd, keys, job)
-    empty = read_status(etcd, keys)
-    assert (empty.step, empty.checkpoint, empty.loss, empty.state) == (0, None, None, "running")
-    etcd.put(keys.committed, msgspec.json.encode(Committed(0, 4, "step-00000004.g0")))
-    etcd.put(keys.state, b"complete")
-    status = read_status(etcd, keys)
-    assert (status.step, status.state) == (4, "complete")
-    assert "step 4/4" in format_line(status)
-
-
 def coordinate(etcd: Etcd, keys: Keys, job: Job) -> None:
     """The job of `fill`, with two coordinators: the second one serves."""
     fill(etcd, keys, job)

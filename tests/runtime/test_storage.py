@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.manifest import Manifest, Part
 from graphft.runtime.checkpoint.store import CheckpointStore
@@ -22,7 +21,6 @@ from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, decode
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.run_folder import open_run
 from graphft.transpiler import Job
 from tests.support.waiting import until
 
@@ -162,17 +160,6 @@ def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Pa
     assert etcd.get(keys.generation) == before
     (tmp_path / "away").rename(root)
     assert commits.rollback("restarted").step == 100
-
-
-def test_a_run_whose_folder_cannot_be_read_is_not_begun_anew_in_another(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    record = tmp_path / "jobs" / job.config.name / "runs" / "1" / "job.json"
-    record.mkdir(parents=True)  # reading it fails with EISDIR
-    with pytest.raises(GraphftError) as caught:
-        open_run(job)
-    assert caught.value.rule == "storage"
 
 
 # -- what is on the disk ------------------------------------------------------------------------------------------

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.coordination import revoker
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
 from tests.runtime.stubs import SLEEP, Stubs, pid, steps, texts
-from tests.support.etcd_servers import pause, resume
 
 REGISTER = """
 import os, socket, sys, time
@@ -224,25 +222,6 @@ def test_the_lease_of_a_dead_child_is_revoked_at_once(
     steps(supervisor, lambda: etcd.count(prefix) == 0, 50.0)  # not after the 100 s of its lease
     assert [kv.value for kv in etcd.range(keys.slots).kvs] == [b"another's"]
     etcd.lease_revoke(other)
-
-
-@pytest.mark.slow
-def test_a_lease_is_revoked_when_etcd_is_back(
-    supervise: Any, stubs: Stubs, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(revoker, "ETCD_SECONDS", 0.2)
-    with EmbeddedEtcd(tmp_path / "own") as server, Etcd(server.endpoints) as client:
-        stubs.code, stubs.arguments = REGISTER, [client.endpoints[0], keys.job, "pserver", "1"]
-        supervisor = supervise(client=client)
-        child = supervisor.add("pserver", 1)
-        steps(supervisor, lambda: client.count(keys.pservers, deadline=60) == 1)
-        stubs.code, first = SLEEP, pid(child)
-        pause(server)
-        supervisor.signal("pserver", 1, signal.SIGKILL)
-        steps(supervisor, lambda: pid(child) != first)
-        resume(server)
-        steps(supervisor, lambda: client.count(keys.pservers, deadline=60) == 0)
-        supervisor.stop()
 
 
 def test_a_frozen_child_is_replaced_when_its_lease_has_ended(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import psutil
 import pytest
 
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher.supervise import supervise as supervise_job
 from tests.runtime.stubs import SLEEP, Stubs, steps
-from tests.support.waiting import until
 
 
 def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any, stubs: Stubs, tmp_path: Path) -> None:
@@ -30,47 +26,6 @@ def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any
     steps(supervisor, lambda: "up" in (tmp_path / "logs" / "trainer-1.log").read_text())
     supervisor.stop(grace=0.5)
     assert (stopped.process.poll(), stubborn.process.poll()) == (-signal.SIGTERM, -signal.SIGKILL)
-
-
-LATE = """
-import os, signal
-def start(*_):
-    child = os.fork()
-    if not child:
-        signal.pause()
-    print("started", child, flush=True)
-signal.signal(signal.SIGTERM, start)
-print("up", flush=True)
-while True:
-    signal.pause()
-"""
-
-
-def test_what_a_role_starts_when_it_is_told_to_end_ends_with_it(
-    supervise: Any, stubs: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lease keeper, say. It stayed, if only as a zombie, for as long as the process of a Trainer."""
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, as a launcher does
-    stubs.code = LATE
-    supervisor = supervise()
-    child = supervisor.add("trainer", 0)
-    log = tmp_path / "logs" / "trainer-0.log"
-    steps(supervisor, lambda: "up" in log.read_text())
-    process = child.process
-    assert process is not None
-    wait = process.wait
-
-    def until_it_has(seconds: float | None = None) -> Any:
-        """The grace, which is over when it has started one."""
-        if seconds is None:
-            return wait()
-        monkeypatch.setattr(process, "wait", wait)
-        until(lambda: "started" in log.read_text())
-        raise subprocess.TimeoutExpired("trainer 0", seconds)
-
-    monkeypatch.setattr(process, "wait", until_it_has)
-    supervisor.stop()
-    assert not psutil.pid_exists(int(log.read_text().split()[-1]))
 
 
 def test_nothing_is_started_after_stop(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
