@@ -20,15 +20,7 @@ MAX_EPOCHS, MOST_EPOCHS = 1000, 100_000
 """Each process plans all epochs before it begins."""
 BEYOND = 1
 """A pass that is never asked for: so the job never completes, and a script that is run again finds its epochs done."""
-_OTHERWISE = {
-    "trainers": "num_workers= says how many",
-    "fresh": "graphft launch --fresh SCRIPT begins a new run; so does another name=",
-    "passes": "each train() is one; max_epochs= is the most there can be",
-    "epochs": "each train() is one; max_epochs= is the most there can be",
-    "validate": "a Trainer validates when validate() is called: validation=graphft.Validation(data=...)",
-    "ft": "a Trainer's job is fault-tolerant, always",
-    "sync": "a Trainer's job is sync: an async one runs with graphft.transpile(sync=False).run()",
-}
+_FIXED = ("trainers", "passes", "epochs", "passes_on_demand", "validate", "ft", "sync", "fresh")
 
 
 def make_job(program: Program | Job, options: Mapping[str, Any]) -> Job:
@@ -43,9 +35,12 @@ def make_job(program: Program | Job, options: Mapping[str, Any]) -> Job:
             help="program = graphft.build(model, loss_fn, inputs); graphft.minimize(program, optimizer)",
         )
     check_told(reported(program))
-    for name, instead in _OTHERWISE.items():
-        if name in given:
-            raise UsageError(f"a Trainer has no option {name}", rule="option", help=instead)
+    if fixed := next(filter(given.__contains__, _FIXED), ""):
+        raise UsageError(
+            f"a Trainer has no option {fixed}",
+            rule="option",
+            help="num_workers=, max_epochs= and validation= are its own; its job is sync, fault-tolerant, and goes on",
+        )
     workers, most = given.pop("num_workers", 1), given.pop("max_epochs", MAX_EPOCHS)
     check_number("num_workers", workers, 1)
     check_number("max_epochs", most, 1)

@@ -40,12 +40,6 @@ class Finding(NamedTuple):
     counts: bool | None = None
 
 
-class _Proof(msgspec.Struct):
-    """As much as is needed of `roles.start_check.Proof`, without torch."""
-
-    run: str
-
-
 class DeathAnalysis:
     """Analyses deaths in their order, before the dead one's lease is revoked."""
 
@@ -82,8 +76,8 @@ class DeathAnalysis:
             run, proof = self.etcd.get(self.keys.run), self.etcd.get(self.keys.proof("trainer"))
             if run is None or proof is None:
                 return False
-            return msgspec.json.decode(proof.value, type=_Proof).run == run.value.decode()
-        except (EtcdError, msgspec.DecodeError, UnicodeDecodeError):
+            return bool(msgspec.json.decode(proof.value)["run"] == run.value.decode())
+        except (EtcdError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
             return False
 
     def _where(self, note: Note) -> str:

@@ -6,17 +6,18 @@ A line: {at (seconds since 1970), kind, name, what}. `kind`: "failure" or "preem
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from graphft.disk.fileio import read_regular
-from graphft.disk.sealed_json import parse_json
 from graphft.errors import plain_text
 from graphft.runtime.coordination.records import Event, PassMetrics
 from graphft.runtime.launcher.ending import tell
@@ -41,38 +42,39 @@ class ProcessEnds:
     """Why the job failed in the last launch, if it did."""
 
 
+class _End(msgspec.Struct):
+    at: float
+    kind: str
+    name: str
+    what: str
+
+
 def note(job_dir: Path, kind: str, what: str = "", name: str = "") -> bool:
     """Appends a line. Returns False if the disk did not take it: a full one must not end a launcher."""
     try:
-        with (job_dir / FILE).open("a") as f:
-            f.write(json.dumps({"at": round(time.time(), 3), "kind": kind, "name": name, "what": what}) + "\n")
+        with (job_dir / FILE).open("ab") as f:
+            f.write(msgspec.json.encode(_End(round(time.time(), 3), kind, name, plain_text(what))) + b"\n")
     except OSError as error:
         log.warning("the end of a process cannot be noted in %s: %s", job_dir, error)
         return False
     return True
 
 
-def _rows(job_dir: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+def _ends(job_dir: Path, *kinds: str) -> Iterator[_End]:
     """Yields the lines of these kinds; not those that the disk did not take whole."""
-    try:
-        lines = read_regular(job_dir / FILE).decode(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            row = parse_json(line)
-            row = {"at": float(row["at"])} | {key: str(row[key]) for key in ("kind", "name", "what")}
-        except (ValueError, KeyError, TypeError):
-            continue
-        if row["kind"] in kinds:
-            yield row
+    with contextlib.suppress(OSError):
+        for line in read_regular(job_dir / FILE).splitlines():
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                end = msgspec.json.decode(line, type=_End)
+                if end.kind in kinds:
+                    yield end
 
 
 def read_ends(job_dir: Path) -> ProcessEnds:
-    counts = {kind: Counter(row["name"] for row in _rows(job_dir, kind)) for kind in ("failure", "preemption")}
-    jobs = list(_rows(job_dir, "launch", "failed"))
-    launches = sum(row["kind"] == "launch" for row in jobs)
-    failed = jobs[-1]["what"] if jobs else ""
+    counts = {kind: Counter(end.name for end in _ends(job_dir, kind)) for kind in ("failure", "preemption")}
+    jobs = list(_ends(job_dir, "launch", "failed"))
+    launches = sum(end.kind == "launch" for end in jobs)
+    failed = jobs[-1].what if jobs else ""
     return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed)
 
 
@@ -83,7 +85,7 @@ def note_saved(job_dir: Path, step: int) -> None:
 
 
 def was_saved(job_dir: Path) -> bool:
-    return any(_rows(job_dir, "saved"))
+    return any(_ends(job_dir, "saved"))
 
 
 def lost_checkpoints(job_dir: Path, step: int | None) -> str:
@@ -97,16 +99,16 @@ def lost_checkpoints(job_dir: Path, step: int | None) -> str:
 def past_epoch(config: JobConfig, job_dir: Path, epoch: int, found: PassMetrics) -> dict[str, float]:
     """Returns what `on_epoch` is given of an epoch (from 1) for whose end nobody has waited, as `train()` returns it.
     `seconds`: from its first step to its last one."""
-    starts, within = config.plan.start_steps, (found.began, found.ended)
-    ends = [row["kind"] for row in _rows(job_dir, "failure", "preemption") if within[0] <= row["at"] <= within[1]]
+    starts, ends = config.plan.start_steps, _ends(job_dir, "failure", "preemption")
+    kinds = [end.kind for end in ends if found.began <= end.at <= found.ended]
     return {
         "epoch": epoch,
         **found.numbers(),
         "discarded": discarded_in(config, epoch, found),
         "steps": starts[epoch] - starts[epoch - 1],
         "seconds": found.ended - found.began,
-        "failures": ends.count("failure"),
-        "preemptions": ends.count("preemption"),
+        "failures": kinds.count("failure"),
+        "preemptions": kinds.count("preemption"),
     }
 
 
@@ -120,8 +122,8 @@ def discarded_in(config: JobConfig, epoch: int, found: PassMetrics) -> int:
 
 def ends_as_events(job_dir: Path) -> list[Event]:
     found = []
-    for row in _rows(job_dir, "launch", "failed", "failure", "preemption"):
-        what, kind = plain_text(row["what"]), {"launch": "launch", "failed": "failed"}.get(row["kind"], "died")
-        text = {"launch": "the job was launched", "failed": what, "died": f"{row['name']} died ({what})"}[kind]
-        found.append(Event(row["at"], "launcher", kind, text))
+    for end in _ends(job_dir, "launch", "failed", "failure", "preemption"):
+        text = {"launch": "the job was launched", "failed": end.what}.get(end.kind, f"{end.name} died ({end.what})")
+        kind = end.kind if end.kind in ("launch", "failed") else "died"
+        found.append(Event(end.at, "launcher", kind, text))
     return found

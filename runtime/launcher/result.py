@@ -47,7 +47,6 @@ class Result:
     failures: dict[str, int] = field(default_factory=dict)
     preemptions: dict[str, int] = field(default_factory=dict)
     discarded: tuple[Discarded, ...] = ()
-    """What was discarded of the data, and why."""
     launches: int = 1
 
     @classmethod
@@ -80,19 +79,15 @@ class Result:
             return ""
         from graphft.runtime.validation.best_model import Kept
 
-        terms, models = found
-        made = [
-            Kept(step, row[terms.metric])
-            for step, row in rows.items()
-            if math.isfinite(row.get(terms.metric, math.nan))
-        ]
+        metric, models = found[0].metric, found[1]
+        values = ((step, row.get(metric, math.nan)) for step, row in rows.items())
+        made = [Kept(step, value) for step, value in values if math.isfinite(value)]
         if not made:
-            return f"NO best model is kept: {terms.metric} was not finite in any of {len(rows)} validations"
-        kept = models.best()
-        best = min([*made, *([kept] if kept is not None else [])], key=lambda one: one.rank(models.mode))
+            return f"NO best model is kept: {metric} was not finite in any of {len(rows)} validations"
+        best = min(filter(None, (*made, models.best())), key=lambda one: one.rank(models.mode))
         if models.has(best):
             return ""
-        return f"the model of step {best.step}, the best one by {terms.metric}, is MISSING from {models.folder}"
+        return f"the model of step {best.step}, the best one by {metric}, is MISSING from {models.folder}"
 
     def warnings(self, config: JobConfig) -> list[str]:
         return self.lost(config.data.records) + _missing_validations(self.job_dir, config, self.steps)

@@ -1,4 +1,4 @@
-"""`graphft status`, `graphft runs`, `graphft metrics`: a job, all of a folder or an etcd, the steps of one."""
+"""`graphft status`, `graphft runs`: a job, all of a folder or an etcd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from graphft.disk.fileio import size_in_words
-from graphft.disk.sealed_json import encode_json, readable_json
+from graphft.disk.sealed_json import readable_json
 from graphft.errors import UsageError
 from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.job_files import JOBS, is_url
@@ -25,7 +25,6 @@ from graphft.runtime.launcher.display import render
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.run_list import ListedRun, list_runs
 from graphft.runtime.page.time_keeper import left_of, read_time
-from graphft.runtime.process.metric_table import FILE, rows_or_why
 from graphft.runtime.process.role_process import EXIT_OK
 from graphft.transpiler.record import read_record
 
@@ -46,10 +45,6 @@ def add_parsers(commands: Any) -> None:
     runs.add_argument("folder", nargs="?", metavar="FOLDER", default=str(JOBS), help="a folder of jobs (default: jobs)")
     runs.add_argument("--json", action="store_true", help="print JSON")
     runs.set_defaults(command=_show_runs)
-
-    metrics = commands.add_parser("metrics", help="print the loss and metrics of a job, a line of JSON for each step")
-    metrics.add_argument("--job", required=True, help="the job's name or folder")
-    metrics.set_defaults(command=_show_metrics)
 
 
 # -- one job, or those of an etcd -------------------------------------------------------------------------------------
@@ -165,24 +160,3 @@ def _row(run: ListedRun) -> tuple[str, ...]:
         *map(str, (ends.launches, sum(ends.preemptions.values()), sum(ends.failures.values()))),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.status.at)),
     )
-
-
-# -- each step --------------------------------------------------------------------------------------------------------
-
-
-def _show_metrics(options: argparse.Namespace) -> int:
-    """Raises UsageError where there is no such job, or nothing is recorded here."""
-    folder = find_folder(options.job)
-    rows, why = rows_or_why(folder)
-    numbers, known = rows.known()
-    if not len(known):
-        raise UsageError(
-            why or f"no step is recorded in {folder / FILE}",
-            rule="no-metrics",
-            help="see whether you may read it" if why else "its first pserver writes it, in the folder that it has",
-        )
-    columns = (numbers, known.data["step"], known.data["samples"], known.at.round(3), known.data["values"])
-    for number, step, samples, at, values in zip(*(column.tolist() for column in columns), strict=True):
-        named = dict(zip(rows.names, values, strict=True))
-        print(encode_json({"row": number, "step": step, "samples": samples, "at": at, **named}).decode())
-    return EXIT_OK

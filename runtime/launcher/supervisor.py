@@ -45,8 +45,6 @@ time."""
 COLLECT_EVERY_SECONDS = 1.0
 KILLED_SECONDS, COLLECT_SECONDS, POLL_SECONDS = 5.0, 10.0, 0.02
 """For so long the ends of a process after SIGKILL, and of what roles have left, are waited for."""
-REVOKE_SECONDS, REVOKE_EVERY_SECONDS = 2.0, 0.2
-"""For how long an end tries to revoke leases where etcd does not answer, and how often."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
 """From the end of its lease until a stopped child is replaced; one that runs gets time to end by itself."""
 
@@ -199,11 +197,8 @@ class Supervisor:
         while self._child_processes.left and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
             self._collect()
-        end = time.monotonic() + REVOKE_SECONDS
         for child in children:
-            while not self._revoker.try_once(child.identity) and time.monotonic() < end:
-                time.sleep(REVOKE_EVERY_SECONDS)
-            if time.monotonic() > end:  # etcd does not answer
+            if not self._revoker.try_once(child.identity):  # etcd does not answer
                 break
 
     # -- one child --------------------------------------------------------------------------------------------------

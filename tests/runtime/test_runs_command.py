@@ -109,14 +109,3 @@ def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture
         "jobs/loop": "unreadable",
     }
     assert "\njobs/cut: cannot be read: jobs/cut/job.json is damaged: " in shown(capsys, "runs")
-
-
-def test_the_rows_of_a_job(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
-    folder = saved(passes, "a", 1.0)
-    assert "no step is recorded in jobs/a/metrics.rows" in refused(capsys, "metrics", "--job", "a")
-    write_rows(folder, [0.5, math.nan], accuracy=1.0)
-    found = [json.loads(line) for line in shown(capsys, "metrics", "--job", "a").splitlines()]
-    assert [one | {"at": 0} for one in found] == [
-        {"row": 0, "step": 0, "samples": 4, "at": 0, "loss": 0.5, "accuracy": 1.0},
-        {"row": 1, "step": 1, "samples": 4, "at": 0, "loss": None, "accuracy": 1.0},
-    ]
