@@ -1,1 +1,1 @@
-"""What is in etcd: the records of a run, the view that processes watch, the event log, and the way there."""
+"""Keeps in etcd the records of a run, the view that processes watch, the event log, and the way there."""

@@ -150,7 +150,7 @@ def _staleness(shard: Mapping[str, Any]) -> str:
 
 class Display:
     """Shows statuses as they come: on a terminal in a live panel, else by a line each 5 s, and each event once. Events
-    of launches before `since` (Unix seconds), which the first status has, are not shown."""
+    from before `since` (Unix seconds) are not shown."""
 
     def __init__(self, stream: TextIO | None = None, since: float | None = None) -> None:
         # Texts of events are not ours to mark up: "[pserver 0]" would be taken for a style.
@@ -163,15 +163,13 @@ class Display:
             self._panel = Live(console=self.console, refresh_per_second=4, transient=True)
             self._panel.start()
         self._since = time.time() if since is None else since
-        self._before: set[tuple[float, str]] | None = None
-        """Events of launches before this one."""
         self._shown: set[tuple[float, str]] = set()
         self._next_line, self._last_line = 0.0, ""
 
     def show(self, status: JobStatus, left: float | None = None) -> None:
-        status = self._of_this_launch(status)
         if self._panel is not None:
-            self._panel.update(render(status, left))
+            events = [event for event in status.events if event.at >= self._since]
+            self._panel.update(render(dataclasses.replace(status, events=events), left))
             return
         self._new_events(status)
         if time.monotonic() >= self._next_line and status.state != "complete":
@@ -183,17 +181,9 @@ class Display:
         if self._panel is not None:
             self._panel.stop()
         if status is not None:
-            status = self._of_this_launch(status)
             self._new_events(status)
             if status.state != "complete":  # its roles have left: no loss, and no one to count
                 self._line(status)
-
-    def _of_this_launch(self, status: JobStatus) -> JobStatus:
-        """Leaves out those that the first status has from before: later ones count, whatever another machine's clock
-        says."""
-        if self._before is None:
-            self._before = {(e.at, e.text) for e in status.events if e.at < self._since}
-        return dataclasses.replace(status, events=[e for e in status.events if (e.at, e.text) not in self._before])
 
     def _line(self, status: JobStatus, left: float | None = None) -> None:
         line = format_line(status, left)
@@ -203,6 +193,6 @@ class Display:
 
     def _new_events(self, status: JobStatus) -> None:
         for event in status.events:
-            if (event.at, event.text) not in self._shown:
+            if event.at >= self._since and (event.at, event.text) not in self._shown:
                 self._shown.add((event.at, event.text))
                 self.console.print(format_event(event), soft_wrap=True)

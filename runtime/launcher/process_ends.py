@@ -32,14 +32,13 @@ FILE = "ends.jsonl"
 
 @dataclass(frozen=True)
 class ProcessEnds:
-    """How many processes of each role failed, and how many were preempted, since a run's first launch. `failed`: why
+    """Counts processes of each role that failed, and that were preempted, since a run's first launch. `failed`: why
     the job did, in the last launch."""
 
     launches: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     preemptions: dict[str, int] = field(default_factory=dict)
     failed: str = ""
-    """Why the job failed in the last launch, if it did."""
 
 
 class _End(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""What a completed job was: its model, its metrics, what it lost. Read from its folder, whoever ran it."""
+"""A completed job's model, its metrics, and what it lost are read from its folder, whoever ran it."""
 
 from __future__ import annotations
 

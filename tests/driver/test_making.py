@@ -1,4 +1,4 @@
-"""What a Trainer takes, and what it refuses, before anything is started."""
+"""A Trainer takes options, or refuses them before anything is started."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ def test_a_rank_of_torchrun_is_no_driver(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_trainer_of_another_run_says_so_when_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Where all epochs are done, nothing else would: it never trains."""
     monkeypatch.chdir(tmp_path)
     options = epochs.OPTIONS | {"num_workers": 2, "chunks": epochs.chunks()}
     graphft.Trainer(epochs.program(), **options)

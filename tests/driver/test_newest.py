@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest of a run that another process trains, and prunes, while it is looked at."""
+"""A Trainer finds the newest checkpoint of a run that another process trains, and prunes, meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from graphft.runtime.driver.running_job import NewestCheckpoint
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the folder's next looks find: it held a checkpoint before. The last one stays."""
     steps: list[int] = []
     monkeypatch.setattr(running_job, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(running_job, "read_saved_step", lambda *of: steps.pop(0) if len(steps) > 1 else steps[0])

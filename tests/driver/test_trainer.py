@@ -25,7 +25,6 @@ EPOCHS = 4
 class Undisturbed(NamedTuple):
     model: dict[str, Tensor]
     metrics: list[dict[str, float]]
-    """Of each epoch, from the rows of its steps."""
 
 
 @pytest.fixture(scope="module")

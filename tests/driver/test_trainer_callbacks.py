@@ -1,4 +1,4 @@
-"""What a Trainer's callbacks hear, what they find, and what becomes of a call that they end."""
+"""A Trainer's callbacks hear events and epochs, and may end a call."""
 
 from __future__ import annotations
 

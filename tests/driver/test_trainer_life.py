@@ -1,4 +1,4 @@
-"""What a script does with a Trainer beside training: several of them, checkpoints that follow, what happened."""
+"""A script does more with a Trainer than training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What roles leave behind: real processes, which this one adopts."""
+"""Roles leave processes behind, which this one adopts."""
 
 from __future__ import annotations
 

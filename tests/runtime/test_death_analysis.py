@@ -1,4 +1,4 @@
-"""What the launcher makes of a dead trainer's last note. Of batches that were claimed: test_fatal_batches.py."""
+"""Dead trainers' last notes are analysed. Of batches that were claimed: test_fatal_batches.py."""
 
 from __future__ import annotations
 

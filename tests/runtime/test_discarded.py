@@ -1,4 +1,4 @@
-"""What a launcher says at its end of records that were discarded."""
+"""Discarded records are told by their numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a launch ends that does not complete: its words, its status, and what a script can catch."""
+"""Launches end that do not complete: with words, a status, and an exception."""
 
 from __future__ import annotations
 

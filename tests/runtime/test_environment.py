@@ -1,4 +1,4 @@
-"""Which role a process is, what it refuses to run as, and how it finds etcd."""
+"""The environment says which role a process is, and where etcd is."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from graphft.runtime.process.folder_lock import locked
 
 
 def test_a_lock_of_a_deleted_file_is_none(tmp_path: Path) -> None:
-    """Who waits has the old file open, when its holder deletes the folder and lets go."""
     folder = tmp_path / "f"
     first = contextlib.ExitStack()
     first.enter_context(locked(folder))

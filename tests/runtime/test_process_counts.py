@@ -1,4 +1,4 @@
-"""How many processes a launcher starts: what can never work is refused at once, what is missing is told."""
+"""Numbers of processes that can never work are refused at once; missing ones are told."""
 
 from __future__ import annotations
 

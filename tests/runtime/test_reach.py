@@ -1,4 +1,4 @@
-"""Which processes of a job can reach each other, by made-up registrations."""
+"""Processes of a job reach each other or not, by made-up registrations."""
 
 from __future__ import annotations
 

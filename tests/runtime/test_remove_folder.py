@@ -20,7 +20,6 @@ def data_of(folder: Path) -> Path:
 def test_what_is_killed_while_it_deletes_leaves_nothing_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an etcd without its log and with its snapshot, reads are answered and writes never."""
     folder = data_of(tmp_path / "etcd")
 
     def killed(path: Path) -> None:

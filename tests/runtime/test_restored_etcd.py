@@ -144,7 +144,6 @@ def test_processes_that_live_on_overtake_an_etcd_that_is_restored(cluster: Clust
 
 
 def test_a_commit_that_a_restored_etcd_does_not_know_is_made_good(cluster: Cluster) -> None:
-    """Of the same generation, so that nothing but the missing commit tells."""
     cluster.write(50)
     backup = cluster.backup()
     cluster.write(100)

@@ -1,4 +1,4 @@
-"""Which run a job is run in, what its launcher says of it, and which run a name means."""
+"""A job is run in the newest run or the next one; a name means a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def complete(path: Path) -> None:
 
 
 def begin(path: Path, step: int = 0) -> None:
-    """What a launcher leaves in a folder, and a checkpoint."""
     (path / "checkpoints").mkdir()
     if step:
         store = CheckpointStore(path / "checkpoints")

@@ -1,4 +1,4 @@
-"""What an earlier run has left in etcd, and what becomes of it when another run of its name begins."""
+"""An earlier run has left records in etcd when another run of its name begins."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ def run_of(job: Job, keys: Keys, folder: Path | None = None, ft: bool = True) ->
 
 
 def leave(etcd: Etcd, keys: Keys, run: Job, folder: Path | None = None, state: bytes = b"running") -> None:
-    """What a run leaves that was killed: the record of a bad chunk, an event, its state."""
     put_job(etcd, keys, run, folder)
     for key in (keys.discarded(1), f"{keys.events}1"):
         etcd.put(key, b"{}")

@@ -1,4 +1,4 @@
-"""What people see of a job: status, events, and where its processes are."""
+"""People see a job's status, its events, and where its processes are."""
 
 from __future__ import annotations
 
@@ -127,7 +127,6 @@ def test_who_gives_out_the_tasks(etcd: Etcd, keys: Keys, coordinated: Job) -> No
 
 
 def test_a_job_waits_for_a_coordinator_that_serves(etcd: Etcd, keys: Keys, coordinated: Job) -> None:
-    """What a process reports of itself may be old: trainers go by the address."""
     coordinate(etcd, keys, coordinated)
     etcd.delete(keys.coordinator_addr)
     status = read_status(etcd, keys)

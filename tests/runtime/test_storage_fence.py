@@ -1,4 +1,4 @@
-"""Of launchers that share nothing but a job's storage, the newest may write there."""
+"""The newest of launchers that share nothing but a job's storage may write there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher makes of a job's status, and of its own etcd, while it looks after the processes."""
+"""The launcher looks at its job's status, and keeps its own etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a supervisor ends, and what is left behind: nothing."""
+"""A supervisor ends, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher keeps of where its job's time goes: in the folder, from launch to launch."""
+"""The launcher keeps in the folder where its job's time goes, from launch to launch."""
 
 from __future__ import annotations
 
