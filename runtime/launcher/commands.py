@@ -13,9 +13,8 @@ from graphft.runtime.checkpoint.store import FOLDER
 from graphft.runtime.coordination.job_files import RUNS, url_of
 from graphft.runtime.coordination.runs import find_folder, run_at, run_in, run_numbers
 from graphft.runtime.etcd.embedded import cache_dir, find_etcd, install_etcd, version_of
-from graphft.runtime.launcher.folder_status import FolderStatus, list_folders, look_at
+from graphft.runtime.launcher.folder_status import FolderStatus, disk_bytes, list_folders, look_at
 from graphft.runtime.launcher.page_command import serve_page
-from graphft.runtime.launcher.run_list import disk_bytes
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 from graphft.transpiler.record import RECORD

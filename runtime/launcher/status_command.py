@@ -22,8 +22,7 @@ from graphft.runtime.coordination.runs import find_folder, run_folders, run_in
 from graphft.runtime.coordination.status import JobStatus, list_jobs, read_status
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.display import render
-from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.run_list import ListedRun, list_runs
+from graphft.runtime.launcher.folder_status import ListedRun, list_runs, look_at
 from graphft.runtime.page.time_keeper import left_of, read_time
 from graphft.runtime.process.role_process import EXIT_OK
 from graphft.transpiler.record import read_record

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from graphft.runtime.coordination.result_files import note_validation
-from graphft.runtime.launcher.folder_status import look_at
+from graphft.runtime.launcher.folder_status import look_at, read_run
 from graphft.runtime.launcher.process_ends import note
-from graphft.runtime.launcher.run_list import read_run
 from graphft.transpiler import Job
 from graphft.transpiler.criteria import Criterion
 from graphft.transpiler.validation import ValidationConfig
