@@ -16,9 +16,8 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.engines.commands import add_parsers as add_slurm_kubernetes
 from graphft.runtime.interchange import add_parser as add_checkpoint
-from graphft.runtime.launcher.commands import add_parsers as add_etcd_clean_page
+from graphft.runtime.launcher.commands import add_parsers as add_looks
 from graphft.runtime.launcher.commands import port
-from graphft.runtime.launcher.status_command import add_parsers as add_status_runs_metrics
 from graphft.runtime.prediction import add_parser as add_predict
 from graphft.runtime.process.role_process import (
     EXIT_FAILED,
@@ -98,8 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     fork_server.add_argument("--job", required=True)
     fork_server.set_defaults(command=_fork_server)
 
-    add_status_runs_metrics(commands)
-    add_etcd_clean_page(commands)
+    add_looks(commands)
 
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
     forget.add_argument("name", help="the job's name")

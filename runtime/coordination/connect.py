@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -25,8 +24,6 @@ ANSWER_SECONDS = 5.0
 """For how long etcd may not answer at first, ..."""
 WAIT_SECONDS = 60.0
 """... and for how long a role waits for one that does not answer, or whose endpoints its launcher has not left."""
-TELL_SECONDS = 2.0
-"""A wait for it that is longer than this is logged."""
 NOTE = "etcd.json"
 """In the run's folder: where its etcd is."""
 
@@ -59,7 +56,7 @@ def connect_role(job_dir: Path, endpoints: str = "", wait: float = WAIT_SECONDS)
     """Returns a client for a role, once etcd has answered; without `endpoints`, of the one that its launcher notes in
     the folder. Raises JobEnded when the job is complete already; EtcdUnreachable, GraphftError[etcd-endpoints] after
     `wait` seconds."""
-    begun, tell_after = time.monotonic(), TELL_SECONDS
+    end = time.monotonic() + wait
     while True:
         known = endpoints or read_note(job_dir).endpoints
         missing = GraphftError(
@@ -76,12 +73,9 @@ def connect_role(job_dir: Path, endpoints: str = "", wait: float = WAIT_SECONDS)
                 raise
             if known and is_complete(job_dir):
                 raise JobEnded(f"the job in {job_dir} is complete", rule="job-complete") from error
-            seconds = time.monotonic() - begun
-            if seconds > wait:
+            if time.monotonic() > end:
                 raise
-            if seconds > tell_after:
-                log.info("waiting for etcd: %s", error.message)
-                tell_after = math.inf
+            log.debug("waiting for etcd: %s", error.message)
         time.sleep(0.1)
 
 

@@ -73,19 +73,15 @@ class Trainer:
     Args:
         program: What `graphft.build` and `minimize` made; or a job of `graphft.transpile`, sync and with ft=True.
         num_workers: Logical trainers (slots). As many processes are started; the job goes on with fewer.
-        pservers: Parameter servers.
         name: The job's, and of its folder `jobs/<name>`: by it a script that is run again finds its run.
-        storage: URL that all machines reach, for the job and its checkpoints.
         engine: Where the processes run: a name ("local", "ray", "slurm", ...) or an engine's options.
         resources: By role, what a process takes: {"trainer": {"CPU": 2, "GPU": 1}}.
         callbacks: See `graphft.runtime.callbacks.callbacks.Callbacks`.
         validation: A `graphft.Validation`, for `validate`.
         max_retries: Of each `train` that does not say.
         max_epochs: More can not be trained.
-        quiet: No live progress.
-        page: Serve a page that shows the job, on this machine's loopback: True for a free port, or a port.
-        job_dir: Another folder than `jobs/<name>`.
-        options: Those of `graphft.transpile`: chunks, batch_size, seed, ...
+        quiet, page, job_dir: As of `job.run`.
+        options: Those of `graphft.transpile`: chunks, batch_size, pservers, storage, seed, ...
 
     Raises GraphftError for what makes no sense, before anything is started.
     """
