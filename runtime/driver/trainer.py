@@ -123,7 +123,7 @@ class Trainer:
         self._trained = 0  # epochs that `train` has returned; the checkpoint of the last one may be on its way
         self._newest = NewestCheckpoint(self.job, self.job_dir)
         self._counted_from = 0.0
-        self._failed = False  # True once an error has ended a call, or its `with`
+        self._failed = False  # once an error has ended a call, or its `with`
         self._busy, self._pid = threading.Lock(), os.getpid()
         atexit.register(self._at_exit)
 

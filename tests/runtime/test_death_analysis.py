@@ -114,10 +114,3 @@ def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     assert found.blamed is change
     kinds = [event.kind for _, event in read_events(etcd, keys)]
     assert kinds == ["step-failed"] * counted
-
-
-def test_a_note_that_makes_no_sense_tells_nothing(deaths: DeathAnalysis) -> None:
-    dies(deaths, signal.SIGSEGV)
-    path = record_path(deaths.job_dir, 0)
-    path.write_bytes(bytes(b | 0x70 if i == 24 else b for i, b in enumerate(path.read_bytes())))
-    assert deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV) == ("", None, None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -12,8 +10,7 @@ import pytest
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher import launch
-from graphft.runtime.launcher.ending import Interrupted, Reached
+from graphft.runtime.launcher.ending import Reached
 from graphft.transpiler import Job
 from tests.support.scripts import run
 
@@ -74,18 +71,3 @@ def test_a_script_that_runs_its_job_when_it_is_imported_is_told_of_the_guard(
         graphft.dataset(f"{script}:make")
     assert caught.value.rule == "main-guard"
     assert "if __name__ == '__main__':" in caught.value.help
-
-
-def test_a_launch_that_saves_its_job_can_be_interrupted(
-    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Large data take a while: Ctrl-C had a traceback then."""
-
-    def saves(*arguments: object, **options: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(launch, "open_run", saves)
-    with pytest.raises(Interrupted) as caught:
-        launch.run_job(job)
-    assert caught.value.code == 143
-    assert capsys.readouterr().err == "interrupted before the job was started; run again\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import connect, connect_role, write_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.etcd import Etcd, EtcdError, EtcdUnreachable
+from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.execute.determinism import enforce
 from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.options import LaunchOptions
@@ -173,17 +172,6 @@ def test_what_an_earlier_run_left_is_followed_by_something_newer(etcd: Etcd, tmp
     with connect_role(tmp_path, wait=120) as client:
         assert client.endpoints == etcd.endpoints
     later.join()
-
-
-@pytest.mark.usefixtures("soon")
-def test_endpoints_that_lead_nowhere(tmp_path: Path) -> None:
-    started = time.monotonic()
-    with pytest.raises(GraphftError, match=r"etcd\.json is not there"):
-        connect_role(tmp_path, wait=0.2)
-    write_endpoints(tmp_path, "127.0.0.1:1")
-    with pytest.raises(EtcdUnreachable):
-        connect_role(tmp_path, wait=0.2)
-    assert time.monotonic() - started < 30
 
 
 def test_login_and_certificates_come_from_the_environment(etcd: Etcd, tmp_path: Path) -> None:

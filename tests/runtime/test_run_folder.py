@@ -80,24 +80,6 @@ def test_the_newest_run_goes_on_or_is_followed_by_the_next_one(job: Job) -> None
     assert said(again(job), fresh=True) == f"{third} is complete; new run in {run(job, 4)}"
 
 
-def test_initial_values_without_a_seed_are_no_difference(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its state is in its checkpoints: it started at step 0 each time."""
-    name, value = next((n, v) for n, v in job.source.values.items() if v.is_floating_point() and v.dim())
-    for unseeded, numbers in ((False, (1, 2)), (True, (3, 3))):
-        monkeypatch.setattr("graphft.transpiler.job.drawn_without_seed", lambda told=unseeded: told)
-        for offset, number in enumerate(numbers):
-            drawn = again(job)
-            drawn.source.values = {**drawn.source.values, name: value + offset + 10 * unseeded}
-            found = open_run(Job.make(drawn.source, drawn.config))
-            assert found.path == run(job, number), found
-            if not found.before or number == 3:
-                (found.path / "checkpoints").mkdir(exist_ok=True)
-    (run(job, 3) / "logs").mkdir()
-    (run(job, 3) / "logs" / "trainer-0.log").touch()
-    complete(run(job, 3))
-    assert open_run(Job.make(drawn.source, drawn.config)).complete, "code, options and data are the same"
-
-
 def test_what_nobody_draws_is_a_difference_without_a_seed_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of a class in loss_fn, and all weights of `init_from=`: the run before them has another result."""
     monkeypatch.setattr("graphft.transpiler.job.drawn_without_seed", lambda: True)
