@@ -81,7 +81,7 @@ def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytes
     assert kept[1].text == kept[1].fields["traceback"] == "half of a pair: \\ud83d"
     assert kept[2].text == "in colour: \\x1b[31m"
     out = io.BytesIO()
-    display = Display(io.TextIOWrapper(out, encoding="ascii", write_through=True))
+    display = Display(io.TextIOWrapper(out, encoding="ascii", write_through=True), since=0.0)
     display._new_events(type("Status", (), {"events": kept})())  # type: ignore[arg-type]
     assert b"begin \\U0001f4a9" in out.getvalue()
 
