@@ -110,6 +110,19 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path / "checkpoints")
 
 
+def test_a_later_history_counts_more_than_a_later_step(cluster: Cluster) -> None:
+    """The job went back past step 100, which was damaged, say; what it wrote after that is what counts."""
+    cluster.write(50)
+    cluster.write(100)
+    early = cluster.backup()
+    cluster.shards[0].rollback("damaged", below=100)
+    cluster.write(75)
+    cluster.restore(early)
+    assert cluster.start() == [True, False]
+    assert cluster.committed == Committed(1, 75, "step-00000075.g1")
+    assert cluster.generation.step == 75
+
+
 def test_what_etcd_knows_is_not_overruled(cluster: Cluster) -> None:
     """A checkpoint that became void stays so: etcd is not older than the disk."""
     cluster.write(50)
