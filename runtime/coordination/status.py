@@ -62,7 +62,6 @@ class JobStatus:
     wanted_passes: int = 0
     validating: list[int] = field(default_factory=list)
     validated: Validated | None = None
-    generation_step: int | None = None
     etcd_full: bool = False
 
     @property
@@ -247,7 +246,6 @@ def _status(
         view.wanted_passes,
         list(view.validating),
         view.validated,
-        view.generation.step if view.generation is not None else None,
     )
 
 

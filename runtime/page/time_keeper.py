@@ -31,8 +31,6 @@ def seen_of(status: JobStatus) -> Seen:
     members = [*status.pservers.values(), *status.trainers.values()]
     paused = bool(status.trainers) and all(trainer.get("paused") for trainer in status.trainers.values())
     validating = paused and any(trainer.get("validating") for trainer in status.trainers.values())
-    # A sync trainer that is at a step has had the parameters of the step before.
-    steps = [trainer.get("step", 0) - 1 for trainer in status.trainers.values()] if status.spec["sync"] else []
     return Seen(
         status.step,
         status.total_steps,
@@ -44,8 +42,6 @@ def seen_of(status: JobStatus) -> Seen:
         status.state != "running",
         {name: trainer.get("seconds", {}) for name, trainer in status.trainers.items()},
         {str(shard["id"]): shard.get("checkpoint_seconds", 0.0) for shard in status.pservers.values()},
-        max([0, *steps]),
-        status.generation_step,
         validating,
     )
 

@@ -25,8 +25,6 @@ from typing import Any, ClassVar
 from graphft.runtime.protocol.events import (
     ApplyBatch,
     AsyncOptions,
-    AsyncShardEffect,
-    AsyncShardEvent,
     Count,
     PeerLeft,
     Received,
@@ -35,6 +33,7 @@ from graphft.runtime.protocol.events import (
     Tick,
 )
 from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.protocol.machine import Effect
 from graphft.runtime.protocol.messages import (
     BatchAck,
     BatchPush,
@@ -65,7 +64,7 @@ class _Copy:
     values: tuple[float, ...] = ()
 
 
-class AsyncShard(Shard[AsyncShardEvent, AsyncShardEffect]):
+class AsyncShard(Shard):
     """See the module's text. `version` counts the batches applied."""
 
     KIND = "an async shard"
@@ -90,36 +89,29 @@ class AsyncShard(Shard[AsyncShardEvent, AsyncShardEffect]):
     def problem(self, message: Message, payload: Any) -> str:
         return async_problem(self.options, message, payload)
 
-    def introduced(self, peer: str, forgotten: list[str], gone: set[str]) -> None:
+    def introduced(self, peer: str, replaced: list[str]) -> None:
         """Drops what it pushed before: it comes again, perhaps from other parameters."""
-        for one in (peer, *forgotten):
+        for one in (peer, *replaced):
             self._drop_copies(one)
-        for name in gone:
-            self.retained.left(name)
 
-    def _peer_left(self, event: PeerLeft) -> list[AsyncShardEffect]:
-        peer = event.peer
+    def left(self, peer: str, name: str) -> None:
         self._drop_copies(peer)
-        if peer in self.peers:
-            self.retained.left(self.peers.name(peer))
-            self.peers.leave(peer)
-        self.story.tell(f"{peer} has left", f"peer {peer}")
-        return []
+        self.retained.left(name)
 
-    def _tick(self, event: Tick) -> list[AsyncShardEffect]:
+    def _tick(self, event: Tick) -> list[Effect]:
         return []
 
     def _drop_copies(self, peer: str) -> None:
         self.copies = {key: copy for key, copy in self.copies.items() if key[1] != peer}
 
-    def _pull(self, peer: str, message: Pull, payload: Any) -> list[AsyncShardEffect]:
+    def _pull(self, peer: str, message: Pull, payload: Any) -> list[Effect]:
         return [self._bucket(peer, message.bucket)]
 
-    def _ledger_query(self, peer: str, message: LedgerQuery, payload: Any) -> list[AsyncShardEffect]:
+    def _ledger_query(self, peer: str, message: LedgerQuery, payload: Any) -> list[Effect]:
         ranges = self.ledger.ranges(message.pass_index, message.chunk)
         return [Reply(peer, LedgerAnswer(message.pass_index, message.chunk, ranges))]
 
-    def _push(self, peer: str, message: BatchPush, payload: Any) -> list[AsyncShardEffect]:
+    def _push(self, peer: str, message: BatchPush, payload: Any) -> list[Effect]:
         if message.generation != self.generation:
             code = "stale-generation" if message.generation < self.generation else "not-ready"
             return self.refuse(peer, code, f"this is generation {self.generation}, not {message.generation}")
@@ -127,60 +119,60 @@ class AsyncShard(Shard[AsyncShardEvent, AsyncShardEffect]):
             return self.refuse(peer, "malformed", f"a gradient of version {message.version}, this is {self.version}")
         key = (message.pass_index, message.chunk, message.batch)
         if self.ledger.has(*key):
-            reason = self._tell(f"{_name(key)} from {peer} is applied already", key, peer)
+            reason = self.tell(f"{_name(key)} from {peer} is applied already")
             return [
                 Count("duplicate-batch", reason),
                 self._ack(peer, key, fresh=False),
                 self._bucket(peer, message.bucket),
             ]
-        self.retained.pushed(self.peers.name(peer), message.version)
+        self.retained.pushed(self.peers[peer], message.version)
         staleness = self.version - max(0, message.version)
         if 0 <= self.options.max_staleness < staleness:
             self.copies.pop((key, peer), None)
-            reason = self._tell(f"{_name(key)} from {peer} is {staleness} versions behind", key, peer)
+            reason = self.tell(f"{_name(key)} from {peer} is {staleness} versions behind")
             return [*self.refuse(peer, "stale", reason), self._bucket(peer, message.bucket)]
         return self._keep(peer, key, message, payload)
 
-    def _keep(self, peer: str, key: BatchKey, message: BatchPush, payload: Any) -> list[AsyncShardEffect]:
+    def _keep(self, peer: str, key: BatchKey, message: BatchPush, payload: Any) -> list[Effect]:
         copy = self.copies.get((key, peer))
-        effects: list[AsyncShardEffect] = []
+        effects: list[Effect] = []
         if copy is not None and (copy.version, copy.samples) != (message.version, message.samples):
-            effects.append(Count("replaced-batch", self._tell(f"{_name(key)} from {peer} comes anew", key, peer)))
+            effects.append(self.count("replaced-batch", f"{_name(key)} from {peer} comes anew"))
             copy = None
         if copy is None:
             copy = self.copies[key, peer] = _Copy(message.version, message.samples)
             effects += self._drop_oldest(peer)
         if message.bucket in copy.payloads:
-            reason = self._tell(f"bucket {message.bucket} of {_name(key)} from {peer} is here already", key, peer)
+            reason = self.tell(f"bucket {message.bucket} of {_name(key)} from {peer} is here already")
             return [*effects, Count("duplicate-push", reason)]
         copy.payloads[message.bucket], copy.finite = payload, copy.finite and message.finite
         copy.values = message.values or copy.values
-        self._tell(f"kept bucket {message.bucket} of {_name(key)} from {peer}", key, peer)
+        self.tell(f"kept bucket {message.bucket} of {_name(key)} from {peer}")
         if len(copy.payloads) < len(self.options.buckets):
             return effects
         return [*effects, *self._apply(peer, key, copy, message.batches)]
 
-    def _drop_oldest(self, peer: str) -> list[AsyncShardEffect]:
+    def _drop_oldest(self, peer: str) -> list[Effect]:
         """Keeps a few of the batches that a trainer left half-sent."""
         begun = [item for item in self.copies if item[1] == peer]
-        effects: list[AsyncShardEffect] = []
+        effects: list[Effect] = []
         for key, _ in begun[:-HALVES]:
             del self.copies[key, peer]
             reason = f"half of {_name(key)} from {peer} is dropped: it has begun {HALVES} others"
-            effects.append(Count("dropped-batch", self._tell(reason, key, peer)))
+            effects.append(self.count("dropped-batch", reason))
         return effects
 
-    def _apply(self, peer: str, key: BatchKey, copy: _Copy, batches: int) -> list[AsyncShardEffect]:
+    def _apply(self, peer: str, key: BatchKey, copy: _Copy, batches: int) -> list[Effect]:
         if not self.ledger.add(*key, batches):
-            self.story.illegal(f"{_name(key)} is applied twice", _name(key))
+            self.illegal(f"{_name(key)} is applied twice")
         staleness = max(0, self.version - max(0, copy.version))
         self.staleness.add(staleness)
         self.version += 1
         left = sorted(other for batch, other in self.copies if batch == key and other != peer)
         self.copies = {k: c for k, c in self.copies.items() if k[0] != key}
-        reason = self._tell(f"{_name(key)} from {peer} is complete: version {self.version}", key, peer)
-        base = copy.version if self.retained.has(self.peers.name(peer), copy.version) else -1
-        effects: list[AsyncShardEffect] = [
+        reason = self.tell(f"{_name(key)} from {peer} is complete: version {self.version}")
+        base = copy.version if self.retained.has(self.peers[peer], copy.version) else -1
+        effects: list[Effect] = [
             ApplyBatch(
                 *key,
                 copy.samples,
@@ -208,11 +200,8 @@ class AsyncShard(Shard[AsyncShardEvent, AsyncShardEffect]):
 
     def _bucket(self, peer: str, bucket: int) -> Reply:
         if self.options.compensate:
-            self.retained.sent(self.peers.name(peer), self.version)
+            self.retained.sent(self.peers[peer], self.version)
         return Reply(peer, Parameters(self.generation, self.version, bucket), "current")
-
-    def _tell(self, text: str, key: BatchKey, peer: str) -> str:
-        return self.story.tell(text, _name(key), f"peer {peer}")
 
     def invariants(self) -> dict[str, bool]:
         peers = [peer for _, peer in self.copies]
@@ -221,13 +210,13 @@ class AsyncShard(Shard[AsyncShardEvent, AsyncShardEffect]):
             "a copy is partial": all(0 < len(c.payloads) < len(self.options.buckets) for c in self.copies.values()),
             "copies are of introduced peers": all(peer in self.peers for peer in peers),
             "a few half batches of each peer are kept": all(peers.count(peer) <= HALVES for peer in peers),
-            "versions are kept for known trainers": set(self.retained.trainers()) <= set(self.peers.names()),
+            "versions are kept for known trainers": set(self.retained.trainers()) <= set(self.peers.values()),
             "nobody was sent a version that is not there": max(self.retained.all(), default=0) <= self.version,
         }
 
     EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]] = {
         Received: Shard.received,
-        PeerLeft: _peer_left,
+        PeerLeft: Shard.peer_left,
         Tick: _tick,
     }
     MESSAGES: ClassVar[dict[type, Callable[[Any, str, Any, Any], list[Any]]]] = {

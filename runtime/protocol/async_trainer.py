@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from graphft.runtime.protocol.events import (
-    AsyncTrainerEvent,
     BeginBatch,
     ChunkKey,
     CloseBatch,
@@ -42,9 +41,9 @@ from graphft.runtime.protocol.events import (
     ShardUp,
     Tick,
     Took,
-    TrainerEffect,
     TrainerOptions,
 )
+from graphft.runtime.protocol.machine import Effect
 from graphft.runtime.protocol.messages import (
     BatchAck,
     BatchPush,
@@ -60,7 +59,7 @@ from graphft.runtime.protocol.trainer import Connection, Trainer
 
 PROBE_SECONDS = 1.0
 """A shard that answers nothing for this time is greeted again, whatever question is open."""
-Effects = list[TrainerEffect]
+Effects = list[Effect]
 
 
 @dataclass(slots=True)
@@ -105,7 +104,7 @@ class _Current:
     waits: bool = False
 
 
-class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
+class AsyncTrainer(Trainer):
     """See the module's text."""
 
     KIND = "an async trainer"
@@ -159,9 +158,7 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
     def next_batch(self, key: ChunkKey, last: int) -> int | None:
         """Returns the next batch behind `last`, or from the start again, that a shard lacks which can be reached."""
         lacks = self.held[key].lacks
-        wanted = sorted(
-            set().union(*(lacks[s] for s, connection in enumerate(self.connections) if connection.introduced))
-        )
+        wanted = sorted(set().union(*(lacks[s] for s, c in enumerate(self.connections) if c.introduced)))
         return next((b for b in wanted if b > last), wanted[0] if wanted else None)
 
     def generations(self) -> list[int]:
@@ -177,7 +174,7 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
     def _up(self, event: ShardUp) -> Effects:
         connection = self.connections[event.shard]
         connection.up, connection.introduced, connection.incarnation = True, False, event.incarnation
-        self.tell(f"shard {event.shard} is up as {event.incarnation}", event.shard)
+        self.tell(f"shard {event.shard} is up as {event.incarnation}")
         return [self.hello(event.shard)]
 
     def from_shard(self, event: FromShard) -> Effects:
@@ -194,7 +191,7 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
             return [Count("late", f"a welcome of {message.incarnation}, shard {shard} is {here}")]
         connection.introduced = True
         if message.generation != connection.generation:
-            self.tell(f"shard {shard} is in generation {message.generation}, at version {message.version}", shard)
+            self.tell(f"shard {shard} is in generation {message.generation}, at version {message.version}")
             connection.generation = message.generation
             connection.skipped.clear()
             for cache in connection.caches.values():
@@ -234,7 +231,7 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
         connection, reason = self.connections[shard], f"shard {shard}: {message.code}: {message.reason}"
         if message.code in ("denied", "malformed"):
             return [Fail(reason)]
-        count = Count(f"refused-{message.code}", self.tell(reason, shard))
+        count = Count(f"refused-{message.code}", self.tell(reason))
         if message.code == "stale":
             self._stale(shard, message.version)
             return [count, *self._ask(shard)]
@@ -259,7 +256,7 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
         held.lacks[shard] -= applied
         held.unknown.discard(shard)
         self.connections[shard].skipped -= {(key, b) for b in applied}
-        self.tell(f"shard {shard} has {len(applied)} of {held.batches} batches of chunk {key}", shard)
+        self.tell(f"shard {shard} has {len(applied)} of {held.batches} batches of chunk {key}")
         return []
 
     def _ack(self, shard: int, message: BatchAck, payload: Any) -> Effects:
@@ -269,7 +266,7 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
         connection.skipped.discard((key, message.batch))
         for cache in connection.caches.values():
             cache.wanted = max(cache.wanted, message.version)
-        self.tell(f"shard {shard} has batch {message.batch} of chunk {key}, at version {message.version}", shard)
+        self.tell(f"shard {shard} has batch {message.batch} of chunk {key}, at version {message.version}")
         return [] if message.fresh else [Count("repeated", f"shard {shard} had batch {message.batch} of {key}")]
 
     def _bucket(self, shard: int, message: Parameters, payload: Any) -> Effects:
@@ -295,7 +292,7 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
 
     def _begin(self, event: BeginBatch) -> Effects:
         if event.key not in self.held:
-            self.story.illegal(f"chunk {event.key} was not taken")
+            self.illegal(f"chunk {event.key} was not taken")
         self.current = _Current(event.key, event.batch, [{} for _ in self.connections])
         return []
 
@@ -308,7 +305,7 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
 
     def _pushed(self, event: Pushed) -> Effects:
         if self.current is None:
-            self.story.illegal("nothing was begun")
+            self.illegal("nothing was begun")
         self.current.payloads[event.shard][event.bucket] = (event.samples, event.payload)
         ready = [bucket for bucket, _ in self._ready(self.current, event.shard)]
         if not self.connections[event.shard].introduced or event.bucket not in ready:
@@ -336,7 +333,7 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
 
     def _close(self, event: CloseBatch) -> Effects:
         if self.current is None:
-            self.story.illegal("nothing was begun")
+            self.illegal("nothing was begun")
         current, sendable = self.current, [s for s, c in enumerate(self.connections) if c.introduced and self.lacks(s)]
         before = {s: len(self._ready(current, s)) for s in sendable}
         current.closed, current.closed_at = event, self._now
@@ -366,15 +363,12 @@ class AsyncTrainer(Trainer[AsyncTrainerEvent, TrainerEffect]):
             if limit < 0 or len(connection.skipped | {item}) <= limit:
                 current.passed.add(shard)
                 connection.skipped.add(item)
-                reason = self.tell(
-                    f"shard {shard} did not answer batch {current.batch} of chunk {current.key} in time: skipped", shard
-                )
-                effects.append(Count("skipped", reason))
+                what = f"batch {current.batch} of chunk {current.key}"
+                effects.append(self.count("skipped", f"shard {shard} did not answer {what} in time: skipped"))
             elif not current.waits:
                 current.waits = True
-                effects.append(
-                    Count("waited", f"shard {shard} lacks {len(connection.skipped)} batches: waiting for it")
-                )
+                lacks = f"shard {shard} lacks {len(connection.skipped)} batches"
+                effects.append(self.count("waited", f"{lacks}: waiting for it"))
         return effects
 
     def invariants(self) -> dict[str, bool]:

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
+from graphft.runtime.protocol.machine import Effect, Event
 from graphft.runtime.protocol.messages import Message
 from graphft.runtime.protocol.round import Contribution
 
@@ -23,7 +26,7 @@ Source = Literal["", "current", "previous"]
 class ShardOptions:
     """`buckets`: indices of this shard's buckets. `checkpoint_every`: 0: only at the end (sync), or when the driver
     decides (async). `skips`: contributions that are not finite are discarded; else no trainer sends one. `values`: how
-    many a contribution reports. `max_peers`: names of peers that are known at once; the first one gives way to more."""
+    many a contribution reports."""
 
     shard: int
     buckets: tuple[int, ...]
@@ -32,7 +35,6 @@ class ShardOptions:
     checkpoint_every: int = 0
     skips: bool = False
     values: int = 0
-    max_peers: int = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +81,7 @@ class TrainerOptions:
 # -- events of shards -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(Event, frozen=True):
     """A message (and its frame) came from `peer`, the id that the transport routes answers by.
 
     `fault`: what the driver found wrong with the frame, such as a length that does not fit the bucket.
@@ -92,72 +93,50 @@ class Received:
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLeft:
+class PeerLeft(Event, frozen=True):
     """This peer does not come back."""
 
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event, frozen=True):
     """Time has passed: a few times a second, for shards and trainers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Event, frozen=True):
     """Sync, the first event: the shard serves from now on. The time-out of recovery mode begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepsWanted:
+class StepsWanted(Event, frozen=True):
     """Sync: no step from `step` on is wanted so far, so none of them is late."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartialsReady:
+class PartialsReady(Event, frozen=True):
     """Sync: the driver has computed this shard's partial sums."""
 
-    generation: int
     step: int
     payload: Any
 
 
-@dataclass(frozen=True, slots=True)
-class RoundApplied:
-    """Sync: the driver has carried out ApplyRound."""
-
-    generation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rollback:
+class Rollback(Event, frozen=True):
     """Sync, also for trainers: the job is in `generation`, which began at `step`; a shard has loaded that version."""
 
     generation: int
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointAt:
+class CheckpointAt(Event, frozen=True):
     """Sync: a checkpoint is wanted at this version, beside the regular ones."""
 
     step: int
 
 
-SyncShardEvent = (
-    Started | Received | PeerLeft | PartialsReady | RoundApplied | Rollback | CheckpointAt | StepsWanted | Tick
-)
-AsyncShardEvent = Received | PeerLeft | Tick
-
 # -- effects of shards ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Effect, frozen=True):
     """Send `message` to `peer`. Of a `Parameters`, the frame is bucket `message.bucket` of the version that `source`
     names, read when this effect is carried out."""
 
@@ -166,36 +145,31 @@ class Reply:
     source: Source = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(Effect, frozen=True):
     """Count what was ignored, refused or discarded under `name`; log `reason`. Also for trainers."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TakeCheckpoint:
+class TakeCheckpoint(Effect, frozen=True):
     """Clone the state of version `step` in memory now, and write it in the background."""
 
     step: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ComputePartials:
+class ComputePartials(Effect, frozen=True):
     """Sync: sum the contributions, compute the partial sums, and step PartialsReady."""
 
-    generation: int
     step: int
     contributions: tuple[Contribution, ...]
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyRound:
-    """Sync: apply the contributions with data, in slot order, and step RoundApplied. `partials`: in the order of the
-    shards, None for one without; () when none are exchanged."""
+class ApplyRound(Effect, frozen=True):
+    """Sync: apply the contributions with data, in slot order. `partials`: in the order of the shards, None for one
+    without; () when none are exchanged."""
 
     generation: int
     step: int
@@ -204,8 +178,7 @@ class ApplyRound:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RoundSkipped:
+class RoundSkipped(Effect, frozen=True):
     """Sync: the version has advanced with the same parameters. Either no slot had data, or the contributions of the
     slots `nonfinite` are not finite: then the step counts for the schedule."""
 
@@ -215,8 +188,7 @@ class RoundSkipped:
     contributions: tuple[Contribution, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SendShard:
+class SendShard(Effect, frozen=True):
     """Sync: send to another shard, whose answer (Welcome, Refused) need not be read."""
 
     shard: int
@@ -224,23 +196,20 @@ class SendShard:
     payload: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRollback:
+class RequestRollback(Effect, frozen=True):
     """Sync: raise the job's generation above `generation`, to the newest committed checkpoint."""
 
     generation: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Effect, frozen=True):
     """Sync: the job's last version is there."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyBatch:
+class ApplyBatch(Effect, frozen=True):
     """Async: apply this gradient, or only count it if it is not `finite`. `staleness`: versions since its parameters.
 
     `base`: the version of its parameters, whose copy is kept; -1: there is none. `kept`: the versions, besides the
@@ -260,39 +229,23 @@ class ApplyBatch:
     values: tuple[float, ...] = ()
 
 
-SyncShardEffect = (
-    Reply
-    | Count
-    | TakeCheckpoint
-    | ComputePartials
-    | ApplyRound
-    | RoundSkipped
-    | SendShard
-    | RequestRollback
-    | Finished
-)
-AsyncShardEffect = Reply | Count | TakeCheckpoint | ApplyBatch
-
 # -- events of trainers -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ShardUp:
+class ShardUp(Event, frozen=True):
     """Connected, for the first time or again, to this incarnation (the registration's id) of a shard."""
 
     shard: int
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShardDown:
+class ShardDown(Event, frozen=True):
     """The connection broke, or the shard's registration is gone."""
 
     shard: int
 
 
-@dataclass(frozen=True, slots=True)
-class FromShard:
+class FromShard(Event, frozen=True):
     """A message (and its frame) came from a shard; `fault` as in Received."""
 
     shard: int
@@ -301,8 +254,7 @@ class FromShard:
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
+class Pushed(Event, frozen=True):
     """A bucket of the current contribution, or batch, is computed."""
 
     shard: int
@@ -311,29 +263,25 @@ class Pushed:
     payload: Any
 
 
-@dataclass(frozen=True, slots=True)
-class SlotGained:
+class SlotGained(Event, frozen=True):
     """Sync: the slot is held by the claim of this revision. A newer claim of a held slot begins it anew."""
 
     slot: int
     claim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLost:
+class SlotLost(Event, frozen=True):
     """Sync: the slot is not held any more by the claim of this revision, or an older one."""
 
     slot: int
     claim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Event, frozen=True):
     """Sync: begin the next work, and abandon what was begun before and not closed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(Event, frozen=True):
     """Sync: the tensors hold this bucket at `version`. `keep`: the step changes them in place."""
 
     shard: int
@@ -342,8 +290,7 @@ class Copied:
     keep: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Event, frozen=True):
     """Sync: the contribution to `shards` shards is whole: all buckets are pushed, or none (then it is empty).
     `values`: what it reports."""
 
@@ -352,8 +299,7 @@ class Closed:
     values: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Took:
+class Took(Event, frozen=True):
     """Async: work on a chunk of `batches` begins, without those that are discarded."""
 
     key: ChunkKey
@@ -361,23 +307,20 @@ class Took:
     discarded: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Event, frozen=True):
     """Async: the chunk is completed, released, or another's."""
 
     key: ChunkKey
 
 
-@dataclass(frozen=True, slots=True)
-class BeginBatch:
+class BeginBatch(Event, frozen=True):
     """Async: begin a batch of a chunk that was taken, and leave the one before."""
 
     key: ChunkKey
     batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Event, frozen=True):
     """Async: the tensors hold what `frame` gave of this bucket. `keep`: the step changes them in place."""
 
     shard: int
@@ -385,8 +328,7 @@ class Loaded:
     keep: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CloseBatch:
+class CloseBatch(Event, frozen=True):
     """Async: all buckets of the batch are pushed. A shard that does not answer within `push_timeout` seconds is
     skipped, or waited for when `max_skipped` batches of the chunks at hand are skipped already (-1: no limit).
     `values`: what the batch reports, for shard 0."""
@@ -397,24 +339,17 @@ class CloseBatch:
     values: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, order=True):
     """Sync: one contribution to compute."""
 
     step: int
     slot: int
 
 
-TrainerControl = ShardUp | ShardDown | SlotGained | SlotLost | Rollback
-"""What a sync trainer's daemon thread finds in etcd, for its main thread."""
-SyncTrainerEvent = TrainerControl | FromShard | Tick | Begin | Copied | Pushed | Closed
-AsyncTrainerEvent = ShardUp | ShardDown | FromShard | Tick | Took | Dropped | BeginBatch | Loaded | Pushed | CloseBatch
-
 # -- effects of trainers ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Effect, frozen=True):
     """Send a message, with `payload` as its frame unless that is None, to a shard."""
 
     shard: int
@@ -422,11 +357,7 @@ class Send:
     payload: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Effect, frozen=True):
     """This trainer cannot take part in the job."""
 
     reason: str
-
-
-TrainerEffect = Send | Fail | Count

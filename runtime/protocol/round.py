@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from graphft.runtime.protocol.messages import Empty, Push
+
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
@@ -37,42 +39,31 @@ class Round:
         self.step, self.slots, self.buckets = step, slots, buckets
         self._partial: dict[int, _Partial] = {}
 
-    def keep(
-        self,
-        slot: int,
-        bucket: int,
-        samples: int,
-        payload: Any,
-        peer: str,
-        finite: bool = True,
-        values: tuple[float, ...] = (),
-    ) -> tuple[Outcome, str]:
+    def keep(self, push: Push | Empty, payload: Any, peer: str) -> tuple[Outcome, str]:
         """Keeps the first copy of (slot, bucket). A conflict is another number of samples than before."""
-        part = self._partial.setdefault(slot, _Partial(samples, peer))
+        if isinstance(push, Empty):
+            return self._keep_empty(push.slot, peer)
+        part = self._partial.setdefault(push.slot, _Partial(push.samples, peer))
+        where = f"bucket {push.bucket} of slot {push.slot} at step {self.step}"
         if part.empty:
-            return "duplicate", f"slot {slot} is closed as empty at step {self.step}, by {part.peer}"
-        if part.samples != samples:
-            return "conflict", (
-                f"bucket {bucket} of slot {slot} at step {self.step} has {samples} samples, but "
-                f"{part.samples} came with its other buckets from {part.peer}"
-            )
-        if bucket in part.payloads:
-            return "duplicate", f"bucket {bucket} of slot {slot} at step {self.step} is here already, from {part.peer}"
-        part.payloads[bucket] = payload
-        part.finite = part.finite and finite
-        part.values = values or part.values
-        return "kept", f"kept bucket {bucket} of slot {slot} at step {self.step} from {peer}"
+            return "duplicate", f"slot {push.slot} is closed as empty at step {self.step}, by {part.peer}"
+        if part.samples != push.samples:
+            before = f"{part.samples} came with its other buckets from {part.peer}"
+            return "conflict", f"{where} has {push.samples} samples, but {before}"
+        if push.bucket in part.payloads:
+            return "duplicate", f"{where} is here already, from {part.peer}"
+        part.payloads[push.bucket] = payload
+        part.finite = part.finite and push.finite
+        part.values = push.values or part.values
+        return "kept", f"kept {where} from {peer}"
 
-    def keep_empty(self, slot: int, peer: str) -> tuple[Outcome, str]:
+    def _keep_empty(self, slot: int, peer: str) -> tuple[Outcome, str]:
         """Closes a slot as empty, unless it is complete; half a contribution is dropped, as its chunk was discarded."""
         part = self._partial.get(slot)
         if part is not None and (part.empty or len(part.payloads) == len(self.buckets)):
             return "duplicate", f"slot {slot} is complete at step {self.step} already, from {part.peer}"
         self._partial[slot] = _Partial(0, peer, empty=True)
-        dropped = len(part.payloads) if part is not None else 0
-        return "kept", f"slot {slot} is empty at step {self.step}, says {peer}" + (
-            f" ({dropped} buckets of it dropped)" if dropped else ""
-        )
+        return "kept", f"slot {slot} is empty at step {self.step}, says {peer}"
 
     def missing(self) -> dict[int, tuple[int, ...]]:
         """Returns the slots that are not complete, with the buckets that they lack."""
@@ -87,9 +78,7 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        return len(self._partial) == self.slots and all(
-            p.empty or len(p.payloads) == len(self.buckets) for p in self._partial.values()
-        )
+        return len(self._partial) == self.slots and not self.missing()
 
     def nonfinite(self) -> tuple[int, ...]:
         """Returns the slots whose contributions are complete, but not finite, in order."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from graphft.runtime.protocol.events import Count, Received, Reply, ShardOptions
-from graphft.runtime.protocol.machine import LONGEST, Effect, Event, Machine
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, ShardOptions
+from graphft.runtime.protocol.machine import LONGEST, Machine
 from graphft.runtime.protocol.messages import Hello, Message, Query, Refused, Welcome, refusal_of_stranger
 
 
-class Shard(Machine[Event, Effect]):
+class Shard(Machine):
     """One shard's connections. `version`: of the parameters, in the `generation`."""
 
     MESSAGES: ClassVar[dict[type, Callable[[Any, str, Any, Any], list[Any]]]]
@@ -19,14 +19,19 @@ class Shard(Machine[Event, Effect]):
     def __init__(self, options: ShardOptions, *, incarnation: str, generation: int, version: int) -> None:
         super().__init__()
         self.options, self.incarnation, self.generation, self.version = options, incarnation, generation, version
-        self.peers = Peers(options.max_peers)
+        self.peers: dict[str, str] = {}
+        """By connection, the name that it gave; of each name the newest connection only."""
 
     def problem(self, message: Message, payload: Any) -> str:
         """Returns what is wrong with a message whatever the state is; "" if nothing."""
         raise NotImplementedError
 
-    def introduced(self, peer: str, forgotten: list[str], gone: set[str]) -> None:
-        """A connection said hello. `forgotten`: connections that gave way to it; `gone`: names without one now."""
+    def introduced(self, peer: str, replaced: list[str]) -> None:
+        """A connection said hello. `replaced`: older connections of the same name, which are forgotten."""
+        raise NotImplementedError
+
+    def left(self, peer: str, name: str) -> None:
+        """The peer of this connection and name does not come back."""
         raise NotImplementedError
 
     def received(self, event: Received) -> list[Any]:
@@ -45,11 +50,19 @@ class Shard(Machine[Event, Effect]):
     def _hello(self, peer: str, message: Hello) -> list[Any]:
         if not message.admits(self.options.run, self.options.secret):
             return self.refuse(peer, "denied", f"{peer} does not belong to this run")
-        known = self.peers.names()
-        forgotten = self.peers.introduce(peer, message.peer)
-        self.introduced(peer, forgotten, set(known - self.peers.names()))
-        self.story.tell(f"{peer} said hello", f"peer {peer}")
+        replaced = [other for other, name in self.peers.items() if name == message.peer and other != peer]
+        for other in replaced:
+            del self.peers[other]
+        self.peers[peer] = message.peer
+        self.introduced(peer, replaced)
+        self.tell(f"{peer} said hello")
         return [self.welcome(peer)]
+
+    def peer_left(self, event: PeerLeft) -> list[Any]:
+        if (name := self.peers.pop(event.peer, None)) is not None:
+            self.left(event.peer, name)
+            self.tell(f"{event.peer} has left")
+        return []
 
     def query(self, peer: str, message: Query, payload: Any) -> list[Any]:
         return [self.welcome(peer)]
@@ -61,46 +74,7 @@ class Shard(Machine[Event, Effect]):
         """Refuses a message. A stranger is told only the code."""
         known = peer in self.peers
         refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
-        return [Reply(peer, refused), self.count(f"refused-{code}", f"{peer}: {reason}", f"peer {peer}")]
+        return [Reply(peer, refused), self.count(f"refused-{code}", f"{peer}: {reason}")]
 
-    def count(self, name: str, reason: str, *entities: str) -> Count:
-        return Count(name, self.story.tell(reason, *entities))
-
-
-class Peers:
-    """Peers by connection: the newest connection of each name, and at most `limit` names, so that a shard's memory has
-    a bound. The connection that was introduced first gives way; if it is alive, it says hello again."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._names: dict[str, str] = {}
-
-    def introduce(self, peer: str, name: str) -> list[str]:
-        """Remembers a connection. Returns those that are forgotten for it."""
-        self._names.pop(peer, None)
-        forgotten = [p for p, known in self._names.items() if known == name]
-        others = [p for p in self._names if p not in forgotten]
-        forgotten += others[: max(0, len(others) + 1 - self.limit)]
-        for other in forgotten:
-            del self._names[other]
-        self._names[peer] = name
-        return forgotten
-
-    def leave(self, peer: str) -> None:
-        self._names.pop(peer, None)
-
-    def name(self, peer: str) -> str:
-        """Returns the name that an introduced connection gave."""
-        return self._names[peer]
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._names.values())
-
-    def __contains__(self, peer: object) -> bool:
-        return peer in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    def count(self, name: str, reason: str) -> Count:
+        return Count(name, self.tell(reason))

@@ -9,10 +9,10 @@
 
 What the driver does with effects that are not plain:
 
-- `ComputePartials`: reduce the contributions into the gradients, run the reduce block, then step(PartialsReady(...)).
+- `ComputePartials`: reduce the contributions into the gradients, run the reduce block, then step(PartialsReady(...)),
+  before any other event.
 - `ApplyRound`: (reduce the contributions, if ComputePartials did not,) copy the parameters to the previous version's
-  buffers, run the schedule and optimize blocks, then step(RoundApplied(generation, step)). Either may run on another
-  thread while step() takes further messages; what would read the parameters meanwhile waits.
+  buffers, run the schedule and optimize blocks. The answers with the new version are effects behind it.
 - `RoundSkipped` that names slots: run the schedule and skip blocks.
 - `Finished`: serve on until the final checkpoint is committed.
 
@@ -36,18 +36,16 @@ from graphft.runtime.protocol.events import (
     Reply,
     RequestRollback,
     Rollback,
-    RoundApplied,
     RoundSkipped,
     SendShard,
     Source,
     Started,
     StepsWanted,
     SyncOptions,
-    SyncShardEffect,
-    SyncShardEvent,
     TakeCheckpoint,
     Tick,
 )
+from graphft.runtime.protocol.machine import Effect
 from graphft.runtime.protocol.messages import (
     Empty,
     Hello,
@@ -63,10 +61,8 @@ from graphft.runtime.protocol.messages import (
 from graphft.runtime.protocol.round import PartialSums, Round
 from graphft.runtime.protocol.shard import Shard
 
-Phase = Literal["collecting", "summing", "exchanging", "applying"]
 
-
-class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
+class SyncShard(Shard):
     """See the module's text."""
 
     KIND = "a sync shard"
@@ -74,14 +70,12 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
 
     def __init__(self, options: SyncOptions, *, incarnation: str, generation: int, version: int) -> None:
         super().__init__(options, incarnation=incarnation, generation=generation, version=version)
-        self.phase: Phase = "collecting"
+        self.phase: Literal["collecting", "summing", "exchanging"] = "collecting"
         self.recovering = options.recovery
         self.round = Round(version, options.slots, options.buckets)
         self.partial_sums = PartialSums(options.shard, options.shards)
         self.waiting: dict[tuple[str, int], None] = {}
         """(peer, bucket) that get the next version, in the order of asking."""
-        self.deferred: dict[tuple[str, Pull], None] = {}
-        """Pulls that came while a round is applied, of the version that is being left."""
         self.previous: Source = ""
         """Where version - 1 is: nowhere; after a skipped round, where the current one is."""
         self.checkpoints: set[int] = set()
@@ -96,79 +90,53 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def _started(self, event: Started) -> list[SyncShardEffect]:
+    def _started(self, event: Started) -> list[Effect]:
         if self.recovering:
             self._deadline = self._now + self.options.recovery_timeout
-        self.story.tell(f"started at version {self.version}" + (" in recovery mode" if self.recovering else ""))
+        self.tell(f"started at version {self.version}" + (" in recovery mode" if self.recovering else ""))
         return [Finished(self.version)] if self.finished else []
 
     def problem(self, message: Message, payload: Any) -> str:
         return sync_problem(self.options, message, payload)
 
-    def introduced(self, peer: str, forgotten: list[str], gone: set[str]) -> None:
-        self._forget(forgotten)
+    def introduced(self, peer: str, replaced: list[str]) -> None:
+        """Drops what the older connections wait for."""
+        self.waiting = {k: None for k in self.waiting if k[0] not in replaced}
 
-    def _peer_left(self, event: PeerLeft) -> list[SyncShardEffect]:
-        self.peers.leave(event.peer)
-        self._forget([event.peer])
-        self.story.tell(f"{event.peer} has left", f"peer {event.peer}")
-        return []
+    def left(self, peer: str, name: str) -> None:
+        self.introduced(peer, [peer])
 
-    def _forget(self, peers: list[str]) -> None:
-        """Drops what these connections wait for."""
-        self.waiting = {k: None for k in self.waiting if k[0] not in peers}
-        self.deferred = {k: None for k in self.deferred if k[0] not in peers}
-
-    def _partials_ready(self, event: PartialsReady) -> list[SyncShardEffect]:
-        if event.generation < self.generation:
-            return [self.count("stale-result", f"partial sums of step {event.step} are of an older generation")]
-        self._expect("summing", event.step, f"partial sums of step {event.step}")
+    def _partials_ready(self, event: PartialsReady) -> list[Effect]:
+        if (self.phase, self.version) != ("summing", event.step):
+            self.illegal(f"partial sums of step {event.step} in phase {self.phase} of step {self.version}")
         self.phase, self._asked_partials = "exchanging", self._now
         self.partial_sums.offer(event.step, event.payload)
-        self.story.tell(f"own partial sums of step {event.step} are ready", f"step {event.step}")
-        sent = [
-            e for s in range(self.options.shards) if s != self.options.shard for e in self._send_partials(s, event.step)
-        ]
-        return sent + self._apply_if_exchanged()
+        self.tell(f"own partial sums of step {event.step} are ready")
+        others = [s for s in range(self.options.shards) if s != self.options.shard]
+        return [e for s in others for e in self._send_partials(s, event.step)] + self._apply_if_exchanged()
 
-    def _round_applied(self, event: RoundApplied) -> list[SyncShardEffect]:
-        if event.generation < self.generation:
-            return [self.count("stale-result", f"step {event.step} was applied in an older generation")]
-        self._expect("applying", event.step, f"step {event.step} applied")
-        return self._advance("previous", f"applied step {event.step}")
-
-    def _expect(self, phase: Phase, step: int, what: str) -> None:
-        """Checks that what the driver computed is of the present phase and step."""
-        if self.phase != phase or step != self.version:
-            where = f"in phase {self.phase} of step {self.version}"
-            self.story.illegal(f"{what} {where}", f"step {step}", f"step {self.version}")
-
-    def _rollback(self, event: Rollback) -> list[SyncShardEffect]:
+    def _rollback(self, event: Rollback) -> list[Effect]:
         if event.generation <= self.generation:
             return [self.count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
-        left = list(dict.fromkeys([peer for peer, _ in self.waiting] + [peer for peer, _ in self.deferred]))
-        reason = self.story.tell(
-            f"back from version {self.version} to {event.step}, generation {event.generation}",
-            f"step {self.version}",
-            f"step {event.step}",
-        )
+        left = list(dict.fromkeys(peer for peer, _ in self.waiting))
+        reason = self.tell(f"back from version {self.version} to {event.step}, generation {event.generation}")
         self.generation, self.version, self.phase, self.previous = event.generation, event.step, "collecting", ""
         self.round = Round(event.step, self.options.slots, self.options.buckets)
         self.partial_sums = PartialSums(self.options.shard, self.options.shards)
-        self.waiting, self.deferred, self.checkpoints = {}, {}, set()
+        self.waiting, self.checkpoints = {}, set()
         self.recovering, self._deadline = False, None
         self._asked_rollback = float("-inf")
-        refused: list[SyncShardEffect] = [e for peer in left for e in self.refuse(peer, "stale-generation", reason)]
+        refused: list[Effect] = [e for peer in left for e in self.refuse(peer, "stale-generation", reason)]
         welcomed = [self.welcome(peer) for peer in sorted(self.peers)]  # unasked: no trainer has to poll for it
         return [*refused, *welcomed, *([Finished(self.version)] if self.finished else [])]
 
-    def _checkpoint_at(self, event: CheckpointAt) -> list[SyncShardEffect]:
+    def _checkpoint_at(self, event: CheckpointAt) -> list[Effect]:
         if event.step <= self.version:
             return [self.count("late-checkpoint", f"version {event.step} is over, at {self.version}")]
         self.checkpoints.add(event.step)
         return []
 
-    def _steps_wanted(self, event: StepsWanted) -> list[SyncShardEffect]:
+    def _steps_wanted(self, event: StepsWanted) -> list[Effect]:
         self.wanted = event.step
         return []
 
@@ -177,8 +145,8 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
         """True while the next step is not wanted."""
         return not self.finished and self.version >= self.wanted
 
-    def _tick(self, event: Tick) -> list[SyncShardEffect]:
-        effects: list[SyncShardEffect] = []
+    def _tick(self, event: Tick) -> list[Effect]:
+        effects: list[Effect] = []
         if self.paused and self._deadline is not None:
             self._deadline = self._now + self.options.recovery_timeout
         interval = self.options.retry_interval
@@ -193,49 +161,36 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _push(self, peer: str, message: Push, payload: Any) -> list[SyncShardEffect]:
-        if refused := self._wrong_time(peer, message.generation, message.step):
-            return refused
-        effects: list[SyncShardEffect] = []
-        if self._open(message.step):
-            outcome, reason = self.round.keep(
-                message.slot, message.bucket, message.samples, payload, peer, message.finite, message.values
-            )
-            if outcome == "conflict":
-                return self.refuse(peer, "malformed", reason)
-            self.story.tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
-            if outcome == "duplicate":
-                effects.append(Count("duplicate-push", reason))
-        else:
-            effects.append(self._late(peer, message.step, message.slot))
-        if message.want:
-            effects += self._want(peer, message.bucket, message.step)
-        return effects + self._close_if_complete()
-
-    def _empty(self, peer: str, message: Empty, payload: Any) -> list[SyncShardEffect]:
-        if refused := self._wrong_time(peer, message.generation, message.step):
-            return refused
-        effects: list[SyncShardEffect] = []
-        if self._open(message.step):
-            outcome, reason = self.round.keep_empty(message.slot, peer)
-            self.story.tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
-            if outcome == "duplicate":
-                effects.append(Count("duplicate-push", reason))
-        else:
-            effects.append(self._late(peer, message.step, message.slot))
-        if message.want:
-            effects += [e for bucket in self.options.buckets for e in self._want(peer, bucket, message.step)]
-        return effects + self._close_if_complete()
-
-    def _pull(self, peer: str, message: Pull, payload: Any) -> list[SyncShardEffect]:
+    def _contribution(self, peer: str, message: Push | Empty, payload: Any) -> list[Effect]:
         if refused := self._wrong_generation(peer, message.generation):
             return refused
-        wanted, applying = message.version, self.phase == "applying"
-        if wanted == self.version + 1 or (wanted == -1 and applying):
+        step, effects = message.step, list[Effect]()
+        if step > self.version or (self.finished and step == self.version):
+            return self._behind(peer, f"{peer} pushes step {step}")
+        if message.step == self.version and self.phase == "collecting":
+            outcome, reason = self.round.keep(message, payload, peer)
+            if outcome == "conflict":
+                return self.refuse(peer, "malformed", reason)
+            self.tell(reason)
+            if outcome == "duplicate":
+                effects.append(Count("duplicate-push", reason))
+        else:
+            late = f"slot {message.slot} of step {message.step} from {peer}, but that step is closed"
+            effects.append(self.count("late-push", late))
+        wanted = (message.bucket,) if isinstance(message, Push) else self.options.buckets
+        for bucket in wanted if message.want else ():
+            if message.step == self.version:
+                self.waiting[peer, bucket] = None
+            else:
+                effects.append(self._bucket(peer, bucket, "current", self.version))
+        return effects + self._close_if_complete()
+
+    def _pull(self, peer: str, message: Pull, payload: Any) -> list[Effect]:
+        if refused := self._wrong_generation(peer, message.generation):
+            return refused
+        wanted = message.version
+        if wanted == self.version + 1:
             self.waiting[peer, message.bucket] = None
-            return []
-        if wanted in (-1, self.version, self.version - 1) and applying:
-            self.deferred[peer, message] = None
             return []
         if wanted in (-1, self.version):
             return [self._bucket(peer, message.bucket, "current", self.version)]
@@ -247,35 +202,31 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
         effects = self.refuse(peer, "gone", reason)
         return effects + (self._request_rollback(f"{peer} needs it: {reason}") if wanted == self.version - 1 else [])
 
-    def _partials(self, peer: str, message: Partials, payload: Any) -> list[SyncShardEffect]:
+    def _partials(self, peer: str, message: Partials, payload: Any) -> list[Effect]:
         where = f"partial sums of step {message.step} from shard {message.shard}, generation {message.generation}"
         if (message.generation, message.step) != (self.generation, self.version):
             return [self.count("other-partials", f"{where}: this is step {self.version} of {self.generation}")]
         if not self.partial_sums.keep(message.shard, payload):
             return [self.count("duplicate-partials", where)]
-        self.story.tell(where, f"step {message.step}")
+        self.tell(where)
         return self._apply_if_exchanged()
 
-    def _partials_query(self, peer: str, message: PartialsQuery, payload: Any) -> list[SyncShardEffect]:
+    def _partials_query(self, peer: str, message: PartialsQuery, payload: Any) -> list[Effect]:
         if message.generation != self.generation or message.step not in self.partial_sums.own:
-            return [
-                self.count(
-                    "partials-not-ready",
-                    f"shard {message.shard} asks for step {message.step} of generation {message.generation}",
-                )
-            ]
+            asked = f"shard {message.shard} asks for step {message.step} of generation {message.generation}"
+            return [self.count("partials-not-ready", asked)]
         return self._send_partials(message.shard, message.step)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def _close_if_complete(self) -> list[SyncShardEffect]:
+    def _close_if_complete(self) -> list[Effect]:
         if self.phase != "collecting" or self.finished or not self.round.complete:
             return []
         return self._close(f"all {self.options.slots} slots of step {self.version} are in")
 
-    def _close(self, why: str) -> list[SyncShardEffect]:
+    def _close(self, why: str) -> list[Effect]:
         contributions = self.round.contributions()
-        reason = self.story.tell(f"closing step {self.version}: {why}", f"step {self.version}")
+        reason = self.tell(f"closing step {self.version}: {why}")
         nonfinite = self.round.nonfinite()
         if nonfinite or not contributions:
             why = f"not finite: slot {', '.join(map(str, nonfinite))}" if nonfinite else "all without data"
@@ -284,41 +235,31 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
             return [skipped, *self._advance("current", skipped.reason)]
         if self.options.reduce:
             self.phase = "summing"
-            return [ComputePartials(self.generation, self.version, contributions, reason)]
-        self.phase = "applying"
-        return [ApplyRound(self.generation, self.version, contributions, (), reason)]
+            return [ComputePartials(self.version, contributions, reason)]
+        return self._apply((), reason)
 
-    def _apply_if_exchanged(self) -> list[SyncShardEffect]:
+    def _apply_if_exchanged(self) -> list[Effect]:
         if self.phase != "exchanging" or self.partial_sums.missing():
             return []
-        self.phase = "applying"
-        reason = self.story.tell(f"partial sums of step {self.version} are complete", f"step {self.version}")
-        return [
-            ApplyRound(
-                self.generation,
-                self.version,
-                self.round.contributions(),
-                self.partial_sums.ordered(self.version),
-                reason,
-            )
-        ]
+        return self._apply(self.partial_sums.ordered(self.version), "partial sums are complete")
 
-    def _advance(self, previous: Source, reason: str) -> list[SyncShardEffect]:
+    def _apply(self, partials: tuple[Any, ...], reason: str) -> list[Effect]:
+        apply = ApplyRound(self.generation, self.version, self.round.contributions(), partials, reason)
+        return [apply, *self._advance("previous", f"applied step {self.version}")]
+
+    def _advance(self, previous: Source, reason: str) -> list[Effect]:
         self.partial_sums.advance(self.version)
         self.version += 1
         self.phase, self.previous = "collecting", previous
         self.round = Round(self.version, self.options.slots, self.options.buckets)
         self.recovering, self._deadline = False, None
-        self.story.tell(f"version {self.version}: {reason}", f"step {self.version - 1}", f"step {self.version}")
+        self.tell(f"version {self.version}: {reason}")
         waiting, self.waiting = self.waiting, {}
-        deferred, self.deferred = self.deferred, {}
-        effects: list[SyncShardEffect] = [self._bucket(peer, b, "current", self.version) for peer, b in waiting]
-        effects += [e for peer, pull in deferred for e in self._pull(peer, pull, None)]
-        return effects + self._milestones()
+        return [*[self._bucket(peer, b, "current", self.version) for peer, b in waiting], *self._milestones()]
 
-    def _milestones(self) -> list[SyncShardEffect]:
+    def _milestones(self) -> list[Effect]:
         every, version = self.options.checkpoint_every, self.version
-        effects: list[SyncShardEffect] = []
+        effects = list[Effect]()
         at_step = version in self.options.checkpoint_steps
         if self.finished or at_step or version in self.checkpoints or (every and version % every == 0):
             effects.append(TakeCheckpoint(version, "the last version" if self.finished else "it is due"))
@@ -327,7 +268,7 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
 
     # -- recovery -----------------------------------------------------------------------------------------------------
 
-    def _barrier_timeout(self) -> list[SyncShardEffect]:
+    def _barrier_timeout(self) -> list[Effect]:
         missing = self.round.missing()
         self._deadline = self._now + self.options.recovery_timeout
         names = ", ".join(f"slot {s} (buckets {', '.join(map(str, b))})" for s, b in missing.items())
@@ -339,53 +280,26 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
         discarded = [self.count("missing-contribution", f"slot {s} of step {self.version}: {reason}") for s in missing]
         return [*discarded, *self._close(f"{reason}; proceeding with what is there")]
 
-    def _behind(self, peer: str, what: str) -> list[SyncShardEffect]:
+    def _behind(self, peer: str, what: str) -> list[Effect]:
         if self.finished:
             return self.refuse(peer, "complete", f"{what}, but the job ends with version {self.version}")
         reason = f"{what}, but this shard is at {self.version}: it has to catch up"
         return [*self.refuse(peer, "future-step", reason), *self._request_rollback(reason)]
 
-    def _request_rollback(self, reason: str) -> list[SyncShardEffect]:
+    def _request_rollback(self, reason: str) -> list[Effect]:
         if self._now < self._asked_rollback + self.options.retry_interval:
             return []
         self._asked_rollback = self._now
-        return [RequestRollback(self.generation, self.story.tell(reason, f"step {self.version}"))]
+        return [RequestRollback(self.generation, self.tell(reason))]
 
     # -- answers and checks -------------------------------------------------------------------------------------------
 
-    def _wrong_time(self, peer: str, generation: int, step: int) -> list[SyncShardEffect]:
-        if refused := self._wrong_generation(peer, generation):
-            return refused
-        return (
-            self._behind(peer, f"{peer} pushes step {step}")
-            if step > self.version or (self.finished and step == self.version)
-            else []
-        )
-
-    def _wrong_generation(self, peer: str, generation: int) -> list[SyncShardEffect]:
+    def _wrong_generation(self, peer: str, generation: int) -> list[Effect]:
         if generation < self.generation:
             return self.refuse(peer, "stale-generation", f"generation {generation} is over, this is {self.generation}")
         if generation > self.generation:
             return self.refuse(peer, "not-ready", f"generation {generation} is not known here yet")
         return []
-
-    def _open(self, step: int) -> bool:
-        return step == self.version and self.phase == "collecting"
-
-    def _late(self, peer: str, step: int, slot: int) -> Count:
-        return self.count(
-            "late-push",
-            f"slot {slot} of step {step} from {peer}, but that step is closed",
-            f"step {step}",
-            f"slot {slot}",
-            f"peer {peer}",
-        )
-
-    def _want(self, peer: str, bucket: int, step: int) -> list[SyncShardEffect]:
-        if step == self.version or self.phase == "applying":
-            self.waiting[peer, bucket] = None
-            return []
-        return [self._bucket(peer, bucket, "current", self.version)]
 
     def _bucket(self, peer: str, bucket: int, source: Source, version: int) -> Reply:
         return Reply(peer, Parameters(self.generation, version, bucket), source)
@@ -393,7 +307,7 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
     def _own_hello(self) -> Hello:
         return Hello(self.options.run, self.options.secret, f"shard-{self.options.shard}")
 
-    def _send_partials(self, shard: int, step: int) -> list[SyncShardEffect]:
+    def _send_partials(self, shard: int, step: int) -> list[Effect]:
         message = Partials(self.generation, step, self.options.shard)
         return [SendShard(shard, self._own_hello()), SendShard(shard, message, self.partial_sums.own[step])]
 
@@ -406,13 +320,8 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
             or self.phase != "collecting"
             or not self.round.complete,
             "only introduced peers wait": all(peer in self.peers for peer, _ in self.waiting),
-            "only introduced peers are deferred": all(peer in self.peers for peer, _ in self.deferred),
-            "what peers wait for has a bound": len(self.waiting) <= len(self.peers) * len(self.options.buckets)
-            and len(self.deferred) <= 3 * len(self.peers) * len(self.options.buckets),
-            "nothing is deferred outside of applying": self.phase == "applying" or not self.deferred,
-            "exchanging needs the own partial sums": self.phase != "exchanging"
-            or self.version in self.partial_sums.own,
-            "partial sums only when reduced": self.options.reduce or self.phase not in ("summing", "exchanging"),
+            "exchanging needs the own sums": self.phase != "exchanging" or self.version in self.partial_sums.own,
+            "partial sums only when reduced": self.options.reduce or self.phase == "collecting",
             "at most two steps' partial sums are kept": len(self.partial_sums.own) <= 2,
             "recovery mode has a deadline only while it lasts": self.recovering or self._deadline is None,
             "checkpoints asked for lie ahead": all(c > self.version for c in self.checkpoints),
@@ -421,9 +330,8 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
     EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]] = {
         Started: _started,
         Received: Shard.received,
-        PeerLeft: _peer_left,
+        PeerLeft: Shard.peer_left,
         PartialsReady: _partials_ready,
-        RoundApplied: _round_applied,
         Rollback: _rollback,
         CheckpointAt: _checkpoint_at,
         StepsWanted: _steps_wanted,
@@ -431,8 +339,8 @@ class SyncShard(Shard[SyncShardEvent, SyncShardEffect]):
     }
     MESSAGES: ClassVar[dict[type, Callable[[Any, str, Any, Any], list[Any]]]] = {
         Query: Shard.query,
-        Push: _push,
-        Empty: _empty,
+        Push: _contribution,
+        Empty: _contribution,
         Pull: _pull,
         Partials: _partials,
         PartialsQuery: _partials_query,

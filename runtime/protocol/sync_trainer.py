@@ -44,19 +44,18 @@ from graphft.runtime.protocol.events import (
     ShardUp,
     SlotGained,
     SlotLost,
-    SyncTrainerEvent,
     Tick,
-    TrainerEffect,
     TrainerOptions,
     Work,
 )
+from graphft.runtime.protocol.machine import Effect
 from graphft.runtime.protocol.messages import Empty, Parameters, Pull, Push, Query, Refused, Welcome
 from graphft.runtime.protocol.trainer import BucketCache, Current, ShardConnection, SlotState, Trainer
 
 NEVER = float("-inf")
 
 
-class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
+class SyncTrainer(Trainer):
     """See the module's text."""
 
     KIND = "a sync trainer"
@@ -135,40 +134,38 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
 
     # -- events: shards -----------------------------------------------------------------------------------------------
 
-    def _shard_up(self, event: ShardUp) -> list[TrainerEffect]:
+    def _shard_up(self, event: ShardUp) -> list[Effect]:
         connection = self.connections[event.shard]
         if connection.up and connection.introduced and connection.incarnation == event.incarnation:
             return []
-        connection.up, connection.introduced = True, False
-        connection.expect(event.incarnation)
-        self.tell(f"shard {event.shard} is up: {event.incarnation}", event.shard)
+        connection.up, connection.introduced, connection.incarnation = True, False, event.incarnation
+        self.tell(f"shard {event.shard} is up: {event.incarnation}")
         return [self.hello(event.shard)]
 
-    def _welcome(self, shard: int, message: Welcome, payload: Any) -> list[TrainerEffect]:
+    def _welcome(self, shard: int, message: Welcome, payload: Any) -> list[Effect]:
         connection = self.connections[shard]
         where = f"shard {shard} ({message.incarnation}) at version {message.version} of {message.generation}"
-        if message.shard != shard or message.incarnation in connection.retired or not connection.up:
-            return [self.count("other-welcome", f"not the present connection to shard {shard}: {where}", shard)]
+        if message.incarnation != connection.incarnation or not connection.up:
+            return [self.count("other-welcome", f"not the present connection to shard {shard}: {where}")]
         if message.generation > self.generation:
             return self._fall_behind(where)
         if message.generation < self.generation:
             connection.introduced = False
-            return [self.count("early-shard", f"{where}, this trainer is in {self.generation}", shard)]
-        if connection.introduced and message.incarnation == connection.incarnation:
+            return [self.count("early-shard", f"{where}, this trainer is in {self.generation}")]
+        if connection.introduced:
             connection.version = max(connection.version, message.version)
-            effects: list[TrainerEffect] = []
+            effects: list[Effect] = []
         else:
             effects = self._meet(shard, message)
         for state in self.slots.values():
             state.confirm.discard(shard)
-        self.tell(where, shard)
+        self.tell(where)
         return [*effects, *self._versions_changed(), *self._ask_missing()]
 
-    def _meet(self, shard: int, message: Welcome) -> list[TrainerEffect]:
+    def _meet(self, shard: int, message: Welcome) -> list[Effect]:
         """Begins a connection: what was sent on the one before may be lost. The shard has all steps below its version;
         other contributions to it are made again, and what was asked for is asked for again."""
         connection = self.connections[shard]
-        connection.expect(message.incarnation)
         connection.introduced, connection.version, self._pruned = True, message.version, -1
         for state in self.slots.values():
             state.next = min(state.next, message.version)
@@ -178,21 +175,17 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
         again = [key for key in self.pending if key[0] == shard]
         for key in again:
             del self.pending[key]
-        return [
-            e
-            for _, bucket, version in again
-            if version <= message.version + 1
-            for e in self._ask(shard, bucket, version)
-        ]
+        wanted = [(bucket, version) for _, bucket, version in again if version <= message.version + 1]
+        return [e for bucket, version in wanted for e in self._ask(shard, bucket, version)]
 
-    def _refused(self, shard: int, message: Refused, payload: Any) -> list[TrainerEffect]:
+    def _refused(self, shard: int, message: Refused, payload: Any) -> list[Effect]:
         connection = self.connections[shard]
         reason = f"shard {shard} refused ({message.code}): {message.reason}"
         if message.code in ("denied", "malformed"):
-            return [Fail(self.tell(reason, shard))]
+            return [Fail(self.tell(reason))]
         if message.generation > self.generation:
             return self._fall_behind(reason)
-        effects: list[TrainerEffect] = [self.count(f"refused-{message.code}", reason, shard)]
+        effects: list[Effect] = [self.count(f"refused-{message.code}", reason)]
         if message.code in ("unknown-peer", "not-ready", "future-step") and connection.introduced:
             connection.introduced = False  # what was sent since is lost: meet again
             effects += [self.hello(shard)] if message.code == "unknown-peer" else []
@@ -203,11 +196,11 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
             effects += self._versions_changed()
         return effects
 
-    def _bucket(self, shard: int, message: Parameters, payload: Any) -> list[TrainerEffect]:
+    def _bucket(self, shard: int, message: Parameters, payload: Any) -> list[Effect]:
         connection, key = self.connections[shard], (shard, message.bucket)
         where = f"bucket {message.bucket} of shard {shard} at version {message.version} of {message.generation}"
         if not connection.introduced or message.generation != self.generation:
-            return [self.count("other-bucket", f"{where}, this trainer is in {self.generation}", shard)]
+            return [self.count("other-bucket", f"{where}, this trainer is in {self.generation}")]
         connection.version = max(connection.version, message.version)
         self.pending.pop((*key, message.version), None)
         lowest = self.lowest()
@@ -217,7 +210,7 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
 
     # -- events: membership -------------------------------------------------------------------------------------------
 
-    def _slot_gained(self, event: SlotGained) -> list[TrainerEffect]:
+    def _slot_gained(self, event: SlotGained) -> list[Effect]:
         held = self.slots.get(event.slot)
         if held is not None and held.claim >= event.claim:
             return []
@@ -225,7 +218,7 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
         self.tell(f"gained slot {event.slot}, asking where the shards are")
         return [self._query(s) for s, connection in enumerate(self.connections) if connection.introduced]
 
-    def _slot_lost(self, event: SlotLost) -> list[TrainerEffect]:
+    def _slot_lost(self, event: SlotLost) -> list[Effect]:
         held = self.slots.get(event.slot)
         if held is None or held.claim > event.claim:
             return []  # it was claimed again since
@@ -233,7 +226,7 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
         self.tell(f"lost slot {event.slot}")
         return []
 
-    def _rollback(self, event: Rollback) -> list[TrainerEffect]:
+    def _rollback(self, event: Rollback) -> list[Effect]:
         if event.generation <= self.generation:
             return [self.count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
         self.tell(f"generation {event.generation} begins at step {event.step}")
@@ -247,18 +240,15 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
             connection.introduced = False
         return [self.hello(s) for s, connection in enumerate(self.connections) if connection.up]
 
-    def _tick(self, event: Tick) -> list[TrainerEffect]:
+    def _tick(self, event: Tick) -> list[Effect]:
         self.silence.look(self._now)
         due, due_hello = self._now - self.options.retry_interval, self._now - self.options.hello_interval
-        effects: list[TrainerEffect] = []
+        effects: list[Effect] = []
         unsure = {s for state in self.slots.values() for s in state.confirm}
         idle = bool(self.slots) and self.lowest() is not None and not self.finished and self.next_work() is None
         for shard, connection in enumerate(self.connections):
-            if (
-                connection.up
-                and connection.asked <= due_hello
-                and (not connection.introduced or shard in unsure or idle)
-            ):
+            unknown = not connection.introduced or shard in unsure or idle
+            if connection.up and connection.asked <= due_hello and unknown:
                 effects.append(self._query(shard) if connection.introduced else self.hello(shard))
         for (shard, bucket, version), asked in list(self.pending.items()):
             if asked <= due and self.connections[shard].introduced and version <= self.connections[shard].version + 1:
@@ -268,7 +258,7 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
 
     # -- events: the work ---------------------------------------------------------------------------------------------
 
-    def _begin(self, event: Begin) -> list[TrainerEffect]:
+    def _begin(self, event: Begin) -> list[Effect]:
         work = self.next_work()
         if work is None:
             self._current = None
@@ -277,37 +267,35 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
         self.tell(f"began step {work.step} for slot {work.slot}")
         return self._ask_missing()
 
-    def _copied(self, event: Copied) -> list[TrainerEffect]:
+    def _copied(self, event: Copied) -> list[Effect]:
         if self._current is not None and self._current.work.step == event.version:
             self.caches[event.shard, event.bucket].copied(event.version, event.keep)
         return []
 
-    def _pushed(self, event: Pushed) -> list[TrainerEffect]:
+    def _pushed(self, event: Pushed) -> list[Effect]:
         current, key = self._current, (event.shard, event.bucket)
         if current is None:
             return [self.count("void-push", f"bucket {event.bucket} for shard {event.shard}: its generation is over")]
         if key not in self.caches or key in current.pushed:
-            self.story.illegal(f"bucket {key} is pushed twice, or is none of the program's, in {current.work}")
+            self.illegal(f"bucket {key} is pushed twice, or is none of the program's, in {current.work}")
         current.pushed.add(key)
         if all((event.shard, b) in current.pushed for b in self.options.buckets[event.shard]):
             current.held.append(event)
             return []
         return self._push(current, event, finite=True)
 
-    def _push(
-        self, current: Current, event: Pushed, finite: bool, values: tuple[float, ...] = ()
-    ) -> list[TrainerEffect]:
+    def _push(self, current: Current, event: Pushed, finite: bool, values: tuple[float, ...] = ()) -> list[Effect]:
         step, slot = current.work.step, current.work.slot
         push = Push(self.generation, step, slot, event.bucket, event.samples, current.want, finite, values)
         return self._contribute(current, event.shard, push, event.payload, (event.bucket,))
 
-    def _closed(self, event: Closed) -> list[TrainerEffect]:
+    def _closed(self, event: Closed) -> list[Effect]:
         current = self._current
         if current is None:
             return [self.count("void-push", "a contribution was closed whose generation is over")]
         left = sorted(key for key in self.caches.keys() - current.pushed if key[0] < event.shards)
         if current.pushed and left:
-            self.story.illegal(f"{current.work} is closed, but (shard, bucket) {left} were not pushed")
+            self.illegal(f"{current.work} is closed, but (shard, bucket) {left} were not pushed")
         effects = []
         for held in current.held:
             effects += self._push(current, held, event.finite, event.values if held.shard == 0 else ())
@@ -323,14 +311,12 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
 
     def _contribute(
         self, current: Current, shard: int, message: Push | Empty, payload: Any, buckets: tuple[int, ...]
-    ) -> list[TrainerEffect]:
+    ) -> list[Effect]:
         """Sends a part of a contribution; if the shard is away or behind, it is made again later."""
         connection = self.connections[shard]
         if self.behind or not connection.introduced or connection.version < message.step:
             current.redo = True
-            return [
-                self.count("void-push", f"step {message.step}, slot {message.slot}: shard {shard} is not there", shard)
-            ]
+            return [self.count("void-push", f"step {message.step}, slot {message.slot}: shard {shard} is not there")]
         if message.want:
             for bucket in buckets:
                 self.pending[shard, bucket, message.step + 1] = self._now
@@ -343,13 +329,13 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
         self.silence.asked(shard)
         return Send(shard, Query())
 
-    def _ask(self, shard: int, bucket: int, version: int) -> list[TrainerEffect]:
+    def _ask(self, shard: int, bucket: int, version: int) -> list[Effect]:
         if (shard, bucket, version) in self.pending:
             return []
         self.pending[shard, bucket, version] = self._now
         return [Send(shard, Pull(self.generation, version, bucket))]
 
-    def _ask_missing(self) -> list[TrainerEffect]:
+    def _ask_missing(self) -> list[Effect]:
         """Asks for the buckets that the current step lacks, whose version is at most one above any shard's.
 
         Of a shard that came back one version older, all buckets may be here: then the answer to the first one tells
@@ -357,7 +343,7 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
         if self._current is None or self.lowest() is None:
             return []
         step = self._current.work.step
-        effects: list[TrainerEffect] = []
+        effects: list[Effect] = []
         for shard, (connection, buckets) in enumerate(zip(self.connections, self.options.buckets, strict=True)):
             lacking = [b for b in buckets if self.caches[shard, b].lacks(step)]
             if step <= connection.version + 1:
@@ -365,7 +351,7 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
                     effects += self._ask(shard, bucket, step)
         return effects
 
-    def _versions_changed(self) -> list[TrainerEffect]:
+    def _versions_changed(self) -> list[Effect]:
         lowest = self.lowest()
         if lowest is not None and lowest != self._pruned:
             self._pruned = lowest
@@ -375,7 +361,7 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
                 del self.pending[key]
         return self._probe()
 
-    def _probe(self) -> list[TrainerEffect]:
+    def _probe(self) -> list[Effect]:
         """Asks a shard that is two versions behind another, and so has lost steps, for what it cannot have: it asks for
         a rollback then. Does nothing if only this trainer's knowledge is old."""
         if self.lowest() is None or self._now < self._probed + self.options.retry_interval:
@@ -385,27 +371,22 @@ class SyncTrainer(Trainer[SyncTrainerEvent, TrainerEffect]):
         if high <= low + 1:
             return []
         self._probed, shard = self._now, versions.index(low)
-        self.tell(f"shard {shard} is at version {low}, another at {high}", shard)
+        self.tell(f"shard {shard} is at version {low}, another at {high}")
         return [Send(shard, Pull(self.generation, high, self.options.buckets[shard][0]))]
 
-    def _fall_behind(self, reason: str) -> list[TrainerEffect]:
+    def _fall_behind(self, reason: str) -> list[Effect]:
         self.behind = True
         return [self.count("behind", f"{reason}; this trainer is in {self.generation}")]
 
     def invariants(self) -> dict[str, bool]:
         lowest, current = self.lowest(), self._current
         return {
-            "introduced shards are up": all(
-                connection.up or not connection.introduced for connection in self.connections
-            ),
+            "introduced shards are up": all(c.up or not c.introduced for c in self.connections),
             "no slot is ahead of a shard by more than one step": lowest is None
             or all(s.next <= lowest + 1 for s in self.slots.values()),
             "kept frames are not of old versions": lowest is None
             or all(v >= lowest for t in self.caches.values() for v in t.frames),
             "only the program's buckets are asked for": all(k[:2] in self.caches for k in self.pending),
-            "an incarnation that was replaced is not the present one": all(
-                connection.incarnation not in connection.retired for connection in self.connections
-            ),
             "begun work is of this job": current is None or current.work.step < self.options.total_steps,
         }
 

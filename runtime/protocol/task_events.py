@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from graphft.plan import Plan
+from graphft.runtime.protocol.machine import Effect, Event
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
     TASK_CALLS,
@@ -36,8 +37,7 @@ class QueueOptions:
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Event, frozen=True):
     """A call came. `wall`: Unix seconds."""
 
     peer: bytes
@@ -45,31 +45,23 @@ class Asked:
     wall: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(Event, frozen=True):
     """This call came, but one of its fences does not hold."""
 
     peer: bytes
     call: FinishTasks | GetTasks
 
 
-@dataclass(frozen=True, slots=True)
-class Living:
+class Living(Event, frozen=True):
     """These trainers are registered now."""
 
     trainers: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
 # -- effects ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Effect, frozen=True):
     """To be sent when the changes are saved. `fences`: (kind, number, revision): the record of shard `number`'s
     generation, or of the claim of slot `number`, must have this revision then, or nothing of the call is saved."""
 
@@ -78,8 +70,7 @@ class Answer:
     fences: tuple[tuple[str, int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TookAway:
+class TookAway(Effect, frozen=True):
     """A task was taken from its holder, who was not heard of for `age` seconds."""
 
     pass_index: int
@@ -89,15 +80,11 @@ class TookAway:
     age: float
 
 
-@dataclass(frozen=True, slots=True)
-class Hopeless:
+class Hopeless(Effect, frozen=True):
     """Too many holders have vanished at this task: the rest of it is to be discarded, and the task `put`."""
 
     pass_index: int
     chunk: int
-
-
-Effect = Answer | TookAway | Hopeless
 
 
 @dataclass(slots=True)

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from graphft.runtime.protocol.chunk_queue import Todo
-from graphft.runtime.protocol.machine import Machine
+from graphft.runtime.protocol.events import Tick
+from graphft.runtime.protocol.machine import Effect, Machine
 from graphft.runtime.protocol.messages import (
     TASK_CALLS,
     CloseTasks,
@@ -41,12 +42,10 @@ from graphft.runtime.protocol.task_events import (
     Answer,
     Asked,
     Changes,
-    Effect,
     Fenced,
     Hopeless,
     Living,
     QueueOptions,
-    Tick,
     TookAway,
     fences_of,
     task_problem,
@@ -57,7 +56,7 @@ MAX_GIVEN = 1024
 """Tasks that one call gets at most."""
 
 
-class TaskQueue(Machine[Asked | Fenced | Living | Tick, Effect]):
+class TaskQueue(Machine):
     """`passes`: those that are begun and not wholly done. A pass below `begun` that is not among them is done."""
 
     KIND = "a task queue"
@@ -291,7 +290,7 @@ class TaskQueue(Machine[Asked | Fenced | Living | Tick, Effect]):
         for index, chunk in self._held.get(call.trainer, set()) - named:
             task = self.passes[index].open[chunk]
             if task.call <= call.call:
-                self.story.tell(f"{call.trainer} does not know of task {chunk}", f"trainer {call.trainer}")
+                self.tell(f"{call.trainer} does not know of task {chunk}")
                 self._put_back(self.passes[index], chunk, task.todo.released(task.todo.progress))
         return []
 
@@ -363,7 +362,7 @@ class TaskQueue(Machine[Asked | Fenced | Living | Tick, Effect]):
         self.living, self.met = trainers, True
         for gone in [t for t in self._held if t not in trainers]:
             for index, chunk in sorted(self._held[gone]):
-                self.story.tell(f"{gone} is gone: task {chunk} is todo", f"trainer {gone}")
+                self.tell(f"{gone} is gone: task {chunk} is todo")
                 self._put_back(self.passes[index], chunk, self.passes[index].open[chunk].todo)
             self._held.pop(gone, None)
         for gone in [t for t in self.calls if t not in trainers]:
@@ -434,7 +433,7 @@ class TaskQueue(Machine[Asked | Fenced | Living | Tick, Effect]):
             self._drop(self.current)
             later = [p for p in self.passes if p > self.current]
             self._begin(min(later) if later else self.begun + 1)
-            self.story.tell(f"pass {self.current} begins")
+            self.tell(f"pass {self.current} begins")
 
     EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]] = {
         Asked: _asked,

@@ -4,14 +4,14 @@
     ledger.step(seen, now)      # at each look at the job, some times a second
     ledger.seconds              # by category; they add up to `ledger.wall`
 
-A look has the job's step, its members, and what trainers count of their own time. Between two looks that trained, what
-training waited for is taken off as the trainers count it; the rest are steps, new ones or, after a rollback, repeated
-ones. While a job recovers, or waits for validations, all time is that, except for the time in which a trainer computes
-or which the steps take at their usual pace: so a recovery is known more exactly than looks are apart.
+A look has the job's step, its members, and what trainers count of their own time. What training waited for is taken off
+as the trainers count it; the rest of the time in which a job trains are steps, new ones or, after a rollback, repeated
+ones. While a job recovers, or waits for validations, all time is that, but for what the steps take at their usual pace.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,49 +22,29 @@ WINDOW_SECONDS = 60.0
 
 
 class StepPace:
-    """Steps per second of training, from its intervals; time in which a job does not train changes nothing.
+    """Steps per second of training; time in which a job does not train changes nothing."""
 
-    A job that trains and makes no step has ever more time left, and after a minute (where steps take longer: after
-    three of them) an unknown time.
-    """
-
-    def __init__(self, window: float = WINDOW_SECONDS) -> None:
-        self._window = window
-        self._now, self._made = 0.0, 0
-        self._rises: deque[tuple[float, int]] = deque([(0.0, 0)])
-        """Seconds of training after which so many steps were made: of the last `window` seconds, or two."""
+    def __init__(self) -> None:
+        self._rises: deque[tuple[float, int]] = deque()
+        """Looks at which there were new steps: the seconds since the one before, and how many."""
+        self._since = 0.0
 
     def train(self, seconds: float, steps: int) -> None:
         """Adds an interval of training, in which so many steps ended."""
-        self._now += seconds
-        self._made += steps
+        self._since += seconds
         if steps:
-            self._rises.append((self._now, self._made))
-        while len(self._rises) > 2 and self._rises[1][0] <= self._now - self._window:
+            self._rises.append((self._since, steps))
+            self._since = 0.0
+        while len(self._rises) > 2 and sum(s for s, _ in self._rises) - self._rises[0][0] >= WINDOW_SECONDS:
             self._rises.popleft()
 
     @property
     def per_second(self) -> float:
-        """The pace; 0 where it is unknown."""
-        (began, first), (newest, last) = self._rises[0], self._rises[-1]
-        taken, since, per_rise = newest - began, self._now - newest, self._per_rise
-        if taken <= 0 or since > max(self._window, 3 * per_rise):
+        """The pace; 0 before the first step. It falls when a step takes longer than the one before."""
+        if not self._rises:
             return 0.0
-        late = max(0.0, since - per_rise)  # a step that takes longer than those before it
-        return (last - first) / (taken + late)
-
-    def left(self, steps: int) -> float | None:
-        """Returns the seconds that so many steps will take; None where the pace is unknown."""
-        pace = self.per_second
-        if not pace:
-            return None
-        since = self._now - self._rises[-1][0]
-        return max(0.0, steps / pace - min(since, self._per_rise))
-
-    @property
-    def _per_rise(self) -> float:
-        """Seconds between two looks at which there were new steps."""
-        return (self._rises[-1][0] - self._rises[0][0]) / max(1, len(self._rises) - 1)
+        late = max(0.0, self._since - self._rises[-1][0])
+        return sum(steps for _, steps in self._rises) / (sum(s for s, _ in self._rises) + late or math.inf)
 
 
 def in_words(seconds: float) -> str:
@@ -85,8 +65,8 @@ Category = Literal[
 ]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 Mode = Literal["starting", "training", "recovering", "checkpointing", "validating", "idle", "over"]
-STRAGGLER_SECONDS = 5.0
-"""Waits of trainers are compared over such a time, since they report at different moments."""
+WAITS_SECONDS = 5.0
+"""Waits of trainers are taken over such a time, since they report at different moments."""
 GAP_SECONDS = 60.0
 """After so long without a look it is unknown what the job did: its launcher was stopped, or the machine slept."""
 SHORT_SECONDS = 10.0
@@ -97,10 +77,9 @@ RECOVERIES = 50
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look. `step`: reached by all shards; `reached`: the highest that trainers, who know earlier, have reached;
-    `generation_step`: where the generation began, if known. `members`: ids of the registered trainers and pservers;
-    `whole`: every shard is. `waits`: for its next pass, or for an engine without room. `cut_off`: a trainer does not
-    reach a shard. `over`: complete or failed. `validates`: its next step waits for a validation.
+    """One look. `step`: reached by all shards. `members`: ids of the registered trainers and pservers; `whole`: every
+    shard is. `waits`: for its next pass, or for an engine without room. `cut_off`: a trainer does not reach a shard.
+    `over`: complete or failed. `validates`: its next step waits for a validation.
 
     `trainers`: by id, seconds since it began by activity; `checkpoints`: by shard, seconds for which steps waited for
     checkpoints.
@@ -116,8 +95,6 @@ class Seen:
     over: bool = False
     trainers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     checkpoints: Mapping[str, float] = field(default_factory=dict)
-    reached: int = 0
-    generation_step: int | None = None
     validates: bool = False
 
     @property
@@ -149,14 +126,16 @@ class TimeLedger:
         self._last: Seen | None = None
         self._begun = False
         """This launch has computed something."""
+        self._forget()
+
+    def _forget(self) -> None:
         self._trouble: int | None = None
         """While it recovers: the lowest step that was seen meanwhile."""
         self._pace = StepPace()
         self._owed: dict[Category, float] = {}
         """Waits that trainers have counted, and that no interval has so far."""
-        self._waits: dict[str, float] = {}
-        """By trainer, seconds that it waited for the shards, in the window at hand, of length ..."""
-        self._window = 0.0
+        self._waits_from: tuple[float, Seen] | None = None
+        """The look since which waits are counted."""
 
     @property
     def wall(self) -> float:
@@ -171,17 +150,15 @@ class TimeLedger:
     def left(self) -> float | None:
         """Returns the seconds until the last step at this pace; None while that is unknown."""
         seen = self._last
-        if self.mode != "training" or seen is None or seen.total_steps is None:
+        if self.mode != "training" or seen is None or seen.total_steps is None or not self.pace:
             return None
-        return self._pace.left(max(0, seen.total_steps - seen.step))
+        return max(0, seen.total_steps - seen.step) / self.pace
 
     def step(self, seen: Seen | None, now: float) -> Mode:
         """Takes in a look (None: nothing is known of the job so far), and returns the job's mode."""
         if self.mode == "over" and (seen is None or seen.over):
             return self.mode  # its time stands still
         passed = self._pass(now)
-        if seen is not None and self._last is not None and seen.generation > self._last.generation:
-            self.high = max(self.high, self._last.reached)
         if passed > GAP_SECONDS or self.mode == "over":
             self.seconds["idle"] += passed
             self._forget()
@@ -201,7 +178,7 @@ class TimeLedger:
     # -- what the time between two looks was --------------------------------------------------------------------
 
     def _pass(self, now: float) -> float:
-        """Seconds since the last look."""
+        """Returns the seconds since the last look."""
         passed = now - self.until
         if passed < 0:
             self.began += passed
@@ -209,36 +186,23 @@ class TimeLedger:
         return max(0.0, passed)
 
     def _give(self, seen: Seen | None, passed: float) -> None:
-        before, steps = self.mode, self._steps(seen)
+        last, before = self._last, self.mode
         self.mode = self._mode_of(seen) if seen is not None else before
+        steps = 0
+        if seen is not None and last is not None and seen.generation == last.generation:
+            steps = max(0, seen.step - last.step)
         if before == self.mode == "training":
             self._pace.train(passed, steps)
-            self._count_waits(seen, passed)
-            self._work(passed, seen, steps)
+            self._count_waits(seen)
+            self._work(passed, steps)
             return
-        self._owed, self._waits, self._window = {}, {}, 0.0
+        self._owed, self._waits_from = {}, None
         other = _category(self.mode if before == "training" else before)
-        pace, computed = self.pace, self._computed(seen) if other in ("recovering", "validating") else 0.0
-        work = min(passed, max(computed, steps / pace if pace else 0.0))
-        self._work(work, seen, steps)
+        work = min(passed, steps / self.pace) if self.pace else 0.0
+        self._work(work, steps)
         self.seconds[other] += passed - work
         if other == "recovering" and self.recoveries:
             self.recoveries[-1].seconds += passed - work
-
-    def _steps(self, seen: Seen | None) -> int:
-        """Returns the steps since the last look, or since the rollback after it."""
-        at = self._at(seen)
-        return max(0, seen.step - at) if seen is not None and at is not None else 0
-
-    def _at(self, seen: Seen | None) -> int | None:
-        """Returns the step at which those begin, if known."""
-        if seen is None or self._last is None:
-            return None
-        return self._last.step if seen.generation == self._last.generation else seen.generation_step
-
-    def _computed(self, seen: Seen | None) -> float:
-        """Returns the most seconds that a trainer has computed since the last look."""
-        return max((spent["computing"] for spent in self._spent(seen).values()), default=0.0)
 
     def _mode_of(self, seen: Seen) -> Mode:
         self._look_for_trouble(seen)
@@ -266,67 +230,46 @@ class TimeLedger:
             if self._trouble is None:
                 self.recoveries = [*self.recoveries, Recovery(self.until)][-RECOVERIES:]
             self._trouble = seen.step if self._trouble is None else min(self._trouble, seen.step)
-        elif self._trouble is not None and seen.step > self._trouble:
-            self._trouble = None
         elif self._trouble is not None:
-            self._trouble = min(self._trouble, seen.step)
+            self._trouble = None if seen.step > self._trouble else seen.step
 
-    def _work(self, seconds: float, seen: Seen | None, steps: int) -> None:
+    def _work(self, seconds: float, steps: int) -> None:
         """Gives time in which steps were made to them and to what they waited for."""
-        for category in ("checkpointing", "data", "straggler"):
-            part = min(seconds, self._owed.get(category, 0.0))
-            self._owed[category] = self._owed.get(category, 0.0) - part
+        for category, owed in self._owed.items():
+            part = min(seconds, owed)
+            self._owed[category] -= part
             self.seconds[category] += part
             seconds -= part
-        redone = seconds * self._share_redone(seen, steps)
+        redone = 0.0
+        if self._last is not None and self._last.step < self.high:
+            redone = seconds * min(1.0, (self.high - self._last.step) / max(1, steps))
         self.seconds["redone"] += redone
         self.seconds["productive"] += seconds - redone
         if redone and self.recoveries:
             self.recoveries[-1].redone += redone
 
-    def _share_redone(self, seen: Seen | None, steps: int) -> float:
-        """Returns the share of repeated steps among those that were, or are, made."""
-        at = self._at(seen)
-        if not steps or seen is None or at is None:
-            return float(self._last is not None and self._last.step < self.high)
-        return max(0, min(seen.step, self.high) - at) / steps
-
-    # -- what trainers count ------------------------------------------------------------------------------------
-
-    def _count_waits(self, seen: Seen | None, passed: float) -> None:
-        last = self._last
-        if seen is None or last is None:
+    def _count_waits(self, seen: Seen | None) -> None:
+        """Takes on what trainers and shards have counted, every few seconds."""
+        if seen is None:
             return
-        copied = [s - last.checkpoints.get(shard, s) for shard, s in seen.checkpoints.items()]
-        self._owe("checkpointing", max([0.0, *copied]))
-        at_work = {name: spent for name, spent in self._spent(seen).items() if sum(spent.values()) > 0}
-        self._owe("data", _mean([s["data"] for s in at_work.values()]))
-        for name, found in at_work.items():
-            self._waits[name] = self._waits.get(name, 0.0) + found["shards"]
-        self._window += passed
-        if self._window >= STRAGGLER_SECONDS:
-            waits = list(self._waits.values())
-            self._owe("straggler", _mean(waits) - min(waits, default=0.0))
-            self._waits, self._window = {}, 0.0
-
-    def _spent(self, seen: Seen | None) -> dict[str, dict[str, float]]:
-        """Returns, by trainer that was there at the last look, too, the seconds since then."""
-        before = self._last.trainers if self._last is not None else {}
-        now = seen.trainers if seen is not None else {}
-        return {
-            name: {
-                at: max(0.0, split.get(at, 0.0) - before[name].get(at, 0.0)) for at in ("computing", "data", "shards")
-            }
-            for name, split in now.items()
-            if name in before
-        }
+        since, before = self._waits_from or (self.until, seen)
+        if self.until - since >= WAITS_SECONDS:
+            spent = [
+                {at: max(0.0, split.get(at, 0.0) - before.trainers[t].get(at, 0.0)) for at in split}
+                for t, split in seen.trainers.items()
+                if t in before.trainers
+            ]
+            at_work = [split for split in spent if sum(split.values()) > 0]
+            shards, data = ([split.get(at, 0.0) for split in at_work] for at in ("shards", "data"))
+            copied = [seconds - before.checkpoints.get(shard, seconds) for shard, seconds in seen.checkpoints.items()]
+            self._owe("checkpointing", max([0.0, *copied]))
+            self._owe("data", sum(data) / max(1, len(data)))
+            self._owe("straggler", sum(shards) / max(1, len(shards)) - min(shards, default=0.0))
+            since, before = self.until, seen
+        self._waits_from = since, before
 
     def _owe(self, category: Category, seconds: float) -> None:
         self._owed[category] = self._owed.get(category, 0.0) + seconds
-
-    def _forget(self) -> None:
-        self._owed, self._waits, self._window, self._trouble = {}, {}, 0.0, None
-        self._pace = StepPace()
 
     # -- how it is kept -----------------------------------------------------------------------------------------
 
@@ -364,7 +307,3 @@ def goodput_of(kept: Mapping[str, Any]) -> float | None:
 def _category(mode: Mode) -> Category:
     """Returns the category of time in which no steps are made. A job that is over has made its last checkpoint."""
     return mode if mode in ("starting", "recovering", "validating", "idle") else "checkpointing"
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

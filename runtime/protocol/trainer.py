@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.events import Count, Fail, FromShard, Pushed, Send, ShardDown, TrainerOptions, Work
-from graphft.runtime.protocol.machine import Effect, Event, Machine
+from graphft.runtime.protocol.machine import Machine
 from graphft.runtime.protocol.messages import Hello, answer_problem
 
-RETIRED = 16
-"""Incarnations of a shard that are remembered."""
 FRAMES = 3
 """Versions of a bucket that are kept."""
 LOOK_SECONDS = 1.0
@@ -59,7 +57,7 @@ class Connection:
     asked: float = float("-inf")
 
 
-class Trainer(Machine[Event, Effect]):
+class Trainer(Machine):
     """One trainer's connections."""
 
     MESSAGES: ClassVar[dict[type, Callable[[Any, int, Any, Any], list[Any]]]]
@@ -78,17 +76,17 @@ class Trainer(Machine[Event, Effect]):
         self.silence.heard(event.shard)
         name, handler = type(event.message).__name__, self.MESSAGES.get(type(event.message))
         if handler is None:
-            return [Fail(self.tell(f"shard {event.shard} sent {name} to {self.KIND}", event.shard))]
+            return [Fail(self.tell(f"shard {event.shard} sent {name} to {self.KIND}"))]
         problem = event.fault or answer_problem(self.options, event.shard, event.message, event.payload)
         if problem:
-            return [Fail(self.tell(f"a wrong {name} of shard {event.shard}: {problem}", event.shard))]
+            return [Fail(self.tell(f"a wrong {name} of shard {event.shard}: {problem}"))]
         return handler(self, event.shard, event.message, event.payload)
 
     def shard_down(self, event: ShardDown) -> list[Any]:
         connection = self.connections[event.shard]
         connection.up = connection.introduced = False
         self.silence.heard(event.shard)
-        self.tell(f"shard {event.shard} is down", event.shard)
+        self.tell(f"shard {event.shard} is down")
         return []
 
     def hello(self, shard: int) -> Send:
@@ -96,11 +94,8 @@ class Trainer(Machine[Event, Effect]):
         self.silence.asked(shard)
         return Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))
 
-    def count(self, name: str, reason: str, *shards: int) -> Count:
-        return Count(name, self.tell(reason, *shards))
-
-    def tell(self, text: str, *shards: int) -> str:
-        return self.story.tell(text, *[f"shard {s}" for s in shards])
+    def count(self, name: str, reason: str) -> Count:
+        return Count(name, self.tell(reason))
 
 
 # -- of a sync trainer ------------------------------------------------------------------------------------------------
@@ -108,19 +103,10 @@ class Trainer(Machine[Event, Effect]):
 
 @dataclass(slots=True)
 class ShardConnection(Connection):
-    """In sync mode, `introduced` means: in the trainer's generation. `retired`: the last incarnations that were
-    replaced, whose welcomes are late. `version`: at least that of the shard, while introduced."""
+    """In sync mode, `introduced` means: in the trainer's generation. `version`: at least that of the shard, while
+    introduced."""
 
-    retired: dict[str, None] = field(default_factory=dict)
     version: int = -1
-
-    def expect(self, incarnation: str) -> None:
-        if self.incarnation and incarnation != self.incarnation:
-            self.retired[self.incarnation] = None
-            for oldest in list(self.retired)[:-RETIRED]:
-                del self.retired[oldest]
-        self.retired.pop(incarnation, None)
-        self.incarnation = incarnation
 
 
 @dataclass(slots=True)

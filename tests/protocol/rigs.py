@@ -9,7 +9,6 @@ from graphft.runtime.protocol.events import (
     FromShard,
     Received,
     Reply,
-    RoundApplied,
     Send,
     ShardUp,
     SlotGained,
@@ -76,13 +75,10 @@ class ShardRig(Rig):
     def pull(self, peer: str, version: int, bucket: int = 0) -> list[Any]:
         return self.feed(Received(peer, Pull(self.machine.generation, version, bucket)))
 
-    def applied(self) -> list[Any]:
-        return self.feed(RoundApplied(self.machine.generation, self.machine.version))
-
     def run_round(self) -> list[Any]:
         """Closes and applies the current step, with both slots from "a"."""
         step = self.machine.version
-        return [*self.contribute("a", step, 0), *self.contribute("a", step, 1), *self.applied()]
+        return [*self.contribute("a", step, 0), *self.contribute("a", step, 1)]
 
 
 class TrainerRig(Rig):

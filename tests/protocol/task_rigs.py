@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphft.plan import Plan
+from graphft.runtime.protocol.events import Tick
 from graphft.runtime.protocol.messages import (
     CloseTasks,
     FinishTasks,
@@ -19,7 +20,7 @@ from graphft.runtime.protocol.messages import (
     TasksRefused,
     TasksSettled,
 )
-from graphft.runtime.protocol.task_events import Answer, Asked, Fenced, Hopeless, Living, QueueOptions, Tick
+from graphft.runtime.protocol.task_events import Answer, Asked, Fenced, Hopeless, Living, QueueOptions
 from graphft.runtime.protocol.task_pass import ModelSaver, QueueState, TaskCounts
 from graphft.runtime.protocol.task_queue import TaskQueue
 

@@ -36,7 +36,7 @@ def test_with_a_norm_a_round_closes_in_two_phases() -> None:
     pair = Pair()
     (compute,) = of(ComputePartials, pair.close())
     assert [c.slot for c in compute.contributions] == [0, 1]
-    effects = pair.rig.feed(PartialsReady(0, 0, "own"))
+    effects = pair.rig.feed(PartialsReady(0, "own"))
     assert [(e.shard, type(e.message).__name__, e.payload) for e in of(SendShard, effects)] == [
         (1, "Hello", None),
         (1, "Partials", "own"),
@@ -54,8 +54,7 @@ def test_partial_sums_may_come_early_twice_late_or_of_another_generation() -> No
     assert counted(pair.other(1)) == ["other-partials"]
     assert codes(pair.other(0, shard=0)) == ["malformed"]
     pair.close()
-    assert of(ApplyRound, pair.rig.feed(PartialsReady(0, 0, "own")))
-    pair.rig.applied()
+    assert of(ApplyRound, pair.rig.feed(PartialsReady(0, "own")))
     assert counted(pair.other(0)) == ["other-partials"]
 
 
@@ -63,20 +62,19 @@ def test_partial_sums_of_before_a_rollback_or_of_another_step_do_not_count() -> 
     pair = Pair()
     pair.other(0)
     pair.close()
-    pair.rig.feed(PartialsReady(0, 0, "own"), Rollback(1, 0))
+    pair.rig.feed(PartialsReady(0, "own"), Rollback(1, 0))
     pair.close()
-    assert not of(ApplyRound, pair.rig.feed(PartialsReady(1, 0, "own again")))
+    assert not of(ApplyRound, pair.rig.feed(PartialsReady(0, "own again")))
     (apply,) = of(ApplyRound, pair.other(0, generation=1))
     assert apply.partials == ("own again", "sum of 1 at 0")
-    pair.rig.applied()
     pair.close()
-    assert not of(ApplyRound, pair.rig.feed(PartialsReady(1, 1, "own")))
+    assert not of(ApplyRound, pair.rig.feed(PartialsReady(1, "own")))
 
 
 def test_missing_partial_sums_are_asked_for_again() -> None:
     pair = Pair()
     pair.close()
-    pair.rig.feed(PartialsReady(0, 0, "own"))
+    pair.rig.feed(PartialsReady(0, "own"))
     assert pair.rig.pass_time(0.5, Tick()) == []
     assert [e.message for e in pair.rig.pass_time(0.5, Tick())] == [Hello("j", "p", "shard-0"), PartialsQuery(0, 0, 0)]
     assert pair.rig.pass_time(0.5, Tick()) == []
@@ -91,10 +89,9 @@ def test_partial_sums_are_remembered_for_the_step_before() -> None:
     assert counted(ask(0)) == ["partials-not-ready"]
     for step in range(2):
         pair.close()
-        pair.rig.feed(PartialsReady(0, step, f"own {step}"))
+        pair.rig.feed(PartialsReady(step, f"own {step}"))
         pair.other(step)
         assert [e.payload for e in ask(step)] == [None, f"own {step}"]
-        pair.rig.applied()
     assert [e.payload for e in ask(1)] == [None, "own 1"]
     assert counted(ask(0)) == ["partials-not-ready"]
 

@@ -16,7 +16,6 @@ from graphft.runtime.protocol.events import (
     Reply,
     RequestRollback,
     Rollback,
-    RoundApplied,
     RoundSkipped,
     Started,
     StepsWanted,
@@ -54,10 +53,13 @@ def test_a_second_copy_is_ignored_and_its_want_is_remembered() -> None:
     rig.push("a", 0, 0, 0)
     assert counted(rig.push("b", 0, 0, 0, want=True, payload="other bits")) == ["duplicate-push"]
     rig.push("a", 0, 0, 1)
-    (apply,) = of(ApplyRound, rig.contribute("a", 0, 1))
+    assert counted(rig.empty("b", 0, 0)) == ["duplicate-push"]
+    effects = rig.contribute("a", 0, 1)
+    (apply,) = of(ApplyRound, effects)
     assert [c.slot for c in apply.contributions] == [0, 1]
     assert apply.contributions[0].payloads[0] == "0.0.0"
-    assert buckets(rig.applied()) == [("b", 0, 1, "current")]
+    assert buckets(effects) == [("b", 0, 1, "current")]
+    assert effects.index(apply) == 0, "answers follow what is applied"
 
 
 def test_everyone_gets_exactly_the_buckets_it_wanted_once() -> None:
@@ -66,17 +68,17 @@ def test_everyone_gets_exactly_the_buckets_it_wanted_once() -> None:
     rig.push("a", 0, 0, 1)
     rig.pull("a", 1, 0)  # asks again for what it wants already
     rig.push("b", 0, 1, 1, want=True)
-    rig.push("b", 0, 1, 0)
-    assert buckets(rig.applied()) == [("a", 0, 1, "current"), ("b", 1, 1, "current")]
+    assert buckets(rig.push("b", 0, 1, 0)) == [("a", 0, 1, "current"), ("b", 1, 1, "current")]
     assert buckets(rig.run_round()) == []
 
 
 def test_an_empty_contribution_counts_whole_and_has_no_weight() -> None:
     rig = ShardRig()
     rig.empty("b", 0, 1, want=True)
-    (apply,) = of(ApplyRound, rig.contribute("a", 0, 0))
+    effects = rig.contribute("a", 0, 0)
+    (apply,) = of(ApplyRound, effects)
     assert [c.slot for c in apply.contributions] == [0]
-    assert buckets(rig.applied()) == [("b", 0, 1, "current"), ("b", 1, 1, "current")]
+    assert buckets(effects) == [("b", 0, 1, "current"), ("b", 1, 1, "current")]
 
 
 def test_a_round_without_data_is_skipped_and_its_parameters_stay() -> None:
@@ -99,15 +101,7 @@ def test_an_empty_contribution_replaces_half_a_one_but_not_a_whole_one() -> None
     rig.push("a", 0, 1, 0)
     (apply,) = of(ApplyRound, rig.push("a", 0, 1, 1))
     assert [c.slot for c in apply.contributions] == [1]
-    assert counted(rig.empty("b", 0, 1)) == ["late-push"]  # being applied
-
-
-def test_a_whole_contribution_stays_when_an_empty_one_follows() -> None:
-    rig = ShardRig()
-    rig.contribute("a", 0, 0)
-    assert counted(rig.empty("b", 0, 0)) == ["duplicate-push"]
-    (apply,) = of(ApplyRound, rig.contribute("a", 0, 1))
-    assert [c.slot for c in apply.contributions] == [0, 1]
+    assert counted(rig.empty("b", 0, 1)) == ["late-push"]
 
 
 def test_a_departed_trainers_contribution_counts_once_and_is_gone_with_its_step() -> None:
@@ -115,9 +109,10 @@ def test_a_departed_trainers_contribution_counts_once_and_is_gone_with_its_step(
     rig = ShardRig()
     rig.contribute("b", 0, 1, want=True)
     rig.feed(PeerLeft("b"))
-    (apply,) = of(ApplyRound, rig.contribute("a", 0, 0))
+    effects = rig.contribute("a", 0, 0)
+    (apply,) = of(ApplyRound, effects)
     assert [c.slot for c in apply.contributions] == [0, 1]
-    assert buckets(rig.applied()) == []
+    assert buckets(effects) == []
     assert rig.machine.round.missing() == {0: (0, 1), 1: (0, 1)}
     assert codes(rig.pull("b", 1)) == ["unknown-peer"]
 
@@ -133,27 +128,6 @@ def test_a_push_of_a_past_step_changes_nothing_and_is_answered_with_the_current_
     assert counted(effects) == ["late-push"]
     assert buckets(effects) == [("b", 0, 1, "current")]
     assert rig.machine.round.missing() == {0: (0, 1), 1: (0, 1)}
-
-
-def test_pushes_while_a_round_is_applied_touch_nothing_and_wants_wait() -> None:
-    """Check first, touch later."""
-    rig = ShardRig()
-    rig.contribute("a", 0, 0)
-    rig.contribute("a", 0, 1)
-    assert counted(rig.push("b", 0, 1, 0, want=True)) == ["late-push"]
-    assert rig.pull("b", 1, 1) == []
-    assert buckets(rig.applied()) == [("b", 0, 1, "current"), ("b", 1, 1, "current")]
-
-
-def test_pulls_of_the_version_being_left_are_answered_when_it_is_safe() -> None:
-    rig = ShardRig()
-    rig.run_round()
-    rig.contribute("a", 1, 0)
-    rig.contribute("a", 1, 1)
-    assert rig.pull("b", 1) == []
-    assert rig.pull("a", -1) == []
-    assert rig.push("b", 0, 0, 1, want=True)[0].name == "late-push"
-    assert buckets(rig.applied()) == [("a", 0, 2, "current"), ("b", 1, 2, "current"), ("b", 0, 1, "previous")]
 
 
 def test_a_push_from_the_future_means_that_this_shard_is_behind() -> None:
@@ -259,21 +233,6 @@ def test_a_rollback_drops_contributions_and_waits_and_tells_everyone() -> None:
     assert rig.machine.version == 5
 
 
-def test_a_rollback_is_carried_out_once() -> None:
-    rig = ShardRig(generation=2, version=6)
-    assert counted(rig.feed(Rollback(2, 3), Rollback(1, 0))) == ["old-rollback"] * 2
-    assert rig.machine.version == 6
-
-
-def test_what_was_being_applied_before_a_rollback_does_not_count() -> None:
-    rig = ShardRig(reduce=True, shards=2)
-    rig.contribute("a", 0, 0)
-    rig.contribute("a", 0, 1)
-    rig.feed(Rollback(1, 0))
-    assert counted(rig.feed(PartialsReady(0, 0, "late"), RoundApplied(0, 0))) == ["stale-result"] * 2
-    assert (rig.machine.version, rig.machine.phase) == (0, "collecting")
-
-
 def test_recovery_mode_asks_for_a_rollback_when_the_first_barrier_times_out() -> None:
     rig = ShardRig(version=3, recovery=True, recovery_timeout=5.0)
     rig.contribute("a", 3, 0)
@@ -297,7 +256,6 @@ def test_recovery_mode_can_proceed_with_what_is_there_and_names_what_is_missing(
     assert counted(effects) == ["missing-contribution"] * 2
     assert [c.slot for c in of(ApplyRound, effects)[0].contributions] == [0]
     assert counted(rig.push("a", 0, 1, 1)) == ["late-push"]
-    rig.applied()
     rig.contribute("a", 1, 0)
     assert rig.pass_time(100.0, Tick()) == []
 
@@ -357,12 +315,10 @@ def test_a_rollback_takes_a_finished_shard_back() -> None:
 def test_an_illegal_event_raises_with_the_story_of_its_step() -> None:
     rig = ShardRig()
     rig.push("a", 0, 1, 0)
-    with pytest.raises(IllegalTransition, match=r"step 0 applied in phase collecting(.|\n)*kept bucket 0 of slot 1"):
-        rig.feed(RoundApplied(0, 0))
     with pytest.raises(IllegalTransition, match="knows no event"):
         rig.feed("what")
-    with pytest.raises(IllegalTransition, match="partial sums of step 0 in phase collecting"):
-        rig.feed(PartialsReady(0, 0, "own"))
+    with pytest.raises(IllegalTransition, match=r"step 0 in phase collecting(.|\n)*kept bucket 0 of slot 1"):
+        rig.feed(PartialsReady(0, "own"))
 
 
 def test_invariants_notice_a_state_that_contradicts_itself() -> None:

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from graphft.runtime.protocol.events import Tick
 from graphft.runtime.protocol.messages import (
     FinishTasks,
     GetTasks,
@@ -21,7 +22,7 @@ from graphft.runtime.protocol.messages import (
     TasksRefused,
     TasksSettled,
 )
-from graphft.runtime.protocol.task_events import Answer, Asked, Hopeless, Living, QueueOptions, Tick
+from graphft.runtime.protocol.task_events import Answer, Asked, Hopeless, Living, QueueOptions
 from graphft.runtime.protocol.task_queue import TaskQueue
 from tests.protocol.task_rigs import WIDE, Saved
 

@@ -118,7 +118,7 @@ class TaskCoordinator(Role):
             self.transport.close()
 
     def story(self) -> list[str]:
-        return self.server.queue.story.of()
+        return list(self.server.queue.story)
 
     def status(self) -> msgspec.Struct:
         return self.server.status()

@@ -22,6 +22,8 @@ from graphft.runtime.etcd import Compare, Session, Watch, delete_op, get_op, mod
 from graphft.runtime.etcd.fencing import Lock
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import LOST_CLAIMS, Change, ChunkDiscards, Discards, Known, Todo
+from graphft.runtime.protocol.events import Tick
+from graphft.runtime.protocol.machine import Effect
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
     TASK_CALLS,
@@ -35,12 +37,10 @@ from graphft.runtime.protocol.messages import (
 from graphft.runtime.protocol.task_events import (
     Answer,
     Asked,
-    Effect,
     Fenced,
     Hopeless,
     Living,
     QueueOptions,
-    Tick,
     TookAway,
     fences_of,
 )

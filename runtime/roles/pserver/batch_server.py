@@ -102,7 +102,6 @@ class BatchServer(ShardServer):
                 checkpoint_every=o.checkpoint_every,
                 max_staleness=o.max_staleness,
                 compensate=self._compensates,
-                max_peers=self.max_peers,
                 skips=bool(o.skip_block),
                 values=len(o.metrics),
             ),

@@ -148,7 +148,7 @@ class Pserver(Role):
         return self.server.machine.version if self.server.machine is not None else None
 
     def story(self) -> list[str]:
-        return self.server.machine.story.of() if self.server.machine is not None else []
+        return list(self.server.machine.story) if self.server.machine is not None else []
 
     def status(self) -> msgspec.Struct:
         return self.server.status()

@@ -20,7 +20,6 @@ from graphft.runtime.etcd import EtcdError, LeaseLost, create_is, delete_op, put
 from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.events import (
     ApplyRound,
-    AsyncShardEvent,
     CheckpointAt,
     ComputePartials,
     Count,
@@ -29,15 +28,14 @@ from graphft.runtime.protocol.events import (
     Received,
     RequestRollback,
     Rollback,
-    RoundApplied,
     RoundSkipped,
     SendShard,
     Started,
     StepsWanted,
     SyncOptions,
-    SyncShardEvent,
 )
 from graphft.runtime.protocol.failure_detection import IdleSlots
+from graphft.runtime.protocol.machine import Event
 from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange
@@ -126,7 +124,6 @@ class RoundServer(ShardServer):
                 recovery_timeout=options.recovery_timeout,
                 on_barrier_timeout=options.on_barrier_timeout,
                 skips=bool(options.skip_block),
-                max_peers=self.max_peers,
                 values=len(options.metrics),
             ),
             incarnation=self.member.id,
@@ -176,7 +173,7 @@ class RoundServer(ShardServer):
         super().serve_once()
         self.idle_slots.look(self.machine)
 
-    def step(self, event: SyncShardEvent | AsyncShardEvent) -> None:
+    def step(self, event: Event) -> None:
         if isinstance(event, Received) and isinstance(event.message, Push | Empty):
             self.idle_slots.heard(event.message.slot)
         super().step(event)
@@ -228,7 +225,7 @@ class RoundServer(ShardServer):
         self.buffers.reduce(effect.contributions)
         sums = self.blocks.run("reduce", fetch=(self.norms.partials,)) if self.norms.partials else ()
         payload = byte_view(sums[0]) if sums else None
-        self.step(PartialsReady(effect.generation, effect.step, payload))
+        self.step(PartialsReady(effect.step, payload))
 
     def _apply(self, effect: ApplyRound) -> None:
         """Optimizes; the published copy of the version before stays for trainers that must recompute."""
@@ -245,7 +242,6 @@ class RoundServer(ShardServer):
         if self.metrics is not None:
             self.metrics.add(effect.step, effect.contributions)
         self.note_update()
-        self.step(RoundApplied(effect.generation, effect.step))
 
     def _skipped(self, effect: RoundSkipped) -> None:
         if self.metrics is not None:

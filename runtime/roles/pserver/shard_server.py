@@ -21,16 +21,8 @@ from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation, ShardStatus
 from graphft.runtime.process.progress import rate
-from graphft.runtime.protocol.events import (
-    AsyncShardEvent,
-    Count,
-    PeerLeft,
-    Received,
-    Reply,
-    SyncShardEvent,
-    TakeCheckpoint,
-    Tick,
-)
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.machine import Event
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.programs import learning_rates_of
@@ -47,8 +39,6 @@ log = logging.getLogger("graphft")
 POLL_SECONDS = 0.25
 LOOK_SECONDS = 0.005
 """Between two looks at the view and the clock, while messages come."""
-SPARE_PEERS = 64
-"""Trainers that stand by, probes, and those that are gone, but whose leases have not ended."""
 
 
 @dataclass(eq=False, repr=False)
@@ -80,7 +70,7 @@ class ShardServer(ServerPort):
             Count: self.count,
             TakeCheckpoint: lambda _: self.take_checkpoint(),
         }
-        self._events: deque[SyncShardEvent | AsyncShardEvent] = deque()
+        self._events: deque[Event] = deque()
         """For the machine to take in; the first is at work."""
         self._trainers: frozenset[str] = frozenset()
         self._looked, self._unseen = 0.0, False
@@ -122,7 +112,7 @@ class ShardServer(ServerPort):
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
-    def step(self, event: SyncShardEvent | AsyncShardEvent) -> None:
+    def step(self, event: Event) -> None:
         """Has the machine take in an event, and carries out what it decides.
 
         An event that comes of an effect waits until the effects before it are carried out, all of them.
@@ -164,15 +154,10 @@ class ShardServer(ServerPort):
         """Takes in what changed in etcd; drops what the machine keeps of trainers that are gone."""
         trainers = self.member.view.trainers.keys()
         if gone := self._trainers - trainers:
-            for peer in [p for p in self.machine.peers if self.machine.peers.name(p) in gone]:
+            for peer in [p for p, name in self.machine.peers.items() if name in gone]:
                 self.step(PeerLeft(peer))
         if gone or len(trainers) > len(self._trainers):
             self._trainers = frozenset(trainers)
-
-    @property
-    def max_peers(self) -> int:
-        """Bound of the peers that the machine knows at once: many more than a job has."""
-        return SPARE_PEERS + 4 * (self.config.trainers + self.config.pservers)
 
     def over(self) -> bool:
         """True when the job is over, or this process is to go. Shard 0 ends the job: once the last step is committed

@@ -16,19 +16,8 @@ from graphft.ir import Program
 from graphft.ops.context import OnNonfinite, Slices, WorkChanged
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.process.work_record import WorkRecord
-from graphft.runtime.protocol.events import (
-    AsyncTrainerEvent,
-    Count,
-    Fail,
-    FromShard,
-    Pushed,
-    Send,
-    ShardDown,
-    ShardUp,
-    SyncTrainerEvent,
-    Tick,
-    TrainerControl,
-)
+from graphft.runtime.protocol.events import Count, Fail, FromShard, Pushed, Send, ShardDown, ShardUp, Tick
+from graphft.runtime.protocol.machine import Event
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.programs import received_buckets
@@ -113,8 +102,8 @@ class ShardLink:
         """Returns the address of a shard that came up."""
         return self.state.addresses[up.incarnation]
 
-    def control(self, event: TrainerControl) -> None:
-        """Takes in an event that the daemon thread found."""
+    def control(self, event: Event) -> None:
+        """Takes in an event that the daemon thread found in etcd."""
         self.do(event)
 
     def reconnect(self, shard: int) -> None:
@@ -126,7 +115,7 @@ class ShardLink:
 
     # -- effects out --------------------------------------------------------------------------------------------
 
-    def do(self, event: SyncTrainerEvent | AsyncTrainerEvent) -> None:
+    def do(self, event: Event) -> None:
         """Has the machine take in an event, and carries out what it decides."""
         effects = self.shards.machine.step(event, time.monotonic())
         tell_event(event, effects)

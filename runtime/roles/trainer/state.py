@@ -11,7 +11,7 @@ from typing import Any
 from graphft.ops.context import ChunkWork, NotYet
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.process.progress import rate
-from graphft.runtime.protocol.events import TrainerControl
+from graphft.runtime.protocol.machine import Event
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
 from graphft.runtime.queue.chunk_queue import Pace
 from graphft.runtime.queue.sync_queue import Shards
@@ -28,7 +28,7 @@ class TrainerState(Pace):
 
     leaving: bool = False
     """This trainer was asked to go."""
-    control: deque[TrainerControl] = field(default_factory=deque)
+    control: deque[Event] = field(default_factory=deque)
     """Events that the daemon thread found, for the main thread to take in."""
     addresses: dict[str, str] = field(default_factory=dict)
     """The addresses of shards, by incarnation."""

@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from graphft.ops.context import CommPort, Context, OnNonfinite, Slices, WorkChanged
-from graphft.runtime.protocol.events import (
-    Begin,
-    Closed,
-    Copied,
-    Rollback,
-    SlotLost,
-    TrainerControl,
-    TrainerOptions,
-    Work,
-)
+from graphft.runtime.protocol.events import Begin, Closed, Copied, Rollback, SlotLost, TrainerOptions, Work
+from graphft.runtime.protocol.machine import Event
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
 from graphft.runtime.queue.sync_queue import SyncQueue
 from graphft.runtime.roles.programs import buckets_of
@@ -82,7 +74,7 @@ class SyncComm(ShardLink, CommPort):
         assert self.shards.machine is not None
         return self.shards.machine
 
-    def control(self, event: TrainerControl) -> None:
+    def control(self, event: Event) -> None:
         shards = self.shards
         if isinstance(event, Rollback) and shards.machine is None:
             shards.machine = SyncTrainer(self._options, generation=event.generation)
@@ -108,7 +100,7 @@ class SyncComm(ShardLink, CommPort):
             return
         self._waited, self._stall = 0.0, min(2 * self._stall, 60.0)
         self.state.counters["stalls"] += 1
-        log.debug("the story so far:\n%s", "\n".join(machine.story.of()[-40:]))
+        log.debug("the story so far:\n%s", "\n".join(list(machine.story)[-40:]))
         for shard, connection in enumerate(machine.connections):
             if connection.introduced and connection.version == lowest:
                 log.info("no progress at version %d; asking shard %d whether it has all of ours", lowest, shard)

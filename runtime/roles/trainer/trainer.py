@@ -269,7 +269,7 @@ class Trainer(Role):
         return self.ctx.step if self.state.pass_index >= 0 else None
 
     def story(self) -> list[str]:
-        return self.shards.machine.story.of() if self.shards.machine is not None else []
+        return list(self.shards.machine.story) if self.shards.machine is not None else []
 
     def learning_rates(self) -> dict[str, float]:
         """Returns those that it uses itself: none where pservers have the optimizers."""

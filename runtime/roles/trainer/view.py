@@ -22,7 +22,8 @@ from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Barred
 from graphft.runtime.etcd import absent, delete_op, mod_is, put_op
-from graphft.runtime.protocol.events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost, TrainerControl
+from graphft.runtime.protocol.events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost
+from graphft.runtime.protocol.machine import Event
 from graphft.runtime.protocol.slot_assignment import able
 from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
 
@@ -126,9 +127,9 @@ class TrainerView(ViewPort):
         """True when the job has begun, so that its events mean something."""
         return True
 
-    def changes(self, before: JobView, after: JobView) -> list[TrainerControl]:
+    def changes(self, before: JobView, after: JobView) -> list[Event]:
         """Returns the protocol's events that lead from one view to the next."""
-        events: list[TrainerControl] = []
+        events: list[Event] = []
         for shard in sorted(before.pservers.keys() | after.pservers.keys()):
             was, now = before.pservers.get(shard), after.pservers.get(shard)
             if was is not None and (now is None or now.id != was.id):
@@ -151,7 +152,7 @@ class SyncTrainerView(TrainerView):
     def begun(self, view: JobView) -> bool:
         return view.generation is not None  # the first pserver makes it; nothing can be done before
 
-    def changes(self, before: JobView, after: JobView) -> list[TrainerControl]:
+    def changes(self, before: JobView, after: JobView) -> list[Event]:
         old, new = before.generation, after.generation
         rollback = []
         if new is not None and new.number > (old.number if old is not None else -1):
