@@ -37,10 +37,10 @@ MUTANTS = [
     ("sync_shard", "if nonfinite or not contributions:", "if not contributions:"),
     ("sync_shard", "or self.partial_sums.missing():", "or False:"),
     ("sync_shard", "self.partial_sums.advance(self.version)", "self.partial_sums.own = {}"),
-    ("sync_shard", "if generation < self.generation:", "if False:"),
-    ("sync_shard", "if generation > self.generation:", "if False:"),
+    ("shard", "if generation < self.generation:", "if False:"),
+    ("shard", "if generation > self.generation:", "if False:"),
     ("sync_shard", "if event.generation <= self.generation:", "if event.generation < self.generation:"),
-    ("sync_shard", "self.waiting, self.deferred, self.checkpoints = {}, {}, set()", "self.checkpoints = set()"),
+    ("sync_shard", "self.waiting, self.checkpoints = {}, set()", "self.checkpoints = set()"),
     (
         "sync_shard",
         "(message.generation, message.step) != (self.generation, self.version)",
@@ -80,11 +80,11 @@ MUTANTS = [
     ("sync_trainer", "if not state.confirm\n", "\n"),
     # An async shard: each batch once.
     ("async_shard", "if self.ledger.has(*key):\n            reason", "if False:\n            reason"),
-    ("async_shard", "if message.generation != self.generation:", "if False:"),
+    ("async_shard", "self.wrong_generation(peer, message.generation)", "[]"),
     ("async_shard", "if 0 <= self.options.max_staleness < staleness:", "if False:"),
     ("async_shard", "(copy.version, copy.samples) != (message.version, message.samples)", "False"),
-    ("async_shard", "for one in (peer, *forgotten):", "for one in forgotten:"),
-    ("async_shard", "self.retained.pushed(self.peers.name(peer), message.version)", "pass"),
+    ("async_shard", "for one in (peer, *replaced):", "for one in replaced:"),
+    ("async_shard", "self.retained.pushed(self.peers[peer], message.version)", "pass"),
     ("ledger", "(whole is not None and chunk in whole) or", ""),
     ("ledger", "if len(ranges) == batches:", "if len(ranges) >= batches - 1:"),
     ("ledger", "self._ends[i - 1] = self._ends.pop(i)", "self._ends.pop(i)"),
@@ -110,7 +110,7 @@ MUTANTS = [
     # The coordinator's queue.
     ("task_queue", "if isinstance(call, GetTasks) and call.call < newest:", "if False:"),
     ("task_queue", "task.attempt == attempt and task.holder == call.trainer", "task.holder == call.trainer"),
-    ("task_queue", "self._put_back(self.passes[index], chunk, self.passes[index].open[chunk].todo)", "pass"),
+    ("task_queue", "if task.holder not in trainers:", "if False:"),
     ("task_queue", "if task.call <= call.call:", "if True:"),
     # Commit: which checkpoint counts.
     ("runtime/checkpoint/commit.py", "if len(parts) < (1 if self.alone else self.shards):", "if not parts:"),

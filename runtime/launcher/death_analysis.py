@@ -16,7 +16,7 @@ from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, describe_exit, manner, oom_kills
 from graphft.runtime.process.work_record import Note, Phase, read_note, record_path
 from graphft.runtime.protocol.chunk_queue import Change
-from graphft.runtime.protocol.failure_detection import Deaths, Died
+from graphft.runtime.protocol.failure_detection import Deaths
 from graphft.runtime.queue.task_client import report_failed
 from graphft.runtime.queue.transactions import fail_batch, tell_discarded
 from graphft.runtime.transport.wire import Login
@@ -60,13 +60,13 @@ class DeathAnalysis:
         at_work = note is not None and note.phase in (Phase.READING, Phase.COMPUTING)
         # Who has lost its lease says so in its note; user code may end with that status, too.
         how = "crashed" if status == EXIT_LEASE_LOST and at_work else manner(status)
-        verdict = self._deaths.step(Died(how, note.places if note is not None else frozenset()))
+        blamed = self._deaths.blames(how, note.places if note is not None else frozenset())
         if note is None or not note.places:
             return Finding(" while it loaded its data" if note is not None and note.phase == Phase.LOADING else "")
         where = self._where(note)
         if note.phase == Phase.PROVING:
-            return Finding(where, counts=(verdict.fatal or None) if self._is_proven() else False)
-        if not verdict.fatal or not note.claim or note.phase in _AT_NOTHING:
+            return Finding(where, counts=(blamed or None) if self._is_proven() else False)
+        if not blamed or not note.claim or note.phase in _AT_NOTHING:
             return Finding(where)
         return Finding(where, self._charge(f"{name} died ({describe_exit(status)}){where}", note))
 

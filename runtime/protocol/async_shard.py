@@ -112,19 +112,15 @@ class AsyncShard(Shard):
         return [Reply(peer, LedgerAnswer(message.pass_index, message.chunk, ranges))]
 
     def _push(self, peer: str, message: BatchPush, payload: Any) -> list[Effect]:
-        if message.generation != self.generation:
-            code = "stale-generation" if message.generation < self.generation else "not-ready"
-            return self.refuse(peer, code, f"this is generation {self.generation}, not {message.generation}")
+        if refused := self.wrong_generation(peer, message.generation):
+            return refused
         if not -1 <= message.version <= self.version:
             return self.refuse(peer, "malformed", f"a gradient of version {message.version}, this is {self.version}")
         key = (message.pass_index, message.chunk, message.batch)
         if self.ledger.has(*key):
             reason = self.tell(f"{_name(key)} from {peer} is applied already")
-            return [
-                Count("duplicate-batch", reason),
-                self._ack(peer, key, fresh=False),
-                self._bucket(peer, message.bucket),
-            ]
+            answers = [self._ack(peer, key, fresh=False), self._bucket(peer, message.bucket)]
+            return [Count("duplicate-batch", reason), *answers]
         self.retained.pushed(self.peers[peer], message.version)
         staleness = self.version - max(0, message.version)
         if 0 <= self.options.max_staleness < staleness:
@@ -141,7 +137,8 @@ class AsyncShard(Shard):
             copy = None
         if copy is None:
             copy = self.copies[key, peer] = _Copy(message.version, message.samples)
-            effects += self._drop_oldest(peer)
+            for old, _ in [item for item in self.copies if item[1] == peer][:-HALVES]:
+                del self.copies[old, peer]
         if message.bucket in copy.payloads:
             reason = self.tell(f"bucket {message.bucket} of {_name(key)} from {peer} is here already")
             return [*effects, Count("duplicate-push", reason)]
@@ -151,16 +148,6 @@ class AsyncShard(Shard):
         if len(copy.payloads) < len(self.options.buckets):
             return effects
         return [*effects, *self._apply(peer, key, copy, message.batches)]
-
-    def _drop_oldest(self, peer: str) -> list[Effect]:
-        """Keeps a few of the batches that a trainer left half-sent."""
-        begun = [item for item in self.copies if item[1] == peer]
-        effects: list[Effect] = []
-        for key, _ in begun[:-HALVES]:
-            del self.copies[key, peer]
-            reason = f"half of {_name(key)} from {peer} is dropped: it has begun {HALVES} others"
-            effects.append(self.count("dropped-batch", reason))
-        return effects
 
     def _apply(self, peer: str, key: BatchKey, copy: _Copy, batches: int) -> list[Effect]:
         if not self.ledger.add(*key, batches):
@@ -172,18 +159,9 @@ class AsyncShard(Shard):
         self.copies = {k: c for k, c in self.copies.items() if k[0] != key}
         reason = self.tell(f"{_name(key)} from {peer} is complete: version {self.version}")
         base = copy.version if self.retained.has(self.peers[peer], copy.version) else -1
+        payloads, kept = {b: copy.payloads[b] for b in self.options.buckets}, self.retained.all()
         effects: list[Effect] = [
-            ApplyBatch(
-                *key,
-                copy.samples,
-                {b: copy.payloads[b] for b in self.options.buckets},
-                staleness,
-                reason,
-                base,
-                self.retained.all(),
-                copy.finite,
-                copy.values,
-            )
+            ApplyBatch(*key, copy.samples, payloads, staleness, reason, base, kept, copy.finite, copy.values)
         ]
         if self.options.compensate and base < 0:
             effects.append(Count("uncompensated", f"{_name(key)} from {peer}: no copy of version {copy.version}"))

@@ -42,9 +42,8 @@ from graphft.plan import Plan
 MAX_PUTS = 100  # per transaction; etcd takes 128 operations
 LOST_CLAIMS = 10
 """A holder that vanished, perhaps preempted, weighs so many times less than an error of the chunk."""
-FULL_REASONS = 50
-"""Discards of a chunk whose reasons are kept in full; later ones are cut to `SHORT_REASON` characters."""
-SHORT_REASON = 160
+LONGEST_REASON = 500
+"""Characters of a discard's reason that are kept."""
 MAX_RECORD = 1 << 20
 """Bytes of a chunk's Discards; etcd takes 1.5 MB."""
 
@@ -85,10 +84,9 @@ class Discards(msgspec.Struct, frozen=True):
     discards: tuple[Discard, ...] = ()
 
     def having(self, discard: Discard) -> Discards:
-        """Returns these and one more, whose reason may be cut so that the record stays small."""
-        if len(self.discards) >= FULL_REASONS:
-            discard = msgspec.structs.replace(discard, reason=plain_text(discard.reason, SHORT_REASON))
-        return Discards((*self.discards, discard))
+        """Returns these and one more."""
+        short = plain_text(discard.reason, LONGEST_REASON)
+        return Discards((*self.discards, msgspec.structs.replace(discard, reason=short)))
 
     def without_reasons(self) -> Discards:
         """Returns what a process needs that reads the chunk."""
@@ -209,7 +207,8 @@ class Put:
 class Change:
     """One transaction: if all `compares` hold, all `puts` and `deletes` happen, else nothing.
 
-    "went-back" begins a new generation. `cause`, of "discarded": the failure without what follows from it.
+    "went-back" begins a new generation. `reason`: of a failure, and of what follows from it; `cause`, of "discarded":
+    the failure alone.
     """
 
     outcome: Literal[
@@ -224,10 +223,10 @@ class Change:
         "went-back",
         "job-failed",
     ]
-    reason: str
-    compares: tuple[Compare, ...]
+    compares: tuple[Compare, ...] = ()
     puts: tuple[Put, ...] = ()
     deletes: tuple[str, ...] = ()
+    reason: str = ""
     cause: str = ""
 
 
@@ -299,8 +298,7 @@ def claim(
     if lost is not None and (found := vanished(chunk, old, progress, *lost)) is not None:
         return _with_todo(prefix, chunk, compares, *found)
     pending = Pending(trainer, slot, new.attempt, max_failures, max_discarded)
-    reason = f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {new.failures} failures"
-    return Change("claimed", reason, compares, _held(prefix, chunk, new, pending))
+    return Change("claimed", compares, _held(prefix, chunk, new, pending))
 
 
 def _held(prefix: str, chunk: int, todo: Todo, pending: Pending) -> tuple[Put, Put]:
@@ -314,18 +312,18 @@ def complete(prefix: str, chunk: int, fence: int, value: bytes = b"{}") -> Chang
     """Completes a chunk, all of whose batches are applied, under the claim with create_revision `fence`."""
     mine = (Compare(pending_key(prefix, chunk), "create", fence),)
     done = (Put(done_key(prefix, chunk), value),)
-    return Change("completed", f"chunk {chunk} is done", mine, done, (todo_key(prefix, chunk), mine[0].key))
+    return Change("completed", mine, done, (todo_key(prefix, chunk), mine[0].key))
 
 
 def renew(prefix: str, chunk: int, fence: int, pending: Record, todo: Record, progress: int) -> Change:
     """Rewrites one's own claim, which others see as new, and its progress."""
     held = _held(prefix, chunk, decode_todo(todo).renewed(progress), msgspec.json.decode(pending.value, type=Pending))
-    return Change("renewed", f"chunk {chunk} has {progress} batches applied", _own(prefix, chunk, fence, todo), held)
+    return Change("renewed", _own(prefix, chunk, fence, todo), held)
 
 
-def put_back(prefix: str, chunk: int, fence: int, todo: Record, new: Todo, reason: str = "") -> Change:
+def put_back(prefix: str, chunk: int, fence: int, todo: Record, new: Todo) -> Change:
     """Gives one's own claim back: the chunk is todo, with the record `new`."""
-    return _with_todo(prefix, chunk, _own(prefix, chunk, fence, todo), new, Change("released", reason, ()))
+    return _with_todo(prefix, chunk, _own(prefix, chunk, fence, todo), new, Change("released"))
 
 
 def _own(prefix: str, chunk: int, fence: int, todo: Record) -> tuple[Compare, ...]:
@@ -338,7 +336,7 @@ def _own(prefix: str, chunk: int, fence: int, todo: Record) -> tuple[Compare, ..
 def displace(prefix: str, chunk: int, pending: Record) -> Change:
     """Takes a claim from its holder, who has lost the right to it or does not renew it."""
     key = pending_key(prefix, chunk)
-    return Change("expired", f"chunk {chunk} is taken", (Compare(key, "mod", pending.mod_revision),), deletes=(key,))
+    return Change("expired", (Compare(key, "mod", pending.mod_revision),), deletes=(key,))
 
 
 def fail(prefix: str, chunk: int, fence: int, todo: Record, known: Known, **failure: Any) -> Change:
@@ -374,7 +372,7 @@ def failed(
     reason = plain_text(reason)
     new = todo.failed(batch, records)
     if new.failures < max_failures:
-        return new, Change("released", f"chunk {chunk} failed at batch {batch}: {reason}", ())
+        return new, Change("released", reason=f"chunk {chunk} failed at batch {batch}: {reason}")
     bad = () if rest else new.suspects
     return _discard(chunk, todo, Discard(known.pass_index, batch, reason, new.failures, rest, bad), known)
 
@@ -400,8 +398,8 @@ def _discard(chunk: int, todo: Todo, discard: Discard, known: Known) -> tuple[To
     same, put = known.discard(discard)
     text = f"{what} in pass {discard.pass_index} failed{times} ({discard.reason})"
     are = "is" if len(discard.records) == 1 else "are"
-    change = Change("discarded", f"{text}; {lost} {are} discarded from there on", (same,), (put,), cause=text)
-    return todo.discarded(discard.batch), change
+    reason = f"{text}; {lost} {are} discarded from there on"
+    return todo.discarded(discard.batch), Change("discarded", (same,), (put,), reason=reason, cause=text)
 
 
 # -- transitions of a pass --------------------------------------------------------------------------------------------
@@ -412,8 +410,7 @@ def requeue(prefix: str, chunk: int, done: Record | None, progress: int, failure
     todo, key = todo_key(prefix, chunk), done_key(prefix, chunk)
     compares = (Compare(todo, "mod", 0), Compare(key, "mod", done.mod_revision if done is not None else 0))
     put = Put(todo, msgspec.json.encode(Todo(failures=failures, progress=progress)))
-    reason = f"chunk {chunk} is to be done again: a shard has {progress} batches of it"
-    return Change("rewound", reason, compares, (put,), (key,))
+    return Change("rewound", compares, (put,), (key,))
 
 
 def enqueue(prefix: str, chunks: Iterable[int], fence: Compare) -> list[Change]:
@@ -421,7 +418,7 @@ def enqueue(prefix: str, chunks: Iterable[int], fence: Compare) -> list[Change]:
     may be repeated after a crash half-way."""
     puts = [Put(todo_key(prefix, c), msgspec.json.encode(Todo())) for c in chunks]
     parts = [tuple(puts[i : i + MAX_PUTS]) for i in range(0, len(puts), MAX_PUTS)]
-    return [Change("enqueued", f"{len(part)} chunks to do", (fence,), part) for part in parts]
+    return [Change("enqueued", (fence,), part) for part in parts]
 
 
 def close(prefix: str, chunks: Iterable[int], records: Mapping[str, Record]) -> list[Change]:
@@ -431,6 +428,5 @@ def close(prefix: str, chunks: Iterable[int], records: Mapping[str, Record]) -> 
     for chunk in chunks:
         keys = todo, pending, done = todo_key(prefix, chunk), pending_key(prefix, chunk), done_key(prefix, chunk)
         same = tuple(Compare(k, "mod", records[k].mod_revision if k in records else 0) for k in keys)
-        reason = f"chunk {chunk} is done, as its pass is"
-        changes.append(Change("completed", reason, same, (Put(done, b"{}"),), (todo, pending)))
+        changes.append(Change("completed", same, (Put(done, b"{}"),), (todo, pending)))
     return changes

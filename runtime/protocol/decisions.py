@@ -12,22 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlateau
 
-
-class Terms(Protocol):
-    """The criteria by which a job decides."""
-
-    @property
-    def best(self) -> Criterion | None: ...
-    @property
-    def stop(self) -> EarlyStopping | None: ...
-    @property
-    def plateau(self) -> ReduceLROnPlateau | None: ...
+if TYPE_CHECKING:
+    from graphft.transpiler.validation import ValidationConfig
 
 
 class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,7 +39,7 @@ class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
     stopped: str = ""
 
 
-def decide(terms: Terms, before: Decided, step: int, means: Mapping[str, float | str]) -> Decided:
+def decide(terms: ValidationConfig, before: Decided, step: int, means: Mapping[str, float | str]) -> Decided:
     """Returns the decisions after a validation with the results `means`. What is not finite is never better."""
     now = msgspec.structs.replace(before, step=step)
     if terms.best is not None:

@@ -15,7 +15,6 @@ that reads ahead is at two batches, which counts only when later deaths narrow i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 LOOK_SECONDS = 1.0
@@ -63,44 +62,29 @@ class IdleSlots:
         return bool(given - late) or len({trainer for trainer, _ in holders.values()}) == 1
 
 
+Place = tuple[int, int, int]
+"""(pass, chunk, batch)"""
 KILLS = 3
 """SIGKILLs in a row at one batch from which on each is a failure of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """A process has ended: it was asked to, by SIGKILL, or in a way that no scheduler causes. `at`: the (pass, chunk,
-    batch) at which user code ran; empty for a pserver, and for a process that waited."""
-
-    how: Literal["asked", "killed", "crashed"]
-    at: frozenset[tuple[int, int, int]] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`fatal`: the death is a failure of the batch. `in_a_row`: deaths at it so far."""
-
-    fatal: bool
-    in_a_row: int
-    reason: str
 
 
 class Deaths:
     """The deaths of a job's processes, in their order."""
 
     def __init__(self) -> None:
-        self._suspects: frozenset[tuple[int, int, int]] = frozenset()
+        self._suspects: frozenset[Place] = frozenset()
         self._in_a_row = 0
 
-    def step(self, died: Died) -> Verdict:
-        if died.how == "asked" or not died.at:
+    def blames(self, how: Literal["asked", "killed", "crashed"], at: frozenset[Place]) -> bool:
+        """Returns True if the death is a failure of the batch that its process was at.
+
+        `how`: it was asked to end, by SIGKILL, or in a way that no scheduler causes. `at`: the batches at which user
+        code ran; empty for a pserver, and for a process that waited.
+        """
+        if how == "asked" or not at:
             self._suspects, self._in_a_row = frozenset(), 0
-            return Verdict(False, 0, "no user code was running" if not died.at else "it was asked to end")
-        common = self._suspects & died.at
+            return False
+        common = self._suspects & at
         self._in_a_row = self._in_a_row + 1 if common else 1
-        self._suspects = common or died.at
-        if len(died.at) > 1:
-            return Verdict(False, self._in_a_row, "it was at two batches")
-        if died.how == "killed" and self._in_a_row < KILLS:
-            return Verdict(False, self._in_a_row, "it may have been preempted")
-        return Verdict(True, self._in_a_row, "nothing but the batch explains it")
+        self._suspects = common or at
+        return len(at) == 1 and (how == "crashed" or self._in_a_row >= KILLS)

@@ -1,15 +1,15 @@
 """Messages between trainers, shards and the coordinator: a typed header, and at most one raw frame (a bucket's bytes).
 
-Headers are msgspec structs, told apart by their tag; decoding refuses unknown fields, wrong types and foreign tags. The
-frame is opaque here: its receiver checks its length. `generation` is the job's; a shard refuses older ones, and answers
-with its own.
+Headers are msgspec structs, told apart by their tag; decoding refuses unknown fields, wrong types and numbers, and
+foreign tags. The frame is opaque here: its receiver checks its length. `generation` is the job's; a shard refuses older
+ones, and answers with its own.
 """
 
 from __future__ import annotations
 
 import hmac
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -17,6 +17,15 @@ from graphft.runtime.protocol.chunk_queue import Discards
 
 if TYPE_CHECKING:
     from graphft.runtime.protocol.events import AsyncOptions, ShardOptions, SyncOptions, TrainerOptions
+
+
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Number = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+"""A revision, generation or version; -1: there is none."""
+Code = Literal[
+    "denied", "malformed", "unknown-peer", "stale-generation", "not-ready", "future-step", "gone", "complete", "stale"
+]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbid_unknown_fields=True):
@@ -43,8 +52,8 @@ class Hello(Message, frozen=True, tag="hello"):
 class Welcome(Message, frozen=True, tag="welcome"):
     shard: int
     incarnation: str
-    generation: int
-    version: int
+    generation: Natural
+    version: Natural
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -56,13 +65,13 @@ class Refused(Message, frozen=True, tag="refused"):
     stale (async): the gradient is too many versions behind; the newest bucket follows.
     """
 
-    code: str
+    code: Code
     reason: str
-    generation: int
-    version: int
+    generation: Number
+    version: Number
 
 
-def refusal_of_stranger(code: str) -> Refused:
+def refusal_of_stranger(code: Code) -> Refused:
     """Returns an answer to a peer that has not shown the run's secret, which tells nothing of the run."""
     return Refused(code, "", -1, -1)
 
@@ -78,7 +87,7 @@ class Push(Message, frozen=True, tag="push"):
     step: int
     slot: int
     bucket: int
-    samples: int
+    samples: Positive
     want: bool
     finite: bool = True
     values: tuple[float, ...] = ()
@@ -104,8 +113,8 @@ class Pull(Message, frozen=True, tag="pull"):
 class Parameters(Message, frozen=True, tag="parameters"):
     """A bucket (the frame) of the parameters at `version`."""
 
-    generation: int
-    version: int
+    generation: Natural
+    version: Natural
     bucket: int
 
 
@@ -123,7 +132,7 @@ class BatchPush(Message, frozen=True, tag="batch"):
     batch: int
     batches: int
     bucket: int
-    samples: int
+    samples: Positive
     version: int
     finite: bool = True
     values: tuple[float, ...] = ()
@@ -135,7 +144,7 @@ class BatchAck(Message, frozen=True, tag="ack"):
     pass_index: int
     chunk: int
     batch: int
-    version: int
+    version: Natural
     fresh: bool
 
 
@@ -182,10 +191,10 @@ class GetTasks(Message, frozen=True, tag="get-tasks"):
     pass_index: int
     want: int = 0
     slot: int = -1
-    holds: int = 0
+    holds: Number = 0
     chunks: list[int] = []
-    generation: int = 0
-    lowest: int = 0
+    generation: Number = 0
+    lowest: Number = 0
 
 
 class Tasks(Message, frozen=True, tag="tasks"):
@@ -206,7 +215,7 @@ class FinishTasks(Message, frozen=True, tag="finish-tasks"):
     trainer: str
     pass_index: int
     tasks: list[tuple[int, int]]
-    fences: list[int] = []
+    fences: list[Number] = []
 
 
 class ReleaseTasks(Message, frozen=True, tag="release-tasks"):
@@ -306,28 +315,9 @@ TASK_CALLS = (
 )
 TASK_ANSWERS = Tasks | TasksSettled | TasksRefused | TaskFailed | SaveModelAnswer
 
-CODES = frozenset(
-    {"denied", "malformed", "unknown-peer", "stale-generation", "not-ready", "future-step", "gone", "complete", "stale"}
-)
-
-AnyMessage = (
-    Hello
-    | Welcome
-    | Refused
-    | Push
-    | Empty
-    | Pull
-    | Parameters
-    | Query
-    | BatchPush
-    | BatchAck
-    | LedgerQuery
-    | Ledger
-    | Partials
-    | PartialsQuery
-    | TASK_CALLS
-    | TASK_ANSWERS
-)
+TO_SHARDS = Hello | Query | Push | Empty | Pull | BatchPush | LedgerQuery | Partials | PartialsQuery
+FROM_SHARDS = Welcome | Refused | Parameters | BatchAck | Ledger
+AnyMessage = TO_SHARDS | FROM_SHARDS | TASK_CALLS | TASK_ANSWERS
 
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
 _encoder = msgspec.msgpack.Encoder()
@@ -386,8 +376,6 @@ def _shard_problem(options: ShardOptions, message: Message, payload: Any) -> str
         return f"this shard has no bucket {message.bucket}"
     if not isinstance(message, Push | BatchPush):
         return ""
-    if message.samples < 1:
-        return f"a push has {message.samples} samples"
     if len(message.values) not in (0, options.values):
         return f"a push reports {len(message.values)} values, expected {options.values}"
     return "" if message.finite or options.skips else "a contribution that is not finite: this job leaves none out"
@@ -399,12 +387,6 @@ def answer_problem(options: TrainerOptions, shard: int, message: Message, payloa
         return problem
     if isinstance(message, Parameters) and message.bucket not in options.buckets[shard]:
         return f"it has no bucket {message.bucket}"
-    if isinstance(message, Refused) and (message.code not in CODES or min(message.generation, message.version) < -1):
-        return f"a refusal with code {message.code[:40]!r} at version {message.version}"
-    if isinstance(message, Welcome | Parameters) and message.generation < 0:
-        return f"generation {message.generation}"
-    if isinstance(message, Welcome | Parameters | BatchAck) and message.version < 0:
-        return f"version {message.version}"
     if isinstance(message, Welcome | Refused | Parameters) and 0 < options.total_steps < message.version:
         return f"version {message.version}, but the job has {options.total_steps} steps"
     if isinstance(message, Ledger):

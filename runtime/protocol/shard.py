@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, ShardOptions
 from graphft.runtime.protocol.machine import LONGEST, Machine
-from graphft.runtime.protocol.messages import Hello, Message, Query, Refused, Welcome, refusal_of_stranger
+from graphft.runtime.protocol.messages import Code, Hello, Message, Query, Refused, Welcome, refusal_of_stranger
 
 
 class Shard(Machine):
@@ -70,11 +70,19 @@ class Shard(Machine):
     def welcome(self, peer: str) -> Reply:
         return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
 
-    def refuse(self, peer: str, code: str, reason: str) -> list[Any]:
+    def refuse(self, peer: str, code: Code, reason: str) -> list[Any]:
         """Refuses a message. A stranger is told only the code."""
         known = peer in self.peers
         refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
         return [Reply(peer, refused), self.count(f"refused-{code}", f"{peer}: {reason}")]
+
+    def wrong_generation(self, peer: str, generation: int) -> list[Any]:
+        """Returns the refusal of what is of another generation; [] if it is not."""
+        if generation < self.generation:
+            return self.refuse(peer, "stale-generation", f"generation {generation} is over, this is {self.generation}")
+        if generation > self.generation:
+            return self.refuse(peer, "not-ready", f"generation {generation} is not known here yet")
+        return []
 
     def count(self, name: str, reason: str) -> Count:
         return Count(name, self.tell(reason))

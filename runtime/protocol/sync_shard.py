@@ -162,7 +162,7 @@ class SyncShard(Shard):
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _contribution(self, peer: str, message: Push | Empty, payload: Any) -> list[Effect]:
-        if refused := self._wrong_generation(peer, message.generation):
+        if refused := self.wrong_generation(peer, message.generation):
             return refused
         step, effects = message.step, list[Effect]()
         if step > self.version or (self.finished and step == self.version):
@@ -186,7 +186,7 @@ class SyncShard(Shard):
         return effects + self._close_if_complete()
 
     def _pull(self, peer: str, message: Pull, payload: Any) -> list[Effect]:
-        if refused := self._wrong_generation(peer, message.generation):
+        if refused := self.wrong_generation(peer, message.generation):
             return refused
         wanted = message.version
         if wanted == self.version + 1:
@@ -292,14 +292,7 @@ class SyncShard(Shard):
         self._asked_rollback = self._now
         return [RequestRollback(self.generation, self.tell(reason))]
 
-    # -- answers and checks -------------------------------------------------------------------------------------------
-
-    def _wrong_generation(self, peer: str, generation: int) -> list[Effect]:
-        if generation < self.generation:
-            return self.refuse(peer, "stale-generation", f"generation {generation} is over, this is {self.generation}")
-        if generation > self.generation:
-            return self.refuse(peer, "not-ready", f"generation {generation} is not known here yet")
-        return []
+    # -- answers ------------------------------------------------------------------------------------------------------
 
     def _bucket(self, peer: str, bucket: int, source: Source, version: int) -> Reply:
         return Reply(peer, Parameters(self.generation, version, bucket), source)

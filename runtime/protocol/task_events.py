@@ -109,8 +109,6 @@ def fences_of(call: TASK_CALLS) -> tuple[tuple[str, int, int], ...]:
     return ()
 
 
-MAX_REVISION = 2**63
-"""etcd's numbers are smaller."""
 MAX_SECONDS = 24 * 3600.0
 """The longest time for which a trainer is elected to save the model."""
 
@@ -128,9 +126,6 @@ def task_problem(options: QueueOptions, exists: bytes, call: TASK_CALLS) -> str:
         return f"{len(call.fences)} fences of {options.shards} shards"
     if isinstance(call, RequestSaveModel) and not 0 < call.seconds <= MAX_SECONDS:
         return f"nobody saves a model for {call.seconds} s"
-    numbers = [call.holds, call.generation, call.lowest] if isinstance(call, GetTasks) else []
-    if strange := [n for n in (call.fences if isinstance(call, FinishTasks) else numbers) if abs(n) >= MAX_REVISION]:
-        return f"{strange[0]} is no revision, generation or version"
     for index, chunk, applied in _tasks_of(call):
         if not (0 <= index < plan.passes and 0 <= chunk < len(exists) and exists[chunk]):
             return f"there is no task {chunk} in pass {index}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -117,6 +117,10 @@ class PassTasks:
     def over(self) -> bool:
         return self.finished == self.count
 
+    def held(self, trainers: Collection[str] = ()) -> list[tuple[int, Task]]:
+        """Returns the tasks that these trainers hold (none named: any trainer)."""
+        return [(c, t) for c, t in self.open.items() if t.holder and (not trainers or t.holder in trainers)]
+
     # -- transitions --------------------------------------------------------------------------------------------
 
     def next_free(self) -> int | None:
@@ -218,14 +222,10 @@ class PassTasks:
                 if self.exists[chunks[at]]:
                     yield chunks[at]
 
-    def check(self) -> Iterable[str]:
-        """Yields broken invariants. For tests."""
-        held = sum(1 for task in self.open.values() if task.holder)
-        if held != self.pending:
-            yield f"{held} tasks are held, {self.pending} are counted"
-        if self.finished != self.done.count(1):
-            yield f"{self.done.count(1)} tasks are done, {self.finished} are counted"
-        if both := [chunk for chunk in self.open if self.done[chunk]]:
-            yield f"tasks {both} are begun and done"
-        if lost := [chunk for chunk, task in self.open.items() if not task.holder and chunk not in self.back]:
-            yield f"tasks {lost} are free, and will not be given out"
+    def invariants(self) -> dict[str, bool]:
+        return {
+            "those that are held are counted": self.pending == len(self.held()),
+            "those that are done are counted": self.finished == self.done.count(1),
+            "none is begun and done": not any(self.done[chunk] for chunk in self.open),
+            "free ones are given out": all(t.holder or chunk in self.back for chunk, t in self.open.items()),
+        }

@@ -17,7 +17,6 @@ gone, or was not heard of for `timeout` seconds, is todo again; if it did not pr
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -76,17 +75,17 @@ class TaskQueue(Machine):
         """True when it was told who lives since it was loaded."""
         self.saver: ModelSaver | None = None
         self.calls: dict[str, int] = {}
-        """The newest call of each trainer, ..."""
-        self._got_nothing: dict[str, int] = {}
-        """... and the newest that was answered without tasks."""
-        self._held: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-        """By trainer, the (pass, chunk) that it holds."""
+        """The newest call of each trainer."""
         self.closed = self.complete = False
         self._leaving: set[str] = set()
         """Trainers that have said that the job is complete."""
-        self._marker: int | None = None
         self._over: list[int] = []
-        self._saver_changed = self._closing = False
+        self._saved = self._head
+        """What the last changes had of it."""
+
+    @property
+    def _head(self) -> tuple[int, ModelSaver | None, bool, bool]:
+        return self.current, self.saver, self.closed, self.complete
 
     # -- what was saved -----------------------------------------------------------------------------------------
 
@@ -111,17 +110,14 @@ class TaskQueue(Machine):
         self.current, self.begun = marker, max([min(marker, self.plan.passes - 1), *map(int, counts)])
         for index in sorted(map(int, counts)):
             if counts[str(index)].todo or counts[str(index)].pending:
-                self.passes[index] = tasks = self._pass_tasks(index)
+                self.passes[index] = tasks = PassTasks(index, self.exists, self.plan.seed)
                 tasks.load(groups.get(index, {}), now)
-                for chunk, task in tasks.open.items():
-                    if task.holder:
-                        self._held[task.holder].add((index, chunk))
         self._over = sorted(groups.keys() - self.passes.keys())
+        self._saved = self._head
 
     def go_on_from(self, before: TaskQueue, now: float) -> None:
         """Takes over what is in memory alone from `before`: what this process had until it loaded again."""
-        self.calls, self.story = before.calls, before.story
-        self._got_nothing, self._leaving = before._got_nothing, before._leaving
+        self.calls, self.story, self._leaving = before.calls, before.story, before._leaving
         self.generation = max(self.generation, before.generation)
         self.attempts = max(self.attempts, before.attempts)
         if before.living:
@@ -130,14 +126,15 @@ class TaskQueue(Machine):
     def take_changes(self) -> Changes | None:
         """Returns what has changed since the last call, None if nothing has."""
         groups = [(p, group) for p, tasks in self.passes.items() for group in sorted(tasks.touched)]
-        if not (groups or self._over or self._marker is not None or self._saver_changed or self._closing):
+        if not groups and not self._over and self._head == self._saved:
             return None
-        saver, over = self.saver if self._saver_changed else None, self._over
+        marker = self.current if self.current != self._saved[0] else None
+        saver = self.saver if self.saver != self._saved[1] else None
         state = QueueState(self.attempts, self.closed, self.generation, self.complete)
-        changes = Changes(groups, self.counts(), state, self._marker, saver, over)
+        changes = Changes(groups, self.counts(), state, marker, saver, self._over)
         for tasks in self.passes.values():
             tasks.touched.clear()
-        self._marker, self._over, self._saver_changed, self._closing = None, [], False, False
+        self._saved, self._over = self._head, []
         return changes
 
     def counts(self) -> dict[str, TaskCounts]:
@@ -164,9 +161,10 @@ class TaskQueue(Machine):
         newest = self.calls.get(call.trainer, 0)
         if isinstance(call, GetTasks) and call.call < newest:
             return []  # an echo: its trainer has made other calls since
+        effects = self.CALLS[type(call)](self, event, call)
         if not isinstance(call, RenewTasks) and call.trainer in self.living:
             self.calls[call.trainer] = max(newest, call.call)
-        return self.CALLS[type(call)](self, event, call)
+        return effects
 
     # -- get ----------------------------------------------------------------------------------------------------
 
@@ -177,24 +175,15 @@ class TaskQueue(Machine):
             return [Answer(event.peer, Tasks(call.call, self.current, []))]
         if self.options.sync:
             return self._get_of_slot(event.peer, call)
-        effects: list[Effect] = []
-        given = self._given_before(call) if call.pass_index == self.current else []
-        fresh = not given and self._got_nothing.get(call.trainer) != call.call
-        if call.pass_index == self.current and self.current in self.passes and fresh:
-            given = self._give(call, effects)
-            self._roll()
-        if not given:
-            self._got_nothing[call.trainer] = call.call
+        effects, given, newest = list[Effect](), list[tuple[int, int]](), self.calls.get(call.trainer, 0)
+        if call.pass_index == self.current and self.current in self.passes:
+            if newest in (0, call.call):  # a coordinator before, or this one, may have answered it
+                held = self.passes[self.current].held({call.trainer})
+                given = sorted((chunk, task.attempt) for chunk, task in held if task.call == call.call)
+            if not given and newest != call.call:
+                given = self._give(call, effects)
+                self._roll()
         return [*effects, Answer(event.peer, Tasks(call.call, self.current, given))]
-
-    def _given_before(self, call: GetTasks) -> list[tuple[int, int]]:
-        """Returns what this call was given, if it was answered before."""
-        found = []
-        for index, chunk in self._held.get(call.trainer, ()):
-            task = self.passes[index].open[chunk]
-            if task.call == call.call and index == call.pass_index and task.slot == call.slot:
-                found.append((chunk, task.attempt))
-        return sorted(found)
 
     def _give(self, call: GetTasks, effects: list[Effect]) -> list[tuple[int, int]]:
         tasks = self.passes[self.current]
@@ -210,12 +199,8 @@ class TaskQueue(Machine):
         return given
 
     def _give_one(self, tasks: PassTasks, chunk: int, call: GetTasks, *, vanished: bool) -> int:
-        before = tasks.open.get(chunk)
-        if before is not None and before.holder:
-            self._held[before.holder].discard((tasks.index, chunk))
         attempt, self.attempts = self.attempts, self.attempts + 1
         tasks.give(chunk, call.trainer, call.slot, attempt, call.call, self._now, vanished=vanished)
-        self._held[call.trainer].add((tasks.index, chunk))
         return attempt
 
     def _get_of_slot(self, peer: bytes, call: GetTasks) -> list[Effect]:
@@ -226,7 +211,7 @@ class TaskQueue(Machine):
         self._close_applied(call.lowest, call.pass_index)
         tasks = self._pass(call.pass_index)
         if call.pass_index > self.current or (call.generation > self.generation and call.pass_index < self.current):
-            self._mark(call.pass_index)
+            self.current = call.pass_index
         self.generation = max(call.generation, self.generation)
         before = {chunk: tasks.open.get(chunk) for chunk in call.chunks}
         given = []
@@ -253,7 +238,6 @@ class TaskQueue(Machine):
         tasks = self.passes.get(call.pass_index)
         for chunk, attempt in call.tasks:
             if tasks is not None and self._holds(call, call.pass_index, chunk, attempt):
-                self._drop_holder(tasks, chunk)
                 tasks.finish(chunk)
                 finished = True
             elif not tasks.done[chunk] if tasks is not None else call.pass_index > self.begun:
@@ -268,14 +252,14 @@ class TaskQueue(Machine):
             return [self._not_its_slot(event.peer, call)]
         for chunk, attempt in call.tasks:
             if task := self._holds(call, call.pass_index, chunk, attempt):
-                self._put_back(self.passes[call.pass_index], chunk, task.todo.released(task.todo.progress))
+                self.put(call.pass_index, chunk, task.todo.released(task.todo.progress))
         return [Answer(event.peer, TasksSettled(call.call, [chunk for chunk, _ in call.tasks]))]
 
     def _release(self, event: Asked, call: ReleaseTasks) -> list[Effect]:
         refused = []
         for chunk, attempt, progress in call.tasks:
             if task := self._holds(call, call.pass_index, chunk, attempt):
-                self._put_back(self.passes[call.pass_index], chunk, task.todo.released(progress))
+                self.put(call.pass_index, chunk, task.todo.released(progress))
             else:
                 refused.append(chunk)
         return [Answer(event.peer, TasksSettled(call.call, refused))]
@@ -287,11 +271,11 @@ class TaskQueue(Machine):
             if task := self._holds(call, index, chunk, attempt):
                 self.passes[index].note(chunk, task.todo.renewed(progress), self._now)
                 named.add((index, chunk))
-        for index, chunk in self._held.get(call.trainer, set()) - named:
-            task = self.passes[index].open[chunk]
-            if task.call <= call.call:
-                self.tell(f"{call.trainer} does not know of task {chunk}")
-                self._put_back(self.passes[index], chunk, task.todo.released(task.todo.progress))
+        for index, tasks in self.passes.items():
+            for chunk, task in tasks.held({call.trainer}):
+                if task.call <= call.call and (index, chunk) not in named:
+                    self.tell(f"{call.trainer} does not know of task {chunk}")
+                    tasks.put_back(chunk, task.todo.released(task.todo.progress))
         return []
 
     def _requeue(self, event: Asked, call: RequeueTasks) -> list[Effect]:
@@ -305,7 +289,7 @@ class TaskQueue(Machine):
             else:
                 refused.append(chunk)
         if call.pass_index < self.current:
-            self._mark(call.pass_index)
+            self.current = call.pass_index
         return [Answer(event.peer, TasksSettled(call.call, refused))]
 
     def _close(self, event: Asked, call: CloseTasks) -> list[Effect]:
@@ -313,8 +297,8 @@ class TaskQueue(Machine):
             self._drop(index)
         if not self.options.sync:
             self.begun = self.plan.passes - 1
-            self._mark(self.plan.passes)
-        self.closed = self._closing = True
+            self.current = self.plan.passes
+        self.closed = True
         if call.complete:
             self.complete = True
             self._leaving.add(call.trainer)
@@ -327,7 +311,6 @@ class TaskQueue(Machine):
             if saver is not None and saver.trainer == call.trainer:
                 until = max(until, saver.until)
             self.saver = saver = ModelSaver(call.trainer, until)
-            self._saver_changed = True
         assert saver is not None
         return [Answer(event.peer, SaveModelAnswer(call.call, granted, max(0.0, saver.until - event.wall)))]
 
@@ -350,7 +333,7 @@ class TaskQueue(Machine):
 
     def put(self, pass_index: int, chunk: int, todo: Todo) -> None:
         """Makes it todo again, with this record."""
-        self._put_back(self.passes[pass_index], chunk, todo)
+        self.passes[pass_index].put_back(chunk, todo)
 
     # -- time and trainers --------------------------------------------------------------------------------------
 
@@ -358,16 +341,14 @@ class TaskQueue(Machine):
         trainers = event.trainers
         dead = self.living - trainers - self._leaving if self.met else frozenset()
         if self.current >= self.plan.passes and self.saver is not None and self.saver.trainer in dead:
-            self.saver, self._saver_changed = ModelSaver("", 0.0), True
+            self.saver = ModelSaver("", 0.0)
         self.living, self.met = trainers, True
-        for gone in [t for t in self._held if t not in trainers]:
-            for index, chunk in sorted(self._held[gone]):
-                self.tell(f"{gone} is gone: task {chunk} is todo")
-                self._put_back(self.passes[index], chunk, self.passes[index].open[chunk].todo)
-            self._held.pop(gone, None)
-        for gone in [t for t in self.calls if t not in trainers]:
-            del self.calls[gone]
-            self._got_nothing.pop(gone, None)
+        for tasks in self.passes.values():
+            for chunk, task in tasks.held():
+                if task.holder not in trainers:
+                    self.tell(f"{task.holder} is gone: task {chunk} is todo")
+                    tasks.put_back(chunk, task.todo)
+        self.calls = {trainer: call for trainer, call in self.calls.items() if trainer in trainers}
         return []
 
     def _tick(self, event: Tick) -> list[Effect]:
@@ -375,11 +356,10 @@ class TaskQueue(Machine):
         now = self._now
         effects: list[Effect] = []
         for index, tasks in self.passes.items():
-            late = [c for c, t in tasks.open.items() if t.holder and now - t.renewed > self.options.timeout]
-            for chunk in late:
-                task = tasks.open[chunk]
-                effects.append(TookAway(index, chunk, task.holder, task.slot, now - task.renewed))
-                self._put_back(tasks, chunk, task.todo)
+            for chunk, task in tasks.held():
+                if now - task.renewed > self.options.timeout:
+                    effects.append(TookAway(index, chunk, task.holder, task.slot, now - task.renewed))
+                    tasks.put_back(chunk, task.todo)
         return effects
 
     # -- helpers ------------------------------------------------------------------------------------------------
@@ -388,22 +368,10 @@ class TaskQueue(Machine):
         task = self.task(pass_index, chunk)
         return task if task is not None and task.attempt == attempt and task.holder == call.trainer else None
 
-    def _put_back(self, tasks: PassTasks, chunk: int, todo: Todo) -> None:
-        self._drop_holder(tasks, chunk)
-        tasks.put_back(chunk, todo)
-
-    def _drop_holder(self, tasks: PassTasks, chunk: int) -> None:
-        holder = tasks.open[chunk].holder
-        if holder:
-            self._held[holder].discard((tasks.index, chunk))
-
-    def _pass_tasks(self, index: int, *, done: bool = False) -> PassTasks:
-        return PassTasks(index, self.exists, self.plan.seed, done=done)
-
     def _pass(self, index: int) -> PassTasks:
         """Returns the pass. If it was not begun, or is wholly done, its records are made anew."""
         if index not in self.passes:
-            self.passes[index] = tasks = self._pass_tasks(index, done=index <= self.begun)
+            self.passes[index] = tasks = PassTasks(index, self.exists, self.plan.seed, done=index <= self.begun)
             if index <= self.begun:
                 tasks.touched.update(range(group_of(len(self.exists) - 1) + 1))
             self.begun = max(self.begun, index)
@@ -413,19 +381,13 @@ class TaskQueue(Machine):
 
     def _drop(self, index: int) -> None:
         """Ends a pass that is wholly done."""
-        for chunk, task in self.passes[index].open.items():
-            if task.holder:
-                self._held[task.holder].discard((index, chunk))
         del self.passes[index]
         self._over.append(index)
 
     def _begin(self, index: int) -> None:
         if index < self.plan.passes:
             self._pass(index)
-        self._mark(index)
-
-    def _mark(self, index: int) -> None:
-        self.current = self._marker = index
+        self.current = index
 
     def _roll(self) -> None:
         """Async: begins the next pass when this one is over."""
@@ -442,13 +404,5 @@ class TaskQueue(Machine):
         Tick: _tick,
     }
 
-    def check(self) -> list[str]:
-        """Returns broken invariants. For tests."""
-        found = [f"pass {p}: {what}" for p, tasks in self.passes.items() for what in tasks.check()]
-        held = {t: set(keys) for t, keys in self._held.items() if keys}
-        really: dict[str, set[tuple[int, int]]] = {}
-        for p, tasks in self.passes.items():
-            for chunk, task in tasks.open.items():
-                if task.holder:
-                    really.setdefault(task.holder, set()).add((p, chunk))
-        return [*found, *([f"held are {really}, not {held}"] if held != really else [])]
+    def invariants(self) -> dict[str, bool]:
+        return {f"pass {p}: {fact}": holds for p, t in self.passes.items() for fact, holds in t.invariants().items()}

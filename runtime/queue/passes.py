@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -20,7 +19,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import PassRecord, decode
 from graphft.runtime.coordination.status import read_discards
-from graphft.runtime.etcd import KV, absent, delete_op, get_op, mod_is, put_op, value_is
+from graphft.runtime.etcd import KV, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, ChunkDiscards
@@ -29,10 +28,8 @@ from graphft.runtime.protocol.messages import CloseTasks, RequeueTasks, TasksSet
 from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient
 from graphft.runtime.queue.transactions import commit
 
-WAIT_SECONDS = 0.2
-LOCK_SECONDS = 10.0
-"""How long a lock is respected. It only saves work, since each write compares the pass's record; an etcd that was
-restored from a backup may have the lock of a holder that does not know of it."""
+WAIT_SECONDS, MAX_WAIT_SECONDS = 0.2, 2.0
+"""A trainer begins a pass so much later for each one before it in the order of their ids."""
 CHANGES = 24
 """A transaction of etcd has at most 128 operations."""
 
@@ -42,57 +39,36 @@ class Passes:
 
     def __init__(self, member: Member) -> None:
         self.member, self.keys, self.plan = member, member.keys, member.config.plan
-        self._lock_key = f"{self.keys.queues}enqueuer"
 
     def enqueue(
         self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None] = lambda: None
     ) -> bool:
         """Begins pass `index` as long as it is `due` after the one that is recorded; True if this process has done it.
 
-        One trainer at a time calls `before`, makes the missing records and writes `/<job>/pass`. `index` may be the
-        number of passes: then nothing is left to do.
+        Calls `before`, makes the missing records and writes `/<job>/pass`. The trainers begin one after the other, so
+        that the later ones find it done. `index` may be the number of passes: then nothing is left to do.
         """
         return self.member.retry_while_leased(functools.partial(self._enqueue, index, due, before))
 
     def _enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
-        etcd, lock, me = self.member.etcd, self._lock_key, self.member.id.encode()
-        seen, since = 0, 0.0
-        while True:
-            kv = etcd.get(self.keys.pass_)
-            if not due(decode(kv, PassRecord)):
-                return False
-            holder = self._lock(lock, me)
-            if holder is not None:
-                if holder.mod_revision != seen:
-                    seen, since = holder.mod_revision, time.monotonic()
-                elif time.monotonic() - since > LOCK_SECONDS:
-                    etcd.txn([mod_is(lock, seen)], [delete_op(lock)])
-                self.member.await_view(functools.partial(self._moved, kv), WAIT_SECONDS)
-                self.member.check_lease()
-                self.member.progress.beat()
-                continue
-            made = False
-            try:
-                before()
-                made = self._make_records(index, kv, lock)
-                if made:
-                    return True
-            finally:
-                if not made:
-                    etcd.txn([value_is(lock, me)], [delete_op(lock)])
+        rank = sum(trainer < self.member.id for trainer in self.member.view.trainers)
+        kv = self.member.etcd.get(self.keys.pass_)
+        if rank and due(decode(kv, PassRecord)):
+            self.member.await_view(functools.partial(self._moved, kv), min(rank * WAIT_SECONDS, MAX_WAIT_SECONDS))
+            kv = self.member.etcd.get(self.keys.pass_)
+        while due(decode(kv, PassRecord)):
+            before()
+            if self._make_records(index, kv):
+                return True
+            kv = self.member.etcd.get(self.keys.pass_)
+        return False
 
     def _moved(self, before: KV | None, kvs: Mapping[str, KV]) -> bool:
         return kvs.get(self.keys.pass_) not in (None, before)
 
-    def _lock(self, lock: str, me: bytes) -> KV | None:
-        """Takes the lock. Returns None if this process has it, perhaps from a try without an answer; else the lock."""
-        result = self.member.etcd.txn([absent(lock)], [put_op(lock, me, self.member.lease)], [get_op(lock)], token=lock)
-        holder = result.kv(0) if not result.ok else None
-        return holder if holder is not None and holder.value != me else None
-
-    def _make_records(self, index: int, marker: KV | None, lock: str) -> bool:
+    def _make_records(self, index: int, marker: KV | None) -> bool:
         """Writes what is missing of the pass. Every write compares the marker, so a late process changes nothing; the
-        last one makes the pass count, and gives the lock back."""
+        last one makes the pass count."""
         etcd, prefix, key = self.member.etcd, self.keys.queue(index), self.keys.pass_
         revision = marker.mod_revision if marker is not None else 0
         chunks = [c for c in range(len(self.plan.records)) if self.plan.batches[c]] if index < self.plan.passes else []
@@ -106,8 +82,7 @@ class Passes:
                 return False
         record = PassRecord(index, len(chunks), self.plan.start_steps[index])
         put = chunk_queue.Put(key, msgspec.json.encode(record))
-        begin = Change("enqueued", f"pass {index} begins", (fence,), (put,), (lock,))
-        return commit(etcd, [*changes[-1:], begin], also=[value_is(lock, self.member.id.encode())]).ok
+        return commit(etcd, [*changes[-1:], Change("enqueued", (fence,), (put,))]).ok
 
 
 def close_passes(etcd: Store, keys: Keys, plan: Plan, end: int) -> None:

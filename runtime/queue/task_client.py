@@ -187,9 +187,7 @@ def fail_task(
 def change_of(answer: TaskFailed) -> Change | None:
     if not answer.outcome:
         return None
-    return msgspec.convert(
-        {"outcome": answer.outcome, "reason": answer.reason, "compares": (), "cause": answer.cause}, Change
-    )
+    return msgspec.convert({"outcome": answer.outcome, "reason": answer.reason, "cause": answer.cause}, Change)
 
 
 def report_failed(

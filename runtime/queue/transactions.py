@@ -229,7 +229,6 @@ def going_back(
     raised = Generation(current.number + 1, step, checkpoint, plain_text(change.reason))
     back = Change(
         "went-back",
-        f"generation {raised.number} begins at step {step}: {change.reason}",
         (
             chunk_queue.Compare(keys.generation, "mod", current_kv.mod_revision),
             chunk_queue.Compare(keys.committed, "mod", committed_kv.mod_revision if committed_kv is not None else 0),
@@ -261,4 +260,4 @@ def or_end(store: Store, keys: Keys, plan: Plan, known: Known, change: Change, l
         remedy = "mend the data; or let the job lose more: transpile(max_discarded=...)"
     failure = Failure(plain_text(reason), remedy)
     puts = (Put(keys.state, b"failed"), Put(keys.failure, msgspec.json.encode(failure)))
-    return Change("job-failed", reason, change.compares, puts)
+    return Change("job-failed", change.compares, puts, reason=reason)

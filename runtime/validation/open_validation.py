@@ -13,7 +13,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from graphft.errors import plain_text
 from graphft.ir import Program
 from graphft.ops.context import ChunkWork
 from graphft.runtime.checkpoint.store import checkpoints_of
@@ -111,7 +110,7 @@ class Ranges:
             todo = decode_todo(record)
             new = todo.failed(todo.progress, ()) if why else todo.released(todo.progress)
             failures = new.failures
-            return chunk_queue.put_back(self._prefix, number, fence, record, new, plain_text(why))
+            return chunk_queue.put_back(self._prefix, number, fence, record, new)
 
         return failures if give_back(self.etcd, self._prefix, {number: fence}, make, [self._open]) else 0
 

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import random
 from typing import Any
 
 import pytest
 
-from graphft.runtime.protocol.async_shard import LIMIT, AsyncShard
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
 from graphft.runtime.protocol.events import (
-    ApplyBatch,
-    AsyncOptions,
     BeginBatch,
     CloseBatch,
     Count,
     Dropped,
-    Fail,
     FromShard,
     Loaded,
     Pushed,
-    Received,
-    Reply,
     Send,
     ShardDown,
     ShardUp,
-    TakeCheckpoint,
     Tick,
     Took,
     TrainerOptions,
 )
-from graphft.runtime.protocol.ledger import ALL, Ledger
+from graphft.runtime.protocol.ledger import ALL
 from graphft.runtime.protocol.machine import IllegalTransition
 from graphft.runtime.protocol.messages import (
     BatchAck,
@@ -271,11 +262,6 @@ def test_a_refusal_leads_to_one_new_hello(code: str) -> None:
     assert sent(rig.get(0, Welcome(0, "i", 1, 0)), BatchPush)[0][1].generation == 1
 
 
-@pytest.mark.parametrize("code", ["denied", "malformed"])
-def test_what_cannot_be_mended_fails(code: str) -> None:
-    assert [type(e) for e in Rig().ready().get(0, Refused(code, "no", 0, 0))] == [Fail]
-
-
 def test_questions_without_an_answer_are_asked_again() -> None:
     rig = Rig(retry_interval=1.0)
     rig.feed(ShardUp(0, "i"))
@@ -303,162 +289,3 @@ def test_late_messages_change_nothing() -> None:
     assert rig.get(1, LedgerAnswer(*KEY, [(0, 3)])) == []
     with pytest.raises(IllegalTransition, match="was not taken"):
         rig.feed(BeginBatch(KEY, 0))
-
-
-class Place:
-    """Three trainers and two shards, with a network that loses what is in flight when a connection breaks. Shards
-    crash and come back from what they saved. Every choice is drawn from one seed."""
-
-    def __init__(self, seed: int, chunks: int = 4, batches: int = 3) -> None:
-        self.rng, self.now, self.keys = random.Random(seed), 0.0, [(0, c) for c in range(chunks)]
-        self.batches = batches
-        self.saved: list[tuple[int, str, tuple[tuple[int, int], ...]]] = [(0, "{}", ()) for _ in BUCKETS]
-        self.copies: list[set[int]] = [set() for _ in BUCKETS]
-        self.generation = [-1 for _ in BUCKETS]
-        self.shards: list[AsyncShard] = []
-        self.history: list[list[tuple[int, int]]] = [[] for _ in BUCKETS]
-        for shard in range(len(BUCKETS)):
-            self.shards.append(self._revived(shard))
-        self.trainers = [
-            AsyncTrainer(TrainerOptions(f"t{i}", BUCKETS, run="j", secret="p", retry_interval=1.0)) for i in range(3)
-        ]
-        self.loaded: list[dict[tuple[int, int], Any]] = [{} for _ in self.trainers]
-        self.wires: dict[tuple[int, int], list[tuple[bool, Any, Any]]] = {}
-        self.skips = 0
-
-    def _revived(self, shard: int) -> AsyncShard:
-        version, ledger, history = self.saved[shard]
-        self.history[shard] = list(history)
-        self.generation[shard] += 1
-        self.copies[shard] = {version}
-        return AsyncShard(
-            AsyncOptions(
-                shard=shard,
-                buckets=BUCKETS[shard],
-                batches=(self.batches,) * len(self.keys),
-                passes=1,
-                run="j",
-                secret="p",
-                checkpoint_every=3,
-                compensate=True,
-            ),
-            incarnation=f"s{shard}.{self.generation[shard]}",
-            generation=self.generation[shard],
-            version=version,
-            ledger=Ledger.load(json.loads(ledger)),
-        )
-
-    def tell(self, t: int, event: Any) -> None:
-        for effect in self.trainers[t].step(event, self.now):
-            assert not isinstance(effect, Fail), effect
-            if isinstance(effect, Send) and (t, effect.shard) in self.wires:
-                self.wires[t, effect.shard].append((True, effect.message, effect.payload))
-            if isinstance(effect, Count) and effect.name == "skipped":
-                self.skips += 1
-        self.trainers[t].check_invariants()
-
-    def connect(self, t: int, s: int) -> None:
-        self.wires[t, s] = []
-        self.tell(t, ShardDown(s))
-        self.tell(t, ShardUp(s, self.shards[s].incarnation))
-
-    def deliver(self, t: int, s: int) -> None:
-        to_shard, message, payload = self.wires[t, s].pop(0)
-        if not to_shard:
-            self.tell(t, FromShard(s, message, payload))
-            return
-        for effect in self.shards[s].step(Received(f"t{t}", message, payload), self.now):
-            if isinstance(effect, Reply):
-                told = effect.message
-                frame = (told.generation, told.version) if isinstance(told, Parameters) else None
-                self.wires[int(effect.peer[1:]), s].append((False, effect.message, frame))
-            elif isinstance(effect, ApplyBatch):
-                self.history[s].append((effect.chunk, effect.batch))
-                self._compensate(s, effect)
-            elif isinstance(effect, TakeCheckpoint):
-                machine = self.shards[s]
-                self.saved[s] = (machine.version, json.dumps(machine.ledger.export()), tuple(self.history[s]))
-        self.shards[s].check_invariants()
-
-    def _compensate(self, s: int, effect: ApplyBatch) -> None:
-        """The base is what the gradient was computed from, if that was of this generation; there is a copy of it."""
-        machine = self.shards[s]
-        generation, version = min(effect.payloads.values())
-        assert effect.base == (version if generation == machine.generation else -1)
-        if effect.base >= 0:
-            assert effect.base in self.copies[s]
-            assert effect.staleness == machine.version - 1 - effect.base
-        assert effect.kept <= self.copies[s]
-        self.copies[s] = {*effect.kept, machine.version}
-        assert len(self.copies[s]) <= 1 + LIMIT * len(self.trainers)
-
-    def disturb(self) -> None:
-        s = self.rng.randrange(len(BUCKETS))
-        if self.rng.random() < 0.5:
-            self.shards[s] = self._revived(s)
-            for t in range(len(self.trainers)):
-                self.connect(t, s)
-        else:
-            self.connect(self.rng.randrange(len(self.trainers)), s)
-
-    def pump(self) -> None:
-        busy = [w for w in sorted(self.wires) if self.wires[w]]
-        if busy and self.rng.random() < 0.9:
-            self.deliver(*self.rng.choice(busy))
-        else:
-            self.now += 0.7
-            for t in range(len(self.trainers)):
-                self.tell(t, Tick())
-
-    def work(self, t: int, key: tuple[int, int]) -> Any:
-        """One trainer's way through one chunk, whoever else works on it. A gradient is told by what it comes from."""
-        trainer, loaded = self.trainers[t], self.loaded[t]
-        self.tell(t, Took(key, self.batches))
-        last = -1
-        while not trainer.whole(key):
-            batch = trainer.next_batch(key, last)
-            if batch is None:
-                yield
-                continue
-            last = batch
-            self.tell(t, BeginBatch(key, batch))
-            for s, buckets in enumerate(BUCKETS):
-                for b in buckets:
-                    while not trainer.has(s, b):
-                        yield
-                    if trainer.frame(s, b) is not None:
-                        loaded[s, b] = trainer.frame(s, b)
-                        self.tell(t, Loaded(s, b))
-            for s, buckets in enumerate(BUCKETS):
-                for b in buckets if trainer.lacks(s) else ():
-                    self.tell(t, Pushed(s, b, 4, loaded[s, b]))
-                    yield
-            self.tell(t, CloseBatch(2.0, 2))
-            while trainer.settled() < len(BUCKETS):
-                yield
-        self.tell(t, Dropped(key))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_every_batch_is_applied_once_whatever_is_lost(seed: int) -> None:
-    """Trainers even work on the same chunks. After the last fault every shard's own history has each batch once."""
-    place = Place(seed)
-    for t in range(3):
-        for s in range(len(BUCKETS)):
-            place.connect(t, s)
-    disturbed = 0
-    while True:
-        ways = [place.work(t, key) for t in range(3) for key in place.keys[t % 2 :]]
-        mine = [ways[0:4], ways[4:7], ways[7:]]
-        while any(mine):
-            place.pump()
-            if disturbed < 12 and place.rng.random() < 0.02:
-                disturbed += 1
-                place.disturb()
-            t = place.rng.randrange(3)
-            if mine[t] and next(mine[t][0], "done") == "done":
-                mine[t].pop(0)
-        if all(sorted(h) == [(c, b) for _, c in place.keys for b in range(place.batches)] for h in place.history):
-            break
-        disturbed += 100  # a shard lost what was done: it is put back, and done again, undisturbed now
-    assert all(shard.version == len(place.keys) * place.batches for shard in place.shards)

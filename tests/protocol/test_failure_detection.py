@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.protocol.failure_detection import Deaths, Died, IdleSlots
+from graphft.runtime.protocol.failure_detection import Deaths, IdleSlots
 from graphft.runtime.protocol.trainer import Silence
 
 A, B = ("a", 10), ("b", 11)
@@ -96,7 +96,7 @@ Story = list[tuple[Any, set[tuple[int, int, int]]]]
 def fatal(story: Story) -> list[int]:
     """Numbers of the deaths that are failures of the batch."""
     deaths = Deaths()
-    return [i for i, (how, at) in enumerate(story) if deaths.step(Died(how, frozenset(at))).fatal]
+    return [i for i, (how, at) in enumerate(story) if deaths.blames(how, frozenset(at))]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,3 @@ def fatal(story: Story) -> list[int]:
 def test_whose_fault_it_is(story: Story, expected: list[int]) -> None:
     """A crash is a failure of its batch; SIGKILL is one from the third in a row on, if nothing else died in between."""
     assert fatal(story) == expected
-
-
-def test_how_often_in_a_row() -> None:
-    deaths = Deaths()
-    assert [deaths.step(Died(KILL, frozenset({at}))).in_a_row for at in (ONE, ONE, TWO, TWO, TWO)] == [1, 2, 1, 2, 3]

@@ -54,13 +54,6 @@ def test_the_last_bucket_for_each_shard_tells_whether_the_contribution_is_finite
     assert rig.machine.slots[0].next == 1
 
 
-def test_shard_0_is_told_what_the_contribution_reports() -> None:
-    rig = begun()
-    rig.feed(*[Pushed(s, b, 4, "g") for s, b in ((0, 1), (1, 0), (0, 0))])
-    closed = of(Push, rig.feed(Closed(2, True, (0.5, 1.0))))
-    assert [(e.shard, e.message.values) for e in closed] == [(1, ()), (0, (0.5, 1.0))]
-
-
 def test_what_waits_for_a_shard_that_is_gone_meanwhile_is_done_again() -> None:
     rig = begun()
     rig.feed(*[Pushed(s, b, 4, "g") for s, b in ((0, 1), (1, 0), (0, 0))], ShardDown(1))
@@ -85,21 +78,6 @@ def test_one_slot_that_is_not_finite_makes_a_shard_leave_the_step_out(reduce: bo
     assert rig.machine.version == 1
     push(rig, 0, True)
     assert of(ComputePartials if reduce else ApplyRound, push(rig, 1, True)), "the next step is an ordinary one"
-
-
-def test_a_copy_of_it_that_comes_late_or_twice_changes_nothing() -> None:
-    rig = ShardRig(skips=True)
-    push(rig, 0, False)
-    push(rig, 0, True, peer="b")
-    (skipped,) = of(RoundSkipped, push(rig, 1, True))
-    assert skipped.nonfinite == (0,)
-
-
-def test_a_slot_that_is_then_closed_as_empty_is_finite() -> None:
-    rig = ShardRig(skips=True)
-    rig.feed(Received("a", Push(0, 0, 0, 1, 4, False, False), "y"))  # half a contribution: its batch was discarded
-    rig.empty("b", 0, 0)
-    assert of(ApplyRound, push(rig, 1, True))
 
 
 def test_a_shard_that_leaves_nothing_out_refuses_it() -> None:

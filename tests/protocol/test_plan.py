@@ -95,20 +95,6 @@ def test_order_and_seeds_are_the_same_everywhere() -> None:
     assert record_order(0, 1, 2, 6).tolist() == [0, 5, 3, 2, 1, 4]
 
 
-@given(st.integers(0, 50), st.lists(st.integers(-(2**70), 2**70), max_size=3))
-def test_a_permutation_sorts_hashes(count: int, key: list[int]) -> None:
-    hashes = [mix(*key, i) for i in range(count)]
-    assert permutation(count, *key).tolist() == sorted(range(count), key=hashes.__getitem__)
-
-
-@given(st.integers(), st.integers(0, 2**40), st.integers(0, 1000))
-def test_seeds_have_63_bits_and_their_own_domains(seed: int, step: int, slot: int) -> None:
-    assert 0 <= batch_seed(seed, step, slot) < 2**63
-    assert batch_seed(seed, step, slot) != batch_seed(seed, slot, step) or step == slot
-    assert batch_seed(seed, step, slot) != batch_seed(seed + 1, step, slot)
-    assert batch_seed(seed, step, slot) != chunk_batch_seed(seed, step, slot, 0)
-
-
 def test_nonsense_is_refused() -> None:
     for records, slots, rule in (
         ([3, 3, 3], 1, "no-batch"),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.runtime.protocol.slot_assignment import Assignment, assign
+from graphft.runtime.protocol.slot_assignment import assign
 
 
 def settle(
@@ -69,15 +68,6 @@ def test_a_death_moves_only_the_dead_ones_slots_unless_shares_differ(slots: int,
 
 def test_a_slot_whose_holder_is_gone_is_free_only_when_its_key_is() -> None:
     assert assign(slots=2, live="a", holders={0: "a", 1: "gone"}, me="a", policy="takeover").claim == ()
-
-
-def test_the_reason_is_told_and_strangers_do_nothing() -> None:
-    assert assign(slots=2, live="ab", holders={}, me="a", policy="takeover") == Assignment(
-        (0,), (), "holds 0 of 2 slots, 2 free, 2 trainers live"
-    )
-    assert assign(slots=2, live="ab", holders={}, me="x", policy="takeover") == Assignment(reason="not registered")
-    with pytest.raises(ValueError, match="policy"):
-        assign(slots=2, live="ab", holders={}, me="a", policy="steal")
 
 
 @given(slots=st.integers(1, 9), live=names, data=st.data())

@@ -11,7 +11,6 @@ from graphft.runtime.protocol.events import (
     Begin,
     Closed,
     Copied,
-    Fail,
     FromShard,
     Pushed,
     Rollback,
@@ -25,7 +24,7 @@ from graphft.runtime.protocol.events import (
     Work,
 )
 from graphft.runtime.protocol.machine import IllegalTransition
-from graphft.runtime.protocol.messages import BatchAck, Empty, Hello, Parameters, Pull, Push, Query
+from graphft.runtime.protocol.messages import Empty, Hello, Parameters, Pull, Push, Query
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
 from tests.protocol.rigs import TrainerRig, counted, of
 
@@ -84,13 +83,6 @@ def test_the_lowest_step_comes_first_then_the_lowest_slot() -> None:
     assert rig.machine.next_work() == Work(0, 0)
 
 
-def test_begun_work_is_not_dropped_for_another_slot_of_the_same_step() -> None:
-    rig = TrainerRig((1,))
-    rig.feed(Begin())
-    rig.gain(0, 0)
-    assert not rig.machine.work_changed
-
-
 def test_steps_that_others_contributed_meanwhile_are_skipped() -> None:
     rig = TrainerRig((0,))
     rig.feed(Begin())
@@ -126,19 +118,6 @@ def test_a_slot_that_is_claimed_again_begins_anew() -> None:
     assert not rig.machine.slots
 
 
-def test_the_job_ends_when_every_shard_has_the_last_version() -> None:
-    rig = TrainerRig((0,), version=9)
-    rig.feed(Begin())
-    arrive(rig, 9)
-    effects = contribute(rig)
-    assert all(m.want for _, m in sent(effects))
-    assert rig.machine.next_work() is None
-    rig.bucket(0, 10)
-    assert not rig.machine.finished
-    rig.bucket(1, 10)
-    assert rig.machine.finished
-
-
 # -- buckets ------------------------------------------------------------------------------------------------------
 
 
@@ -149,16 +128,6 @@ def test_begin_asks_for_what_is_missing_and_only_once() -> None:
     assert sent(rig.feed(Begin())) == []
     assert (rig.machine.has(0, 0), rig.machine.has(1, 0)) == (True, False)
     assert rig.machine.frame(0, 0) == "0@0"
-
-
-def test_a_bucket_in_the_tensors_is_not_copied_again_for_the_next_slot() -> None:
-    rig = TrainerRig((0, 1))
-    rig.feed(Begin())
-    arrive(rig, 0)
-    contribute(rig)
-    assert sent(rig.feed(Begin())) == []
-    assert rig.machine.has(0, 0)
-    assert rig.machine.frame(0, 0) is None
 
 
 def test_a_bucket_that_the_step_changes_in_place_is_kept_for_the_next_slot() -> None:
@@ -245,16 +214,6 @@ def test_an_empty_contribution_waits_until_every_shard_has_reached_its_step() ->
     assert rig.machine.reached() == 2
 
 
-def test_an_empty_contribution_closed_too_early_is_made_again() -> None:
-    rig = TrainerRig((0,))
-    rig.feed(Begin(), Closed(2), Begin())
-    rig.bucket(0, 1)
-    effects = rig.feed(Closed(2))
-    assert [s for s, _ in sent(effects)] == [0]
-    assert counted(effects) == ["void-push"]
-    assert rig.machine.next_work() == Work(1, 0)
-
-
 def test_half_a_contribution_cannot_be_closed() -> None:
     rig = TrainerRig((0,))
     rig.feed(Begin())
@@ -281,15 +240,6 @@ def test_what_a_shard_may_have_lost_is_contributed_again() -> None:
     rig.feed(Begin())
     assert [s for s, _ in sent(contribute(rig))] == [1, 0]
     assert rig.machine.next_work() == Work(5, 0)
-
-
-def test_wants_are_asked_for_again_on_a_new_connection() -> None:
-    rig = TrainerRig((0,), version=4)
-    rig.feed(Begin())
-    arrive(rig, 4)
-    contribute(rig)
-    rig.feed(ShardDown(1), ShardUp(1, "B2"))
-    assert sent(rig.welcome(1, "B2", 5)) == [(1, Pull(0, 5, 0))]
 
 
 def test_a_contribution_in_the_middle_of_which_a_shard_restarts_is_done_again() -> None:
@@ -394,19 +344,6 @@ def test_a_shard_that_has_not_rolled_back_yet_is_waited_for() -> None:
     assert rig.machine.next_work() is None
     rig.welcome(1, "B", 2)  # unasked, when it has
     assert rig.machine.next_work() == Work(2, 0)
-
-
-def test_rollbacks_happen_once() -> None:
-    rig = TrainerRig((0,), generation=3)
-    assert counted(rig.feed(Rollback(3, 0), Rollback(2, 0))) == ["old-rollback"] * 2
-
-
-def test_foreign_and_malformed_are_fatal() -> None:
-    rig = TrainerRig((0,))
-    assert of(Fail, rig.refused(0, "denied", 0))
-    assert of(Fail, rig.refused(0, "malformed", 0))
-    assert of(Fail, rig.bucket(0, 0, bucket=7))
-    assert of(Fail, rig.feed(FromShard(0, BatchAck(0, 0, 0, 0, True))))
 
 
 def test_a_shard_without_a_bucket_is_refused() -> None:

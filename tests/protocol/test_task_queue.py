@@ -46,14 +46,6 @@ def test_each_task_is_given_to_one_trainer() -> None:
     assert rig.get("a", 2) == {}
 
 
-def test_a_call_gets_about_a_fair_share() -> None:
-    rig = TaskRig(WIDE)  # six tasks, three trainers
-    assert len(rig.get("a", 6)) == 2
-    rig.live("a")
-    assert len(rig.get("a", 6)) == 4
-    assert [rig.get("a", want) for want in (0, -1)] == [{}, {}]
-
-
 def test_the_same_call_gets_the_same_answer() -> None:
     rig = TaskRig()
     call = GetTasks(1, "a", 0, 1)
@@ -62,17 +54,6 @@ def test_the_same_call_gets_the_same_answer() -> None:
     rig.crash()
     assert rig.ask(call) == first, "its coordinator died before it answered"
     assert rig.counts() == (3, 1, 0)
-
-
-def test_a_call_that_got_nothing_gets_nothing_when_it_is_repeated() -> None:
-    """Its trainer has the first answer by then: it would hold a task that it does not know of, until the time-out."""
-    rig = TaskRig()
-    held = take_all(rig)
-    call = GetTasks(rig.number("b"), "b", 0, 1)
-    assert rig.ask(call).tasks == []
-    rig.release("a", held)
-    assert rig.ask(call).tasks == []
-    assert rig.get("b")
 
 
 def test_an_echo_of_a_call_gets_nothing() -> None:
@@ -87,30 +68,7 @@ def test_an_echo_of_a_call_gets_nothing() -> None:
     assert rig.counts() == (2, 1, 1)
 
 
-def test_who_is_not_registered_gets_nothing() -> None:
-    rig = TaskRig(living="a")
-    assert rig.refused(GetTasks(1, "b", 0, 1)) == "unknown"
-    rig.live("ab")
-    assert rig.get("b")
-
-
-def test_who_asks_for_another_pass_is_told_which_one_is_worked_on() -> None:
-    rig = TaskRig()
-    for asked in (-1, 1, 2, 3, 99):
-        assert rig.ask(GetTasks(rig.number("a"), "a", asked, 1)) == Tasks(rig.numbers["a"], 0, [])
-    assert rig.counts() == (4, 0, 0)
-
-
 # -- finishing --------------------------------------------------------------------------------------------------------
-
-
-def test_a_finished_task_is_settled_however_often_and_by_whomever_it_is_told() -> None:
-    rig = TaskRig()
-    held = rig.get("a")
-    assert [rig.finish("a", held), rig.finish("a", held), rig.finish("b", held)] == [[], [], []]
-    rig.crash()
-    assert rig.finish("a", held) == []
-    assert rig.counts() == (3, 0, 1)
 
 
 def test_a_zombie_finishes_nothing_of_its_successors() -> None:
@@ -149,16 +107,6 @@ def test_what_a_shard_forgot_meanwhile_is_to_do_again() -> None:
 # -- coming back ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_released_is_no_failure() -> None:
-    rig = TaskRig()
-    for _ in range(5):
-        held = rig.get("a")
-        assert rig.release("a", held) == []
-        assert rig.release("a", held) == [*held], "the attempt is over"
-    assert [t.todo.failures for t in rig.machine.passes[0].open.values()] == [0] * len(rig.machine.passes[0].open)
-    assert rig.counts() == (4, 0, 0)
-
-
 def test_what_a_trainer_held_that_vanished_is_todo_and_counts_when_it_is_claimed() -> None:
     """No goodbye is needed."""
     rig = TaskRig()
@@ -184,21 +132,6 @@ def test_a_task_that_is_not_renewed_is_taken_away() -> None:
     (taken,) = rig.pass_time(1.0)
     assert taken == TookAway(0, next(iter(a)), "a", -1, 61.0)
     assert rig.counts() == (3, 1, 0)
-
-
-def test_progress_forgets_failures() -> None:
-    """Preemptions never discard good data."""
-    rig = TaskRig()
-    for applied in (1, 2, 3, 4):
-        for _ in range(2):
-            held = take_all(rig)
-            rig.live("bc")
-            rig.live("abc")
-        held = take_all(rig)
-        rig.renew("a", held, applied=applied)
-        assert {t.todo.failures for t in rig.machine.passes[0].open.values()} == {0}
-        rig.release("a", held, applied=applied)
-    assert not rig.hopeless
 
 
 def test_a_renewal_frees_what_its_trainer_does_not_know_of() -> None:
@@ -228,21 +161,6 @@ def test_a_task_at_which_too_many_vanish_is_hopeless_and_goes_on_without_its_res
 
 
 # -- passes -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_pass_is_not_over_while_a_task_is_pending() -> None:
-    """Todo is empty, and the pass goes on: what is pending may come back."""
-    rig = TaskRig()
-    *rest, last = take_all(rig).items()
-    assert rig.finish("a", dict(rest)) == []
-    assert rig.get("b") == {}
-    assert (rig.machine.current, rig.counts()) == (0, (0, 1, 3))
-    rig.live("bc")
-    again = rig.get("b")
-    assert again.keys() == {last[0]}
-    assert rig.finish("b", again) == []
-    assert rig.machine.current == 1
-    assert rig.counts(1) == (4, 0, 0)
 
 
 @pytest.mark.parametrize("how", ["released", "fenced", "failed", "vanished", "hopeless"])
@@ -304,13 +222,6 @@ def test_a_pass_that_was_over_and_forgotten_comes_back_with_all_that_is_done() -
     assert (rig.machine.current, rig.counts(0)) == (0, (1, 0, 5))
     rig.finish("a", take_all(rig))
     assert rig.machine.current == 2
-
-
-def test_a_pass_that_was_not_begun_has_nothing_to_requeue_or_to_finish() -> None:
-    rig = TaskRig()
-    assert rig.requeue({1: 0}, 1) == [1]
-    assert rig.finish("a", {1: 1}, 1) == [1]
-    assert rig.requeue({}) == []
 
 
 def test_nothing_is_given_after_the_last_step() -> None:

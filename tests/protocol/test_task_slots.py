@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graphft.plan import Plan
-from graphft.runtime.protocol.messages import GetTasks, RequeueTasks, Tasks, TasksRefused
+from graphft.runtime.protocol.messages import GetTasks, RequeueTasks, TasksRefused
 from graphft.runtime.protocol.task_events import Fenced
 from tests.protocol.task_rigs import SMALL, TaskRig
 
@@ -24,22 +24,6 @@ def test_the_first_pass_begins_when_it_is_asked_for(rig: TaskRig) -> None:
     assert rig.get_slot("a", 0, [2, 0]).keys() == {0, 2}
     assert (rig.machine.current, rig.counts()) == (0, (2, 2, 0))
     assert rig.fences == (("slot", 0, 7),), "to be compared with what is saved"
-
-
-def test_a_job_goes_on_in_the_pass_of_its_checkpoint(rig: TaskRig) -> None:
-    rig.get_slot("a", 0, [1], 2)
-    assert (rig.machine.current, rig.counts(2)) == (2, (3, 1, 0))
-    assert rig.get_slot("a", 0, [1], 1, generation=1).keys() == {1}
-    assert (rig.machine.current, rig.counts(1)) == (1, (0, 1, 3))
-
-
-def test_the_same_call_gets_the_same_answer(rig: TaskRig) -> None:
-    call = GetTasks(1, "a", 0, 0, 1, 8, [3, 1])
-    first = rig.ask(call)
-    rig.crash()
-    assert rig.ask(call) == first
-    assert isinstance(first, Tasks)
-    assert rig.get_slot("a", 1, [3]) != dict(first.tasks), "another call is another attempt"
 
 
 def test_who_holds_the_slot_displaces_who_held_it(rig: TaskRig) -> None:
@@ -61,12 +45,6 @@ def test_a_call_whose_slot_is_anothers_by_now_is_refused(rig: TaskRig) -> None:
     (answer,) = rig.feed(Fenced(b"p", call))
     assert answer.message == TasksRefused(4, "fenced", "slot 1 is not a's")
     assert rig.machine.counts() == {}
-
-
-@pytest.mark.parametrize("holds", [0, -1])
-def test_no_claim_is_no_fence(rig: TaskRig, holds: int) -> None:
-    """A comparison with revision 0 holds as long as nobody has the slot."""
-    assert rig.refused(GetTasks(1, "a", 0, 0, 1, holds, [3])) == "fenced"
 
 
 def test_what_was_done_in_a_generation_that_was_rolled_back_is_to_do_again(rig: TaskRig) -> None:
@@ -99,16 +77,6 @@ def test_a_rollback_to_a_pass_that_was_closed(rig: TaskRig) -> None:
     assert 0 not in rig.machine.passes
 
 
-def test_a_late_slot_does_not_lower_the_pass_after_a_take_over(rig: TaskRig) -> None:
-    """The job was rolled back before: its generation is not the first."""
-    rig.get_slot("a", 0, [0], 1, generation=2)
-    rig.crash()
-    rig.get_slot("b", 1, [3], 0, generation=2)
-    assert rig.machine.current == 1
-    rig.get_slot("b", 1, [2], 0, generation=3)
-    assert rig.machine.current == 0, "rolled back"
-
-
 def test_a_pass_closes_only_when_it_is_applied_and_left(rig: TaskRig) -> None:
     rig.get_slot("a", 0, [0], lowest=STEPS[3])
     assert rig.counts(0) == (3, 1, 0), "it is the pass that is asked for"
@@ -127,14 +95,6 @@ def test_a_pass_that_is_wholly_finished_leaves_no_records_behind() -> None:
     rig.crash()
     rig.get_slot("a", 0, [0], 1)
     assert {p for p, _ in rig.saved.groups} == {1}
-
-
-def test_nothing_is_given_after_the_last_step(rig: TaskRig) -> None:
-    rig.get_slot("a", 0, [0], 2)
-    rig.close()
-    rig.crash()
-    assert rig.get_slot("a", 0, [0], 2) == {}
-    assert (rig.machine.current, rig.machine.passes) == (2, {})
 
 
 @pytest.mark.parametrize(

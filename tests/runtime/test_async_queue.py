@@ -15,12 +15,12 @@ from graphft.ops.context import ClaimTerms, EndOfPass, NoData
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
-from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
+from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd
 from graphft.runtime.etcd.model import MAX_TXN_OPS
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.queue import chunk_queue
-from graphft.runtime.queue.passes import Requeue, close_passes
+from graphft.runtime.queue.passes import Requeue
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
 from tests.runtime.trainers import TERMS, Stage, shards_at, stage
@@ -82,25 +82,6 @@ def take(trainer: Any, count: int, terms: ClaimTerms = TERMS) -> list[Any]:
     return claims
 
 
-def test_a_pass_is_not_over_while_a_chunk_is_pending(scene: Stage) -> None:
-    """Nothing is free, yet the pass goes on: what is pending may come back. It ends when that is done."""
-    one, other = begin(scene, 0), begin(scene, 1)
-    claims = take(one, CHUNKS)
-    with pytest.raises(NoData):
-        other.queue.records.take(TERMS)
-    one.queue.records.complete(claims[1:])
-    with pytest.raises(NoData):
-        other.queue.records.take(TERMS)
-    one.queue.records.release(claims[:1])
-    (again,) = take(other, 1)
-    assert again.key == claims[0].key
-    assert other.queue.records.complete([again])
-    for trainer in (one, other):
-        with pytest.raises(EndOfPass):
-            trainer.queue.records.take(TERMS)
-        assert trainer.queue.next_pass() == 1
-
-
 def discarded(scene: Stage, chunk: int) -> tuple[Discard, ...]:
     kv = scene.etcd.get(scene.keys.discarded(chunk))
     return msgspec.json.decode(kv.value, type=Discards).discards if kv is not None else ()
@@ -146,17 +127,6 @@ def test_a_batch_that_hangs_while_it_is_read_ahead_is_the_one_that_failed(scene:
     assert [o.batch for o in discarded(scene, claim.key[1])] == [3]
 
 
-def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
-    zombie, successor = begin(scene, 0), begin(scene, 1)
-    claims = take(zombie, CHUNKS)
-    scene.etcd.lease_revoke(zombie.member.lease)
-    again = {c.key: c for c in take(successor, CHUNKS)}
-    assert zombie.queue.records.complete(claims) == claims, "it is rid of them"
-    assert scene.records() == {"todo": set(range(CHUNKS)), "pending": set(range(CHUNKS))}
-    successor.queue.records.complete([again[claims[0].key]])
-    assert scene.records()["done"] == {claims[0].key[1]}
-
-
 def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
     """It acknowledged all batches in a generation that is over: it came back older, and has to say what it lacks."""
     trainer = begin(scene, 0)
@@ -172,23 +142,6 @@ def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
     until(lambda: trainer.member.view.shard_generations[0].number == 1)
     assert trainer.queue.records.complete(claims) == claims
     assert scene.records()["done"] == {claims[0].key[1]}
-
-
-@pytest.mark.parametrize("applied", [False, True])
-def test_a_claim_that_etcd_did_not_answer_is_no_claim(scene: Stage, applied: bool) -> None:
-    """If it was made nevertheless, it ends as any other that nobody completes."""
-    trainer, other = begin(scene, 0), begin(scene, 1)
-
-    def fail() -> None:
-        raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
-
-    setattr(trainer.member.etcd.store, "after_txn" if applied else "before_txn", fail)
-    (claim,) = trainer.queue.records.take(TERMS)
-    pending = scene.records()["pending"]
-    assert claim.key[1] in pending
-    assert len(pending) == 1 + applied
-    scene.etcd.lease_revoke(trainer.member.lease)
-    assert {c.key[1] for c in take(other, CHUNKS)} == set(range(CHUNKS))
 
 
 def test_what_a_shard_lacks_is_requeued_and_seen_by_those_that_were_through(scene: Stage) -> None:
@@ -231,17 +184,6 @@ def test_a_chunk_is_requeued_for_what_is_not_discarded(scene: Stage, lacks: set[
     assert requeue.lacking(ledger, 0) == (set() if whole else {last.key[1]})
     assert requeue.run(ledger) == (not whole)
     assert scene.records().get("todo", set()) == (set() if whole else {last.key[1]})
-
-
-def test_the_end_of_the_job_leaves_nothing_open(scene: Stage) -> None:
-    """A trainer that was killed, or left, before it had completed what every shard had applied."""
-    dead, other = begin(scene, 0), begin(scene, 1)
-    take(dead, 1)
-    scene.etcd.lease_revoke(dead.member.lease)
-    take(other, 1)
-    plan = scene.job.config.plan
-    close_passes(scene.etcd, scene.keys, plan, plan.total_steps)
-    assert scene.records() == {"done": set(range(CHUNKS))}
 
 
 def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stage) -> None:

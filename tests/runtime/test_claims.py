@@ -12,7 +12,7 @@ import pytest
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Barred, Generation, Registration
-from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
+from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.roles.trainer import slot_trainer
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
@@ -134,13 +134,3 @@ def test_a_slot_that_is_given_away_and_claimed_again_between_two_looks(scene: St
     trainer.comm.take_in(0)
     assert trainer.shards.slots() == sorted(held)
     assert trainer.shards.claim_of(0) == trainer.member.view.claims[0]
-
-
-def test_a_process_that_etcd_has_forgotten_ends(scene: Stage) -> None:
-    """Etcd was restored from a backup that knows of its lease, and not of its registration."""
-    trainer = scene.trainer(0)
-    trainer.session.check_registered()
-    scene.etcd.delete(scene.keys.trainer(trainer.member.id))
-    sees(trainer, scene.keys.trainer(trainer.member.id), there=False)
-    with pytest.raises(LeaseLost, match="is gone"):
-        trainer.session.check_registered()

@@ -104,7 +104,7 @@ def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     named.save(deaths.job_dir / "job")
     deaths.job_dir /= "job"
     etcd.put(keys.secret, b"the secret")
-    change = Change("released", "it failed once", (), ()) if counted else None
+    change = Change("released", reason="it failed once") if counted else None
     coordinator = Coordinator(change, named.run_id)
     monkeypatch.setattr(death_analysis, "report_failed", coordinator.report_failed)
     WorkRecord(record_path(deaths.job_dir, 0)).begin(Phase.COMPUTING, Place(1, 2, 3), claim=7)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import graphft
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import UsageError
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
@@ -112,19 +112,6 @@ def test_a_task_that_always_fails_is_discarded_as_a_whole(small: Scene) -> None:
     assert (discard.rest, discard.failures, discard.reason) == (True, 3, "chunk 1 is broken")
 
 
-def test_a_batch_that_fails_though_it_is_discarded_takes_the_rest_with_it(small: Scene) -> None:
-    """A loop that does not look at `without` would have it discarded again, for ever."""
-    small.coordinator().start(max_failures=2, max_discarded=8)
-    with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
-        count = 0
-        while (found := tasks.get()) is not None:
-            for task in found:
-                count += task.chunk == 1
-                tasks.fail(task, "broken", 0) if task.chunk == 1 else tasks.finish([task])
-    assert count == 4
-    assert [(o.batch, o.rest) for o in discarded(small, 1)] == [(0, False), (0, True)]
-
-
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -143,22 +130,6 @@ def test_a_job_is_complete_when_the_last_loop_that_saw_its_end_has_left(small: S
     with graphft.TaskLoop(*where) as late:
         assert late.get() is None
         assert not late.request_save_model(5)
-
-
-def test_a_loop_that_did_not_see_the_end_completes_nothing(small: Scene) -> None:
-    one = small.coordinator().start()
-
-    def train() -> None:
-        with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
-            while (found := tasks.get()) is not None:
-                tasks.finish(found)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        train()
-    with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
-        assert tasks.request_save_model(5), "started again, it can still save"
-        assert one.serves
 
 
 @pytest.mark.parametrize("taken_over", [False, True])
@@ -187,19 +158,6 @@ def test_who_dies_while_it_saves_the_model_is_waited_for(small: Scene, taken_ove
         assert again.request_save_model(5)
     assert one.await_end() is None
     assert small.value(small.keys.state) == b"complete"
-
-
-def test_a_failed_job_is_no_job_that_is_done(small: Scene) -> None:
-    """None would say that the model is trained."""
-    small.coordinator().start(max_failures=1, max_discarded=0)
-    with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
-        found = tasks.get(2)
-        assert found
-        tasks.fail(found[0], "broken")
-        until(lambda: tasks.member.view.over)
-        for call in (tasks.get, lambda: tasks.finish(found[1:]), lambda: tasks.request_save_model(5)):
-            with pytest.raises(GraphftError, match="would be discarded, at most 0 may be"):
-                call()
 
 
 def test_a_loop_leaves_though_no_coordinator_is_there(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

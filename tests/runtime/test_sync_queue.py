@@ -18,7 +18,6 @@ from graphft.runtime.coordination.records import Committed, Generation, decode
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.protocol.events import Work
-from graphft.runtime.queue import passes
 from graphft.runtime.queue.passes import close_passes
 from graphft.transpiler import Job
 from tests.runtime.trainers import TERMS, Stage, shards_at, stage
@@ -136,33 +135,6 @@ def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) 
     assert len(scene.records()["todo"]) == CHUNKS - 3
 
 
-def test_of_chunks_that_are_completed_together_one_may_be_lost(scene: Stage) -> None:
-    trainer = scene.trainer(0)
-    trainer.state.times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])
-    begin(scene, trainer)
-    trainer.queue.get(TERMS)
-    first, lost, last = (chunk_at(scene, step) for step in (0, 2, 4))
-    scene.etcd.delete(f"{scene.keys.queue(0)}pending/{lost:08d}")
-    shards_at(trainer, 6)
-    complete(trainer)
-    assert scene.records()["done"] == {first, last}
-    assert lost in scene.records()["todo"]
-
-
-def test_a_slot_that_was_lost_is_claimed_for_anew(scene: Stage) -> None:
-    """What became of the chunk meanwhile counts: it failed under the holder in between."""
-    trainer, other = scene.trainer(0), scene.trainer(1)
-    begin(scene, trainer)
-    trainer.queue.get(TERMS)
-    begin(scene, other)
-    trainer.queue.lost(0)
-    other.queue.get(TERMS)
-    other.queue.report_failure(Work(0, 0), "it cannot be read")
-    scene.etcd.put(scene.keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
-    with pytest.raises(NoData):
-        trainer.queue.get(TERMS)
-
-
 def test_whoever_lost_the_slot_claims_nothing(scene: Stage) -> None:
     trainer, other = scene.trainer(0), scene.trainer(1)
     begin(scene, trainer)
@@ -209,36 +181,23 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
     assert scene.etcd.get(scene.keys.slot(0)) is None, "nor does it keep the slot"
 
 
-def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None:
-    """It stops before its first write, its lock is gone meanwhile, and the pass begins and is worked on."""
+def test_a_trainer_that_begins_the_pass_late_changes_nothing(scene: Stage) -> None:
+    """It stops before its first write, and the pass begins and is worked on."""
     late, successor = scene.trainer(0), scene.trainer(1)
     before = []
 
-    def stop() -> None:  # behind the transaction that took the lock
-        late.member.etcd.store.before_txn = others_go_on
-
     def others_go_on() -> None:
-        scene.etcd.delete(f"{scene.keys.queues}enqueuer")
         begin(scene, successor)
         successor.queue.get(TERMS)
         shards_at(successor, 2)
         complete(successor)
         before.append((scene.records(), scene.etcd.get(scene.keys.pass_)))
 
-    late.member.etcd.store.after_txn = stop
+    late.member.etcd.store.before_txn = others_go_on
     late.ctx.step, late.ctx.slot = 0, 0
     late.queue.begin_pass()
     assert before == [(scene.records(), scene.etcd.get(scene.keys.pass_))]
     assert scene.records()["done"] == {chunk_at(scene)}
-
-
-def test_a_lock_that_nobody_uses_is_not_waited_for(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It came back with a backup of etcd: its holder lived, and knew nothing of it; the other waited for ever."""
-    monkeypatch.setattr(passes, "LOCK_SECONDS", 0.5)
-    holder, other = scene.trainer(0), scene.trainer(1)
-    scene.etcd.put(f"{scene.keys.queues}enqueuer", holder.member.id.encode(), holder.member.lease)
-    begin(scene, other)
-    assert len(scene.records()["todo"]) == CHUNKS
 
 
 def discarded(scene: Stage) -> dict[int, tuple[int, int]]:
@@ -309,47 +268,6 @@ def test_a_new_generation_begins_where_a_batch_is_discarded(scene: Stage, saved:
     assert f"batch 0 of chunk {chunk_at(scene)} in pass 0 failed 2 times in a row" in generation.reason
     with pytest.raises(NoData):
         trainer.queue.get(TERMS)
-
-
-@pytest.mark.parametrize("record", ["generation", "committed"])
-def test_a_batch_is_discarded_together_with_the_generation(scene: Stage, record: str) -> None:
-    """Whatever changes in between, a shard that rolls back or a checkpoint, there is never one without the other."""
-    trainer = scene.trainer(0)
-    begin(scene, trainer)
-    trainer.queue.get(TERMS)
-    value = Generation(7, 2) if record == "generation" else Committed(0, 2, "step-2.g0")
-
-    def change() -> None:
-        assert not discarded(scene)
-        scene.etcd.put(getattr(scene.keys, record), msgspec.json.encode(value))
-
-    trainer.member.etcd.store.before_txn = change
-    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    assert discarded(scene) == {chunk_at(scene): (0, 0)}
-    generation = generation_of(scene)
-    assert generation is not None
-    assert (generation.number, generation.step) == ((8, 0) if record == "generation" else (1, 2))
-
-
-def test_what_is_discarded_is_known_for_as_long_as_the_job_lasts(scene: Stage) -> None:
-    """Records of passes that the job will not go back to are deleted; that is none of them."""
-    job = scene.job
-    scene.job = Job(job.source, job.config.replace(passes=4), job.programs, job.run_id)
-    trainer = scene.trainer(0)
-    begin(scene, trainer)
-    trainer.queue.get(TERMS)
-    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    starts = trainer.plan.start_steps
-    for index in (1, 2):
-        shards_at(trainer, starts[index])
-        begin(scene, trainer, starts[index])
-    scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, starts[1], "step.g0")))
-    until(lambda: trainer.member.view.committed is not None)
-    shards_at(trainer, starts[3])
-    begin(scene, trainer, starts[3])
-    trainer.queue.settle()
-    assert [bool(scene.records(index)) for index in range(4)] == [False, True, True, True]
-    assert discarded(scene) == {chunk_at(scene): (0, 0)}
 
 
 def test_nothing_is_claimed_of_a_job_that_is_over(scene: Stage) -> None:

@@ -16,7 +16,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
-from graphft.runtime.protocol.messages import GetTasks, RequestSaveModel, SaveModelAnswer, Tasks
+from graphft.runtime.protocol.messages import GetTasks, Tasks
 from graphft.runtime.queue.task_client import CallRefused, report_failed
 from graphft.transpiler import Job
 from tests.runtime.coordinators import CHUNKS, Scene, Trainer, async_job, scene_of, serving
@@ -89,41 +89,7 @@ def test_a_coordinator_takes_the_lock_then_loads_then_says_where_it_is(scene: Sc
     assert [e.text for _, e in read_events(scene.etcd, scene.keys)] == ["coordinator 0 gives out tasks"]
 
 
-def test_one_that_stands_by_leaves_when_it_is_asked_to_or_the_job_is_over(scene: Scene) -> None:
-    serving(scene, scene.coordinator().start())
-    for index, end in enumerate(("left", "job-complete")):
-        waiting = scene.coordinator(index + 1).start()
-        until(lambda: len(scene.etcd.range(f"{scene.keys.coordinator_lock}/").kvs) == 2)
-        if end == "left":
-            waiting.stopping.set()
-        else:
-            scene.etcd.put(scene.keys.state, b"complete")
-        failure = waiting.await_end()
-        assert failure is not None
-        assert failure.rule == end
-
-
 # -- take-over --------------------------------------------------------------------------------------------------------
-
-
-def test_another_one_takes_over_and_nothing_is_doubled(scene: Scene) -> None:
-    one, other = scene.coordinator(0).start(), scene.coordinator(1).start()
-    first = serving(scene, one, other)
-    second = other if first is one else one
-    trainer, fellow = scene.trainer(0), scene.trainer(1)
-    held, others = trainer.get(), fellow.get()
-    assert trainer.finish(held) == []
-    mine = trainer.get()
-    first.die()
-    assert isinstance(first.await_end(), LeaseLost)
-    assert trainer.finish(mine) == []
-    assert serving(scene, one, other) is second
-    assert fellow.finish(others) == [], "it is still its own"
-    assert fellow.finish(held) == [], "settled"
-    (last,) = take_all(fellow).items()
-    assert {*held, *others, *mine, last[0]} == set(range(CHUNKS))
-    fellow.finish(dict([last]))
-    assert take_all(trainer, 1).keys() == set(range(CHUNKS))
 
 
 def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
@@ -141,20 +107,6 @@ def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
     two = scene.coordinator(1).start()
     assert asking.answer() == {}
     assert serving(scene, two).server.queue.counts()["0"].pending == len(held)
-
-
-def test_a_new_coordinator_takes_nothing_from_trainers_that_it_has_not_seen_yet(scene: Scene) -> None:
-    """Its view of etcd is behind: what looks like a trainer that is gone holds its tasks."""
-    one = scene.coordinator(0).start()
-    trainer = scene.trainer()
-    held = take_all(trainer)
-    one.die()
-    one.await_end()
-    two = scene.coordinator(1)
-    two.member.watcher.close()
-    two.member.watcher = Behind()  # type: ignore[assignment]
-    two.start()
-    assert trainer.finish(held) == []
 
 
 class Behind:
@@ -190,35 +142,6 @@ def test_who_registered_just_before_memory_was_read_anew_is_known(scene: Scene, 
     until(lambda: others[0].name in one.server.queue.living)
 
 
-def test_a_shard_that_went_back_has_its_tasks_done_again(scene: Scene) -> None:
-    """Of two calls that come together, only the one that relies on the older generation is fenced."""
-    one = scene.coordinator().start()
-    trainer = scene.trainer()
-    key = scene.keys.of_shard(0).generation
-    old = scene.etcd.put(key, b'{"number": 0}')
-    a, b = trainer.get(), trainer.get()
-    assert trainer.finish(a, fences=(old,)) == []
-    scene.etcd.put(key, b'{"number": 1}')
-    assert trainer.finish(b, fences=(old,)) == [*b]
-    assert trainer.finish(a, fences=(old,)) == [], "settled before"
-    counts = one.server.queue.counts()["0"]
-    assert (counts.todo, counts.pending, counts.done) == (CHUNKS - 1, 0, 1)
-
-
-def test_trainers_that_vanish_or_stop_give_their_tasks_back(scene: Scene) -> None:
-    one = scene.coordinator().start(timeout=1.0)
-    dead, stuck, fellow = scene.trainer(0), scene.trainer(1), scene.trainer(2)
-    (chunk,) = stuck.get()
-    take_all(dead)
-    scene.etcd.lease_revoke(dead.member.lease)
-    until(lambda: one.server.queue.counts()["0"].pending == 0)
-    assert take_all(fellow).keys() == set(range(CHUNKS))
-    barred = scene.value(scene.keys.barred(stuck.name)).decode()
-    assert f"it made no progress with chunk {chunk} for " in barred
-    told = [e.text for _, e in read_events(scene.etcd, scene.keys) if e.kind == "stale-claim"]
-    assert [text for text in told if text.startswith(f"chunk {chunk} was taken from trainer {stuck.name}: no progress")]
-
-
 def test_a_malformed_call_is_refused_and_ends_nothing(scene: Scene) -> None:
     serving(scene, scene.coordinator().start())
     trainer = scene.trainer()
@@ -230,13 +153,6 @@ def test_a_malformed_call_is_refused_and_ends_nothing(scene: Scene) -> None:
         with pytest.raises(CallRefused, match="is no revision"):
             trainer.finish({0: 1}, fences=(revision,))
     assert trainer.get()
-
-
-def test_a_call_ends_with_the_job(scene: Scene) -> None:
-    trainer = scene.trainer()
-    asking = Asking(trainer.get)  # there is no coordinator
-    scene.etcd.put(scene.keys.state, b"complete")
-    assert isinstance(asking.answer(), WorkChanged)
 
 
 # -- what fails -------------------------------------------------------------------------------------------------------
@@ -322,19 +238,3 @@ def test_a_launcher_reports_the_batch_that_killed_its_trainer(scene: Scene) -> N
 
 
 # -- the one that saves the model -------------------------------------------------------------------------------------
-
-
-def test_one_trainer_saves_the_model_also_when_the_coordinator_dies(scene: Scene) -> None:
-    one = scene.coordinator(0).start()
-    a, b = scene.trainer(0), scene.trainer(1)
-
-    def ask(trainer: Trainer, seconds: float = 600.0) -> SaveModelAnswer:
-        return trainer.client.call(lambda n: RequestSaveModel(n, trainer.name, seconds), SaveModelAnswer)
-
-    first = ask(a)
-    assert (first.granted, first.seconds) == (True, 600.0)
-    one.die()
-    one.await_end()
-    serving(scene, scene.coordinator(1).start())
-    assert (ask(a).granted, ask(b).granted) == (True, False)
-    assert 0 < ask(b).seconds <= 600.0

@@ -13,7 +13,6 @@ import torch
 import graphft
 from graphft.ops.context import ChunkWork, WorkChanged
 from graphft.plan import chunk_batch_seed
-from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.events import FromShard, Loaded
@@ -117,13 +116,3 @@ def test_who_is_to_leave_does_so_after_the_batch_at_hand(scene: Stage) -> None:
     with pytest.raises(WorkChanged):
         trainer.run_unit(UNIT, "local", 4)
     assert trainer.local_batch(UNIT).batch == 4, "the first of two"
-
-
-def test_an_error_tells_the_batch(scene: Stage) -> None:
-    trainer = begun(scene)
-    trainer.ctx.scope["w"] = torch.zeros(7, 1)
-    with pytest.raises(graphft.ProgramError, match=r"aten\.addmm failed") as caught:
-        trainer.run_unit(UNIT, "local", 4)
-    trainer._report(caught.value)
-    (event,) = [e for _, e in read_events(scene.etcd, scene.keys)]
-    assert "batch 4 of chunk 2 in pass 1 failed: RuntimeError" in event.text
