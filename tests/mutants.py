@@ -56,9 +56,9 @@ MUTANTS = [
     ("sync_shard", 'if self.options.on_barrier_timeout == "rollback":', "if False:"),
     ("sync_shard", "if event.step <= self.version:", "if False:"),
     # One step's contributions.
-    ("round", "if part.samples != samples:", "if False:"),
-    ("round", "if bucket in part.payloads:", "if False:"),
-    ("round", "part.finite = part.finite and finite", "part.finite = finite"),
+    ("round", "if part.samples != push.samples:", "if False:"),
+    ("round", "if push.bucket in part.payloads:", "if False:"),
+    ("round", "part.finite = part.finite and push.finite", "part.finite = push.finite"),
     ("round", "sorted(self._partial.items())", "self._partial.items()"),
     ("round", "if shard in self._others:", "if False:"),
     (
@@ -85,7 +85,7 @@ MUTANTS = [
     ("async_shard", "(copy.version, copy.samples) != (message.version, message.samples)", "False"),
     ("async_shard", "for one in (peer, *replaced):", "for one in replaced:"),
     ("async_shard", "self.retained.pushed(self.peers[peer], message.version)", "pass"),
-    ("ledger", "(whole is not None and chunk in whole) or", ""),
+    ("ledger", "chunk in self._whole.get(pass_index, NONE) or", ""),
     ("ledger", "if len(ranges) == batches:", "if len(ranges) >= batches - 1:"),
     ("ledger", "self._ends[i - 1] = self._ends.pop(i)", "self._ends.pop(i)"),
     # An async trainer.
@@ -111,7 +111,7 @@ MUTANTS = [
     ("task_queue", "if isinstance(call, GetTasks) and call.call < newest:", "if False:"),
     ("task_queue", "task.attempt == attempt and task.holder == call.trainer", "task.holder == call.trainer"),
     ("task_queue", "if task.holder not in trainers:", "if False:"),
-    ("task_queue", "if task.call <= call.call:", "if True:"),
+    ("task_queue", "if task.call <= call.call and", "if"),
     # Commit: which checkpoint counts.
     ("runtime/checkpoint/commit.py", "if len(parts) < (1 if self.alone else self.shards):", "if not parts:"),
     ("runtime/checkpoint/commit.py", "if self.etcd.txn([fence, before],", "if self.etcd.txn([before],"),

@@ -10,7 +10,9 @@ better, and of Keras' and Lightning's EarlyStopping, which act on the last of th
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -120,15 +122,8 @@ def totals(records: Mapping[int, RangeResult], count: int) -> tuple[int, tuple[f
     done = [records[number] for number in range(count)]
     samples = sum(record.samples for record in done)
     columns = zip(*(map(float, record.sums) for record in done), strict=True)
-    return samples, tuple(_sum(column) / samples for column in columns)
-
-
-def _sum(values: Iterable[float]) -> float:
-    """From left to right: rounding is that of this order."""
-    total = 0.0
-    for value in values:
-        total += value
-    return total
+    # From left to right: `sum` rounds in another way in newer Pythons.
+    return samples, tuple(functools.reduce(operator.add, column, 0.0) / samples for column in columns)
 
 
 def as_number(value: float) -> float | str:

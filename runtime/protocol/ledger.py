@@ -54,6 +54,9 @@ class Ranges:
         return list(zip(self._starts, self._ends, strict=True))
 
 
+NONE = Ranges()
+
+
 class Ledger:
     """The applied batches of every chunk. A finished pass is one range of chunks."""
 
@@ -62,8 +65,10 @@ class Ledger:
         self._partly: dict[int, dict[int, Ranges]] = {}
 
     def has(self, pass_index: int, chunk: int, batch: int) -> bool:
-        whole, partly = self._whole.get(pass_index), self._partly.get(pass_index, {})
-        return (whole is not None and chunk in whole) or (chunk in partly and batch in partly[chunk])
+        return chunk in self._whole.get(pass_index, NONE) or batch in self._part(pass_index, chunk)
+
+    def _part(self, pass_index: int, chunk: int) -> Ranges:
+        return self._partly.get(pass_index, {}).get(chunk, NONE)
 
     def add(self, pass_index: int, chunk: int, batch: int, batches: int) -> bool:
         """Adds a batch of a chunk of `batches`. False: it is in already."""
@@ -79,33 +84,28 @@ class Ledger:
 
     def ranges(self, pass_index: int, chunk: int) -> list[tuple[int, int]]:
         """Returns the applied batches of a chunk; [(0, ALL)] for all of them."""
-        whole = self._whole.get(pass_index)
-        if whole is not None and chunk in whole:
-            return [(0, ALL)]
-        ranges = self._partly.get(pass_index, {}).get(chunk)
-        return ranges.pairs() if ranges is not None else []
+        whole = chunk in self._whole.get(pass_index, NONE)
+        return [(0, ALL)] if whole else self._part(pass_index, chunk).pairs()
 
     def count(self, pass_index: int) -> int:
         """Returns the number of wholly applied chunks of a pass."""
-        whole = self._whole.get(pass_index)
-        return len(whole) if whole is not None else 0
+        return len(self._whole.get(pass_index, NONE))
 
     def lacking(self, pass_index: int, chunks: Collection[int]) -> list[int]:
         """Returns those of the pass's `chunks` that are not wholly applied."""
-        whole = self._whole.get(pass_index, Ranges())
+        whole = self._whole.get(pass_index, NONE)
         return [] if len(whole) == len(chunks) else [c for c in chunks if c not in whole]
 
     def progress(self, pass_index: int, chunk: int) -> int:
         """Returns the number of applied batches of a chunk that is not wholly applied."""
-        ranges = self._partly.get(pass_index, {}).get(chunk)
-        return len(ranges) if ranges is not None else 0
+        return len(self._part(pass_index, chunk))
 
     def export(self) -> dict[str, Any]:
         """Returns, for JSON, {pass: {"whole": ranges of chunks, "partly": {chunk: ranges of batches}}}."""
         return {
             str(p): {
-                "whole": [list(r) for r in self._whole[p].pairs()] if p in self._whole else [],
-                "partly": {str(c): [list(r) for r in ranges.pairs()] for c, ranges in self._partly.get(p, {}).items()},
+                "whole": self._whole.get(p, NONE).pairs(),
+                "partly": {str(c): ranges.pairs() for c, ranges in self._partly.get(p, {}).items()},
             }
             for p in sorted(self._whole.keys() | self._partly.keys())
         }

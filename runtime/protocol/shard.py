@@ -50,6 +50,8 @@ class Shard(Machine):
     def _hello(self, peer: str, message: Hello) -> list[Any]:
         if not message.admits(self.options.run, self.options.secret):
             return self.refuse(peer, "denied", f"{peer} does not belong to this run")
+        if self.peers.get(peer, message.peer) != message.peer:
+            self.peer_left(PeerLeft(peer))
         replaced = [other for other, name in self.peers.items() if name == message.peer and other != peer]
         for other in replaced:
             del self.peers[other]

@@ -43,8 +43,6 @@ def assign(
     """
     if me not in live:
         return Assignment(reason="not registered")
-    if policy not in ("takeover", "wait"):
-        raise ValueError(f"policy must be 'takeover' or 'wait', got {policy!r}")
     candidates = able(live, barred)
     if me not in candidates:
         return Assignment((), tuple(sorted(v for v, holder in holders.items() if holder == me)), "barred")
@@ -59,16 +57,12 @@ def assign(
         floor, ceiling = min(floor, 1), 1
     claim = _claims(held, len(free), me, floor, ceiling)
     release = _releases(held, len(free), me, floor, ceiling)
+    holds = f"holds {len(mine)} of {slots} slots"
     if claim:
-        return Assignment(
-            _preferred(free, held, me, floor)[:claim],
-            (),
-            f"holds {len(mine)} of {slots} slots, {len(free)} free, {len(held)} trainers live",
-        )
+        slots_wanted = _preferred(free, held, me, floor)[:claim]
+        return Assignment(slots_wanted, (), f"{holds}, {len(free)} free, {len(held)} trainers live")
     if release:
-        return Assignment(
-            (), tuple(mine[-release:]), f"holds {len(mine)} of {slots} slots, its share is {floor} to {ceiling}"
-        )
+        return Assignment((), tuple(mine[-release:]), f"{holds}, its share is {floor} to {ceiling}")
     return Assignment(reason="settled")
 
 

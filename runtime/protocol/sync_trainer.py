@@ -50,7 +50,7 @@ from graphft.runtime.protocol.events import (
 )
 from graphft.runtime.protocol.machine import Effect
 from graphft.runtime.protocol.messages import Empty, Parameters, Pull, Push, Query, Refused, Welcome
-from graphft.runtime.protocol.trainer import BucketCache, Current, ShardConnection, SlotState, Trainer
+from graphft.runtime.protocol.trainer import BucketCache, Connection, Current, SlotState, Trainer
 
 NEVER = float("-inf")
 
@@ -63,7 +63,7 @@ class SyncTrainer(Trainer):
     def __init__(self, options: TrainerOptions, *, generation: int) -> None:
         super().__init__(options)
         self.generation = generation
-        self.connections: list[ShardConnection] = [ShardConnection() for _ in options.buckets]
+        self.connections: list[Connection] = [Connection() for _ in options.buckets]
         self.slots: dict[int, SlotState] = {}
         self.caches = {(s, b): BucketCache() for s, bs in enumerate(options.buckets) for b in bs}
         self.pending: dict[tuple[int, int, int], float] = {}

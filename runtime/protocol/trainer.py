@@ -48,13 +48,15 @@ class Silence:
 
 @dataclass(slots=True)
 class Connection:
-    """A shard. `introduced`: it welcomed this trainer on the present connection. `asked`: when Hello, or a question
-    that is still open, was last sent."""
+    """A shard. `introduced`: it welcomed this trainer on the present connection, in sync mode in the trainer's
+    generation. `asked`: when Hello, or a question that is still open, was last sent. `version`: sync, at least that of
+    the shard, while introduced."""
 
     up: bool = False
     introduced: bool = False
     incarnation: str = ""
     asked: float = float("-inf")
+    version: int = -1
 
 
 class Trainer(Machine):
@@ -99,14 +101,6 @@ class Trainer(Machine):
 
 
 # -- of a sync trainer ------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class ShardConnection(Connection):
-    """In sync mode, `introduced` means: in the trainer's generation. `version`: at least that of the shard, while
-    introduced."""
-
-    version: int = -1
 
 
 @dataclass(slots=True)

@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 
-import msgspec
-
 from graphft.ops.context import ClaimTerms, EndOfPass, NoData, WorkChanged
 from graphft.plan import Located
 from graphft.runtime.coordination.member import Member
@@ -91,12 +89,10 @@ class CoordinatorQueue(ChunkQueue):
     def _tell(self, message: FinishTasks | ReleaseTasks, claims: Sequence[Claim]) -> list[int]:
         """Returns the chunks that are others' by now. The claims are held no more."""
         try:
-            answer = self.client.call(lambda number: msgspec.structs.replace(message, call=number), TasksSettled)
-        except WorkChanged:
-            return []  # the job is over
+            answer = self.client.call(message, TasksSettled)
         finally:
             self.forget(claims)
-        return answer.refused
+        return answer.refused if answer is not None else []
 
     def fail(self, claim: Claim, batch: int, reason: str, records: Collection[int] = (), certain: bool = False) -> bool:
         change = fail_task(self.client, *claim.key, claim.revision, batch, reason, records, certain)
@@ -121,7 +117,7 @@ class CoordinatorQueue(ChunkQueue):
         progress = {claim.key: claim.progress for claim in claims}
         tasks = [(*key, attempt, progress.get(key, 0)) for key, attempt in held]
         if known:  # also if it holds nothing: what a lost answer gave is not to wait for its time-out
-            self.client.cast(lambda _: RenewTasks(known, self.member.id, tasks))
+            self.client.cast(RenewTasks(known, self.member.id, tasks))
         self._renewed = time.monotonic()
         for claim in claims:
             claim.renewed = self._renewed
@@ -135,25 +131,16 @@ class CoordinatorSlotQueue(CoordinatorQueue, SlotQueue):
         self.pace, self.shards = pace, shards
 
     def claim(self, slot: int, group: Sequence[Located], terms: ClaimTerms) -> list[Claim]:
-        def call(number: int) -> GetTasks:
-            return GetTasks(
-                number,
-                self.member.id,
-                group[0].pass_index,
-                slot=slot,
-                holds=self.shards.claim_of(slot),
-                chunks=[located.chunk for located in group],
-                generation=self.shards.generation,
-                lowest=self.shards.lowest(),
-            )
-
+        chunks, holds = [located.chunk for located in group], self.shards.claim_of(slot)
+        at = {"generation": self.shards.generation, "lowest": self.shards.lowest()}
+        call = GetTasks(0, self.member.id, group[0].pass_index, slot=slot, holds=holds, chunks=chunks, **at)
         try:
             found = self.client.call(call, Tasks)
         except CallRefused as error:
             if error.code != "fenced":
                 raise
             raise WorkChanged from None
-        if len(found.tasks) < len(group):  # the job's last step is applied
+        if found is None or len(found.tasks) < len(group):  # the job's last step is applied
             raise WorkChanged
         claims = self.given(group[0].pass_index, found)
         first_steps = {one.chunk: one.chunk_start_step for one in group}
@@ -222,7 +209,9 @@ class CoordinatorOpenQueue(CoordinatorQueue, OpenQueue):
             getting.result()
 
     def _get(self, want: int, pass_index: int) -> None:
-        found = self.client.call(lambda n: GetTasks(n, self.member.id, pass_index, want), Tasks)
+        found = self.client.call(GetTasks(0, self.member.id, pass_index, want), Tasks)
+        if found is None:
+            raise WorkChanged
         claims, self._told_pass = self.given(pass_index, found), found.pass_index
         self._ahead.extend(claims)
 

@@ -73,14 +73,11 @@ class EtcdQueue(ChunkQueue):
         return settled
 
     def _completed(self, claims: Sequence[Claim]) -> bool:
-        return self._retry(functools.partial(self._complete, claims))
-
-    def _complete(self, claims: Sequence[Claim]) -> bool:
         fences = self._fences()
         if fences is None:
             return False
         changes = [chunk_queue.complete(self.keys.queue(c.key[0]), c.key[1], c.revision) for c in claims]
-        return commit(self.etcd, changes, also=fences).ok
+        return self._retry(lambda: commit(self.etcd, changes, also=fences)).ok
 
     def _is_mine(self, claim: Claim) -> bool:
         index, chunk = claim.key

@@ -7,13 +7,11 @@ open of the one before. At the end of any job the first shard does so for all pa
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping
 
 import msgspec
 
-from graphft.ops.context import WorkChanged
 from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
@@ -105,8 +103,6 @@ def close_pass(etcd: Store, keys: Keys, plan: Plan, index: int, pending: bool) -
 
 
 def _changes(etcd: Store, prefix: str, plan: Plan, index: int, pending: bool) -> list[Change]:
-    if not etcd.count(f"{prefix}todo/"):
-        return []
     records = {kv.key: kv for kv in etcd.range(prefix).kvs}
     chunks = [
         planned.chunk
@@ -195,11 +191,8 @@ class RequeueByCoordinator(Requeue):
         return sum(self._ask(index, tasks[i : i + MAX_TASKS]) for i in range(0, len(tasks), MAX_TASKS))
 
     def _ask(self, index: int, tasks: list[tuple[int, int]]) -> int:
-        try:
-            answer = self.client.call(lambda n: RequeueTasks(n, self.member.id, index, tasks), TasksSettled)
-        except WorkChanged:
-            return 0  # the job is over
-        return len(tasks) - len(answer.refused)
+        answer = self.client.call(RequeueTasks(0, self.member.id, index, tasks), TasksSettled)
+        return len(tasks) - len(answer.refused) if answer is not None else 0
 
     def _lower(self, index: int) -> None:
         """The coordinator has done that."""
@@ -207,5 +200,4 @@ class RequeueByCoordinator(Requeue):
 
 def close_tasks(client: TaskClient, trainer: str) -> None:
     """Tells the coordinator that the last step is applied: it gives out no task any more."""
-    with contextlib.suppress(WorkChanged):  # the job is over: this was said before
-        client.call(lambda n: CloseTasks(n, trainer), TasksSettled)
+    client.call(CloseTasks(0, trainer), TasksSettled)

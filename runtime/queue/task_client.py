@@ -83,13 +83,12 @@ class TaskClient:
     def close(self) -> None:
         self.transport.close()
 
-    def call(self, make: Callable[[int], TASK_CALLS], answer: type[A]) -> A:
-        """Returns the answer to the call that `make` makes of its number. Raises CallRefused, LeaseLost; WorkChanged
-        when the job is over, or when this process was asked to leave and there is no answer for a while."""
-        from graphft.ops.context import WorkChanged  # with torch, which a launcher does without
-
+    def call(self, message: TASK_CALLS, answer: type[A]) -> A | None:
+        """Gives the call a number and returns its answer; None when the job is over, or when this process was asked to
+        leave and there is no answer for a while. Raises CallRefused, LeaseLost."""
         with self._lock:
-            message, sent, began = make(next(self._numbers)), float("-inf"), time.monotonic()
+            message = msgspec.structs.replace(message, call=next(self._numbers))
+            sent, began = float("-inf"), time.monotonic()
             tell_at = began + WAIT_SECONDS
             self._waiting = True
             try:
@@ -111,14 +110,14 @@ class TaskClient:
                         time.sleep(UNKNOWN_SECONDS)
                         sent = float("-inf")
                     if ended:
-                        raise WorkChanged
+                        return None
             finally:
                 self._waiting = False
 
-    def cast(self, make: Callable[[int], TASK_CALLS]) -> None:
+    def cast(self, message: TASK_CALLS) -> None:
         """Sends a call that is not answered, if there is a coordinator, while another call may wait."""
         if self._address:
-            self.transport.send(0, make(0))
+            self.transport.send(0, message)
 
     def _tell_of_wait(self) -> None:
         log.warning(
@@ -174,18 +173,15 @@ def fail_task(
     rest: bool = False,
 ) -> Change | None:
     """Counts a failure of the batch, with `rest` of all behind it, and returns what was recorded; None: the task is
-    another's by now."""
-
-    def call(number: int) -> FailTask:
-        where = pass_index, chunk, attempt, batch
-        bad = sorted(records) if len(records) <= MAX_RECORDS else []
-        return FailTask(number, client.member.id, *where, plain_text(reason), bad, certain, rest)
-
+    another's by now, or the job is over."""
+    bad = sorted(records) if len(records) <= MAX_RECORDS else []
+    where = pass_index, chunk, attempt, batch
+    call = FailTask(0, client.member.id, *where, plain_text(reason), bad, certain, rest)
     return change_of(client.call(call, TaskFailed))
 
 
-def change_of(answer: TaskFailed) -> Change | None:
-    if not answer.outcome:
+def change_of(answer: TaskFailed | None) -> Change | None:
+    if answer is None or not answer.outcome:
         return None
     return msgspec.convert({"outcome": answer.outcome, "reason": answer.reason, "cause": answer.cause}, Change)
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import numbers
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
 
 from graphft.errors import UsageError
-from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.connect import check_note, connect, note_etcd
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.runs import find_folder
 from graphft.runtime.data import Reader, open_reader
-from graphft.runtime.etcd import Etcd, LeaseLost, Session, put_op
+from graphft.runtime.etcd import LeaseLost, Session, put_op
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
@@ -36,6 +34,7 @@ from graphft.runtime.protocol.task_events import MAX_SECONDS
 from graphft.runtime.queue.chunk_queue import Claim
 from graphft.runtime.queue.coordinator_queue import CoordinatorQueue
 from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient, fail_task
+from graphft.transpiler import Job
 
 A = TypeVar("A", bound=TASK_ANSWERS)
 
@@ -77,10 +76,6 @@ class TaskLoop:
     """
 
     def __init__(self, job: str | os.PathLike[str] | Any, etcd: str) -> None:
-        from graphft.transpiler import Job
-
-        if not isinstance(etcd, str):
-            raise _wrong(f"etcd is {etcd!r}", 'expected the endpoints, as text: "host:2379"')
         self._folder = None if isinstance(job, Job) else find_folder(job)
         self.job = job if isinstance(job, Job) else Job.load(find_folder(job))
         if self.job.config.sync or self.job.config.dispatch != "coordinator":
@@ -91,7 +86,12 @@ class TaskLoop:
             )
         store = connect(etcd)
         try:
-            self._record(store)
+            keys = Keys(self.job.config.name)
+            if self._folder is not None:
+                check_note(self._folder, keys, self.job.run_id, store)
+            put_job(store, keys, self.job)
+            if self._folder is not None:
+                note_etcd(self._folder, store)
         except BaseException:
             store.close()
             raise
@@ -107,15 +107,6 @@ class TaskLoop:
         key = self.member.keys.trainer(self.member.id)
         self.member.etcd.txn([], [put_op(key, record, self.member.lease)], token=key)
 
-    def _record(self, store: Etcd) -> None:
-        """The job in etcd, and in the folder in which etcd that is. Raises UsageError for another run's."""
-        keys = Keys(self.job.config.name)
-        if self._folder is not None:
-            check_note(self._folder, keys, self.job.run_id, store)
-        put_job(store, keys, self.job)
-        if self._folder is not None:
-            note_etcd(self._folder, store)
-
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     def get(self, count: int = 1) -> list[LoopTask] | None:
@@ -123,9 +114,8 @@ class TaskLoop:
         UsageError when it would hold more than 4,096, or pservers run; GraphftError when the job has failed."""
         self._check_open()
         held = len(self._queue.held)
-        if not isinstance(count, int) or count < 1 or held + count > MAX_TASKS:
-            what = f"get({count!r}): 1 or more can be asked for, and {MAX_TASKS:,} be held at most"
-            raise _wrong(f"{what}; {held:,} are held now", "finish what is held before")
+        if not 1 <= count <= MAX_TASKS - held:
+            raise _wrong(f"get({count!r}): {held:,} of at most {MAX_TASKS:,} are held", "finish what is held before")
         if self.member.view.pservers:
             raise UsageError(
                 f"pservers of job {self.job.config.name!r} run, which would wait for what this loop does",
@@ -134,7 +124,7 @@ class TaskLoop:
             )
         self._renew_in_time()
         while self._pass < self.job.config.passes:
-            found = self._call(lambda n: GetTasks(n, self.member.id, self._pass, count), Tasks)
+            found = self._call(GetTasks(0, self.member.id, self._pass, count), Tasks)
             if found is None:  # the job is complete
                 break
             tasks = self._take(found)
@@ -159,7 +149,6 @@ class TaskLoop:
         """Yields the task's data by column, in batches of `batch_size` records, in the order of its pass, without what
         is discarded: the same bits in every process. Raises GraphftError when they cannot be read, and UsageError for a
         loop that was given no folder."""
-        _check_task(task)
         config = self.job.config
         if self._reader is None:
             if self._folder is None:
@@ -183,13 +172,11 @@ class TaskLoop:
     def fail(self, task: LoopTask, reason: str | BaseException, batch: int | None = None) -> None:
         """Gives back a task that cannot be done, or of which this batch cannot. When that has happened `max_failures`
         times in a row, the whole task, or the batch, is discarded: see `max_discarded`."""
-        claim = _claim(task)
-        if batch is not None and not isinstance(batch, int):
-            raise _wrong(f"batch is {batch!r}", "expected a number, or None for the whole task")
         self._check_open()
-        with self._job_may_be_complete():
-            fail_task(self._client, *claim.key, task.attempt, batch or 0, str(reason), rest=batch is None)
-        self._queue.forget([claim])
+        place = task.pass_index, task.chunk, task.attempt
+        fail_task(self._client, *place, batch or 0, str(reason), rest=batch is None)
+        self.member.over()
+        self._queue.forget([_claim(task)])
 
     def renew(self) -> None:
         """Renews the tasks that are held, as `get`, `batches` and `finish` do: call it some times in `chunk_timeout` if
@@ -206,28 +193,20 @@ class TaskLoop:
         """True if this trainer is the one that is to save the model now: no other one is for so many seconds, a day at
         most. The same one gets it again; if it dies after all passes are done, others get it at once. False when the
         job is complete."""
-        real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
-        if not real or not 0 < seconds <= MAX_SECONDS:
-            what = f"request_save_model({seconds!r}): expected the seconds that saving may take"
-            raise _wrong(what, f"give a number above 0, at most {MAX_SECONDS:.0f}")
-        found = self._call(lambda n: RequestSaveModel(n, self.member.id, float(seconds)), SaveModelAnswer)
+        if not 0 < seconds <= MAX_SECONDS:
+            raise _wrong(f"request_save_model({seconds!r})", f"give seconds above 0, at most {MAX_SECONDS:.0f}")
+        found = self._call(RequestSaveModel(0, self.member.id, float(seconds)), SaveModelAnswer)
         return found is not None and found.granted
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    def _call(self, make: Callable[[int], TASK_CALLS], answer: type[A]) -> A | None:
+    def _call(self, message: TASK_CALLS, answer: type[A]) -> A | None:
         """Returns the answer; None when the job is complete. Raises GraphftError when it has failed."""
         self._check_open()
-        with self._job_may_be_complete():
-            return self._client.call(make, answer)
-        return None
-
-    @contextlib.contextmanager
-    def _job_may_be_complete(self) -> Iterator[None]:
-        try:
-            yield
-        except WorkChanged:
+        found = self._client.call(message, answer)
+        if found is None:
             self.member.over()  # raises when it has failed, or is another run by now
+        return found
 
     def _check_open(self) -> None:
         if not self._open:
@@ -244,10 +223,10 @@ class TaskLoop:
         if not self._open:
             return
         self._client.leaving = True
-        with contextlib.suppress(LeaseLost, WorkChanged):
+        with contextlib.suppress(LeaseLost):
             self._queue.release([Claim(key, 0, attempt) for key, attempt in self._queue.held.items()])
             if complete:
-                self._client.call(lambda n: CloseTasks(n, self.member.id, complete=True), TasksSettled)
+                self._client.call(CloseTasks(0, self.member.id, complete=True), TasksSettled)
         self._open = False
         self._client.close()
         self.member.close()
@@ -259,13 +238,7 @@ class TaskLoop:
         self._leave(complete=self._done and kind is None)
 
 
-def _check_task(task: object) -> None:
-    if not isinstance(task, LoopTask):
-        raise _wrong(f"{task!r} is no task", "give what get() returned")
-
-
 def _claim(task: LoopTask) -> Claim:
-    _check_task(task)
     return Claim((task.pass_index, task.chunk), 0, task.attempt)
 
 

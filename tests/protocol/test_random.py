@@ -251,6 +251,6 @@ class AsyncShardMachine(Shard):
 
 
 TestSyncShard = SyncShardMachine.TestCase
-TestSyncShard.settings = settings(max_examples=100, stateful_step_count=50)
+TestSyncShard.settings = settings(max_examples=80, stateful_step_count=40)
 TestAsyncShard = AsyncShardMachine.TestCase
 TestAsyncShard.settings = settings(max_examples=60, stateful_step_count=40)

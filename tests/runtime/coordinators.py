@@ -127,26 +127,25 @@ class Trainer:
         return dict(self.tasks(want, pass_index).tasks)
 
     def tasks(self, want: int = 1, pass_index: int = 0) -> Tasks:
-        found = self.client.call(lambda n: GetTasks(n, self.name, pass_index, want), Tasks)
+        found = self.client.call(GetTasks(0, self.name, pass_index, want), Tasks)
         self.known = found.call
         return found
 
     def finish(self, tasks: dict[int, int], pass_index: int = 0, fences: tuple[int, ...] = ()) -> list[int]:
         """Those that are refused."""
-        found = [*tasks.items()]
-        call = lambda n: FinishTasks(n, self.name, pass_index, found, [*fences])  # noqa: E731
-        return self.client.call(call, TasksSettled).refused
+        return self.client.call(
+            FinishTasks(0, self.name, pass_index, [*tasks.items()], [*fences]), TasksSettled
+        ).refused
 
     def fail(self, chunk: int, attempt: int, batch: int, *records: int) -> TaskFailed:
-        call = lambda n: FailTask(n, self.name, 0, chunk, attempt, batch, "it is bad", [*records])  # noqa: E731
-        return self.client.call(call, TaskFailed)
+        return self.client.call(FailTask(0, self.name, 0, chunk, attempt, batch, "it is bad", [*records]), TaskFailed)
 
     def save_model(self, seconds: float) -> bool:
-        return self.client.call(lambda n: RequestSaveModel(n, self.name, seconds), SaveModelAnswer).granted
+        return self.client.call(RequestSaveModel(0, self.name, seconds), SaveModelAnswer).granted
 
     def renew(self, tasks: dict[int, int], pass_index: int = 0) -> None:
         found = [(pass_index, chunk, attempt, 0) for chunk, attempt in tasks.items()]
-        self.client.cast(lambda _: RenewTasks(self.known, self.name, found))
+        self.client.cast(RenewTasks(self.known, self.name, found))
 
 
 class Scene:

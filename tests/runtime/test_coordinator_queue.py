@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,16 +24,16 @@ class SlowClient:
         self.calls: list[TASK_CALLS] = []
         self.called, self.may = threading.Event(), threading.Event()
 
-    def call(self, make: Callable[[int], TASK_CALLS], answer: type) -> Tasks | TasksSettled:
+    def call(self, message: TASK_CALLS, answer: type) -> Tasks | TasksSettled:
         if answer is Tasks:
             return Tasks(99, 0, [(4, 1)])
-        self.calls.append(make(len(self.calls) + 1))
+        self.calls.append(message)
         self.called.set()
         assert self.may.wait(120)
         return TasksSettled(len(self.calls))
 
-    def cast(self, make: Callable[[int], TASK_CALLS]) -> None:
-        self.calls.append(make(0))
+    def cast(self, message: TASK_CALLS) -> None:
+        self.calls.append(message)
 
 
 @pytest.fixture
