@@ -76,7 +76,7 @@ def own_generators(dataset: Any) -> list[Any]:
     """Returns the generators of torch, NumPy and Python that `dataset` keeps, in the order in which they are found."""
     module = sys.modules.get(type(dataset).__module__)
     candidates = [*vars(module).values()] if module is not None else []
-    return [value for value in (*candidates, *_inside(dataset, DEPTH, set())) if _is_own(value)]
+    return [value for value in (*candidates, *_inside(dataset, DEPTH, set())) if is_own(value)]
 
 
 def seed_generators(generators: Iterable[Any], seed: int) -> None:
@@ -93,7 +93,8 @@ def seed_generators(generators: Iterable[Any], seed: int) -> None:
             generator.seed(own)
 
 
-def _is_own(value: Any) -> bool:
+def is_own(value: Any) -> bool:
+    """True for a generator that can be seeded, but the global ones."""
     import torch
 
     if isinstance(value, torch.Generator):  # several Python objects may stand for the global one

@@ -1,15 +1,11 @@
-"""Reads a map-style Dataset, and notices that it draws random numbers, so that it is given the same ones whenever a
-batch is read.
+"""Reads a map-style Dataset; one that draws random numbers is given the same ones whenever a batch is read.
 
-Reads ahead of use share torch's generator with the thread that trains, so they must not touch it. A `DrawWatch` stops a
-read at its first draw, before the generator moves: torch's by looking at each operator that is called on this thread,
-and at the functions that seed it; Python's and NumPy's by comparing their states. Such a read is made again on the
-calling thread, seeded per batch.
+Reads ahead of use share torch's generator with the thread that trains, so they must not touch it: a `DrawWatch` stops a
+read at its first draw, before the generator moves. It is made again on the calling thread, seeded per batch.
 """
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import logging
 import os
@@ -20,12 +16,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.data import default_collate
 
 from graphft.data import ChunkInfo, DataSpec, Reference, python_states, seeded
 from graphft.data.datasets import named
-from graphft.data.randomness import own_generators, seed_generators
+from graphft.data.randomness import is_own, own_generators, seed_generators
 from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.plan import mix
@@ -154,34 +150,31 @@ class _Drawn(BaseException):
 
 class DrawWatch(TorchDispatchMode):
     """`read(call)` returns what `call` returns. `drew`: it drew from a global generator, so that the result is worth
-    nothing (None, if it was stopped). Draws from torch's on threads that `call` starts are not seen."""
+    nothing (None, if it was stopped): from torch's by an operator that this thread called, or a function that seeds it;
+    from Python's or NumPy's if their states differ."""
 
     drew = False
 
     def read(self, call: Callable[[], T]) -> T | None:
         before = python_states()
-        watching = _watch.set(self)
         try:
             with self:
                 made = call()
         except _Drawn:
             return None
-        finally:
-            _watch.reset(watching)
         self.drew = self.drew or before != python_states()
         return made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """The wrapper that torch puts around the method below otherwise imports torch's compiler: 1.3 s of CPU, and 60
-        MB, at the start of each trainer."""
+        """Keeps torch from importing its compiler: 1.3 s of CPU, and 60 MB, at the start of each trainer."""
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _is_random(func) and not any(map(_is_own_generator, (*args, *kwargs.values()))):
+        if _is_random(func) and not any(map(is_own, (*args, *kwargs.values()))):
             self.stop()
         return func(*args, **kwargs)
 
@@ -190,18 +183,14 @@ class DrawWatch(TorchDispatchMode):
         raise _Drawn
 
 
-_watch: contextvars.ContextVar[DrawWatch | None] = contextvars.ContextVar("watch", default=None)
-"""Under which watch this thread reads."""
-
-
 def _guarded(original: Callable[..., T]) -> Callable[..., T]:
-    """Has a function of torch that sets the global generator end a read that is watched. It is no operator, so the
-    dispatch mode does not see it; and it would move the generator of the thread that trains."""
+    """Has a function of torch that sets the global generator, and is no operator, end a read that is watched."""
 
     @functools.wraps(original)
     def guarded(*args: Any, **kwargs: Any) -> T:
-        if (watch := _watch.get()) is not None:
-            watch.stop()
+        for watch in _get_current_dispatch_mode_stack():
+            if isinstance(watch, DrawWatch):
+                watch.stop()
         return original(*args, **kwargs)
 
     return guarded
@@ -218,8 +207,3 @@ def _is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags or any(
         argument.name == "generator" for argument in func._schema.arguments
     )
-
-
-def _is_own_generator(value: Any) -> bool:
-    """True for a generator but the global one, for which there may be several Python objects."""
-    return isinstance(value, torch.Generator) and value._cdata != torch.default_generator._cdata  # type: ignore[attr-defined]
