@@ -35,7 +35,7 @@ job = graphft.transpile(program, trainers=2, pservers=2, sync=True, chunks=data,
 job.run()
 print("a script goes on here, but not when it is only to save its job")
 """
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

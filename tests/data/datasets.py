@@ -37,11 +37,6 @@ class Named(Squares):
         return {"y": i * i, "x": torch.tensor([float(i)]), "name": "unused"}
 
 
-class Noisy(Squares):
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        return i + torch.rand(1), i
-
-
 class Rare(Squares):
     """Record 7, which is not looked at when it is described, draws from the generator called `source`."""
 

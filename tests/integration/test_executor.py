@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import pytest
 import torch
 
 import graphft
-from graphft.errors import GraphftError
 
 
 def test_an_executor_runs_the_coordinator_of_a_job(tmp_path: Path, etcd_server: object) -> None:
@@ -32,8 +30,3 @@ def test_an_executor_runs_the_coordinator_of_a_job(tmp_path: Path, etcd_server: 
     waiting.join(120)
     assert status == [0]
     assert result.model.exists()
-
-
-def test_an_unknown_role_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GraphftError, match="there is no role 'worker'"):
-        graphft.Executor().run_role(tmp_path, "worker")

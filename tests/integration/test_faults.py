@@ -29,7 +29,7 @@ from tests.integration.plays import (
     whole_state,
 )
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.chaos]
+pytestmark = pytest.mark.timeout(600)
 
 
 def holders(status: JobStatus) -> set[int]:

@@ -16,7 +16,7 @@ from graphft.runtime.etcd import Etcd
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, kill, play
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
 def test_a_job_waits_for_an_etcd_that_is_full(
