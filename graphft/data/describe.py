@@ -1,7 +1,7 @@
-"""Describes data in files of any URL that fsspec opens: Parquet, CSV, JSON lines.
+"""Describes data in files of any URL that fsspec opens: Parquet, CSV.
 
-CSV and JSON lines are read whole for this, so that all of their bad records are known at once; of Parquet only the
-footer, a few lists and the first chunk are read.
+CSV is read whole for this, so that all of its bad records are known at once; of Parquet only the footer, a few lists
+and the first chunk are read.
 """
 
 from __future__ import annotations
@@ -13,17 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import IO, Any
 
-from graphft.data.formats import (
-    OPEN_QUOTE,
-    Decoded,
-    check_text,
-    csv_header,
-    decode_parquet,
-    decode_text,
-    is_list,
-    json_row,
-    open_parquet,
-)
+from graphft.data.formats import OPEN_QUOTE, Decoded, csv_header, decode_csv, decode_parquet, is_list, open_parquet
 from graphft.data.spec import DIGITS, ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
 from graphft.data.urls import Stamp, Urls, expand_urls, open_url
 from graphft.errors import GraphftError, UsageError, shown_plainly
@@ -31,7 +21,7 @@ from graphft.ir import Type
 
 log = logging.getLogger("graphft")
 
-FORMATS = ("parquet", "csv", "jsonl")
+FORMATS = ("parquet", "csv")
 BAD_SHARE = 0.01
 """More bad records than this share are an error, fewer a warning: a job discards what it cannot read."""
 LISTED = 3
@@ -40,7 +30,7 @@ _REMEDY = (
     "convert these fields to numbers (one for each category; a missing value is an empty field), drop such records, "
     "give the column another dtype, or leave the field out of columns"
 )
-_QUOTES = "a record of CSV is a line: correct a stray quote; write texts with line ends as Parquet or JSON lines"
+_QUOTES = "a record of CSV is a line: correct a stray quote; write texts with line ends as Parquet"
 Fields = str | Sequence[str]
 Range = tuple[int, ...]
 """A chunk's place in its file: (records, start), and of text (offset, size, line)."""
@@ -70,7 +60,8 @@ def files(
     """
     check_chunk_size(chunk_size)
     if format not in FORMATS:
-        help = f"formats are {', '.join(FORMATS)}; of .npy files: graphft.arrays(x=numpy.load(FILE, mmap_mode='r'))"
+        help = f"formats are {', '.join(FORMATS)}; of .npy: graphft.arrays(x=numpy.load(FILE, mmap_mode='r')); of JSON "
+        help += "lines: pandas.read_json(FILE, lines=True).to_parquet(NEW)"
         raise GraphftError(f"unknown format {format!r}", rule="format", help=help)
     options, names, dtypes = dict(storage_options or {}), check_columns(columns), dict(dtypes or {})
     if unknown := [name for name in dtypes if name not in names]:
@@ -86,7 +77,7 @@ def files(
             if format == "parquet":
                 found, checksum = _describe_parquet(f, url, wanted, chunk_size, quality, lists), ""
             else:
-                found, checksum = _describe_text(f, url, format, wanted, chunk_size, quality)
+                found, checksum = _describe_csv(f, url, wanted, chunk_size, quality)
         stamps[url] = replace(stamp, checksum=checksum)
         ranges += [(number, one) for one in found]
     quality.report()
@@ -148,23 +139,19 @@ def _need(fields: Iterable[str], there: Sequence[str], url: str) -> None:
         raise UsageError(f"{url} has {', '.join(wrong)}", rule="columns", help=help)
 
 
-def _describe_text(
-    f: IO[bytes], url: str, format: str, fields: Mapping[str, str], chunk_size: int, quality: Quality
+def _describe_csv(
+    f: IO[bytes], url: str, fields: Mapping[str, str], chunk_size: int, quality: Quality
 ) -> tuple[list[Range], str]:
     """Returns byte ranges of `chunk_size` lines, and the file's checksum."""
-    ranges, made, name, first = list[Range](), hashlib.sha256(), url.rpartition("/")[2], f.readline()
-    header = csv_header(first, url) if format == "csv" else None
-    if header is not None or first.strip():
-        _need(fields, list(json_row(check_text(first, url))[0]) if header is None else header, url)
-    start, offset, line, lines = 0, 0, 1, itertools.chain([first], f)
-    if header is not None:
-        offset, line = len(next(lines)), 2
-        made.update(first)
-    while group := list(itertools.islice(lines, chunk_size)):
+    ranges, name, first = list[Range](), url.rpartition("/")[2], f.readline()
+    header, made = csv_header(first, url), hashlib.sha256(first)
+    _need(fields, header, url)
+    start, offset, line = 0, len(first), 2
+    while group := list(itertools.islice(f, chunk_size)):
         data = b"".join(group)
         made.update(data)
         if not data.isspace():
-            decoded = decode_text(group, header, fields)
+            decoded = decode_csv(group, header, fields)
             numbers = [line + i for i, raw in enumerate(group) if not raw.isspace()]
             quality.add(decoded, lambda i, numbers=numbers: f"line {numbers[i]:,} of {name}")  # type: ignore[misc]
             ranges.append((decoded.records, start, offset, len(data), line))

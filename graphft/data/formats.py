@@ -1,14 +1,12 @@
-"""Decodes records of files: CSV, JSON lines and Parquet, by field and as numbers.
+"""Decodes records of files: CSV and Parquet, by field and as numbers.
 
-Describing a file and reading a chunk of it use the same functions, so both see the same records. A record of text is a
-line. pyarrow decodes CSV and Parquet; of CSV it gets the good records only, as it stops at others. JSON lines are
-decoded by Python's json module, as pyarrow's reader fails at the first bad line.
+Describing a file and reading a chunk of it use the same functions, so both see the same records. A record of CSV is a
+line; pyarrow gets the good ones only, as it stops at others.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -19,8 +17,6 @@ from graphft.errors import GraphftError, UsageError
 
 OPEN_QUOTE = "a quoted field does not end on its line"
 """A line of CSV that makes the lines behind it doubtful: the file is refused."""
-_JSON = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=str)
-"""Numbers stay texts: `to_numbers` converts them as those of CSV."""
 
 Bad = dict[int, dict[str, str]]
 """Says what is wrong with records, by position and field ("": it cannot be taken apart)."""
@@ -48,19 +44,13 @@ class Decoded:
 
 
 def csv_header(line: bytes, url: str) -> list[str]:
-    """Returns the field names in a CSV file's first line."""
-    return next(csv.reader([check_text(line, url).decode("utf-8-sig").rstrip("\r\n")]), [])
-
-
-def check_text(line: bytes, url: str) -> bytes:
-    """Returns a file's first line. Raises UsageError[encoding] if it is not in UTF-8, as compressed ones are not."""
+    """Returns the field names in a CSV file's first line. Raises UsageError[encoding] if it is not in UTF-8."""
     try:
-        line.decode()
+        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")]), [])
     except UnicodeDecodeError:
         help = 'if it is compressed, give storage_options={"compression": "infer"} (each chunk then decompresses the '
         help += "file); or convert it: iconv -f ISO-8859-1 -t UTF-8 FILE > NEW"
         raise UsageError(f"{url}: its first line is no text in UTF-8", rule="encoding", help=help) from None
-    return line
 
 
 def csv_error(line: bytes, width: int) -> str:
@@ -83,22 +73,12 @@ def csv_error(line: bytes, width: int) -> str:
     return "" if found == width else f"it has {found} fields, the header {width}"
 
 
-def json_row(line: bytes) -> tuple[dict[str, Any], str]:
-    """Returns the fields of a JSON line, numbers as texts; and what is wrong with it, or ""."""
-    try:
-        row = _JSON.decode(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        return {}, f"it is no JSON: {error}"
-    return (row, "") if isinstance(row, dict) else ({}, "it is no JSON object")
-
-
-def decode_text(lines: Iterable[bytes], header: Sequence[str] | None, dtypes: Mapping[str, str]) -> Decoded:
-    """Decodes those lines of text that are not blank: of JSON lines if there is no `header`, else of CSV. `dtypes`:
-    those of the fields that are wanted."""
+def decode_csv(lines: Iterable[bytes], header: Sequence[str], dtypes: Mapping[str, str]) -> Decoded:
+    """Decodes those lines that are not blank. `dtypes`: those of the fields that are wanted."""
     records = [line for line in lines if not line.isspace()]
-    wrong = {} if header is None else {i: csv_error(line, len(header)) for i, line in enumerate(records)}
+    wrong = {i: csv_error(line, len(header)) for i, line in enumerate(records)}
     decoded = Decoded({i: {"": text} for i, text in wrong.items() if text})
-    texts = _json_texts(records, dtypes, decoded.bad) if header is None else _csv_texts(records, header, dtypes, wrong)
+    texts = _csv_texts(records, header, dtypes, wrong)
     for name, dtype in dtypes.items():
         decoded.add(name, texts[name], dtype)
     return decoded
@@ -124,22 +104,6 @@ def _csv_texts(lines: Sequence[bytes], header: Sequence[str], fields: Iterable[s
             strings_can_be_null=True,
         ),
     )
-
-
-def _json_texts(lines: Sequence[bytes], fields: Iterable[str], bad: Bad) -> dict[str, Any]:
-    """Returns by field its values as texts; adds to `bad`."""
-    import pyarrow
-
-    found = [json_row(line) for line in lines]
-    bad |= {i: {"": wrong} for i, (_, wrong) in enumerate(found) if wrong}
-    return {f: pyarrow.chunked_array([[_text(row.get(f)) for row, _ in found]], pyarrow.string()) for f in fields}
-
-
-def _text(value: Any) -> str | None:
-    if value is None or (type(value) is str and value.isascii()):
-        return value
-    text = str(int(value)) if type(value) is bool else str(value)
-    return text.encode(errors="replace").decode()  # JSON has texts that UTF-8 has not
 
 
 def to_numbers(column: Any, dtype: str) -> tuple[np.ndarray, dict[int, Any]]:

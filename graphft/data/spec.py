@@ -48,7 +48,7 @@ def array_digest(array: np.ndarray) -> str:
 class ChunkInfo:
     """A range of records: `records` of them from record `start` of its source (file number `file`, if it has files).
 
-    `offset` and `size` are its byte range, and `line` is its first line (from 1), of CSV and JSON lines.
+    `offset` and `size` are its byte range, and `line` is its first line (from 1), of CSV.
     """
 
     id: int

@@ -38,7 +38,7 @@ class Stamp:
 
 class DescribedFiles:
     """Opens files that were described, and refuses those that were changed since: by their size, then by modification
-    time or ETag, and where these differ by the checksum, if there is one (CSV, JSON lines)."""
+    time or ETag, and where these differ by the checksum, if there is one (CSV)."""
 
     def __init__(self, stamps: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> None:
         self._stamps = {url: Stamp(*stamp) for url, stamp in stamps.items()}

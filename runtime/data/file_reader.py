@@ -1,4 +1,4 @@
-"""Reads chunks of files: Parquet rows, byte ranges of CSV and JSON lines."""
+"""Reads chunks of files: Parquet rows, byte ranges of CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from graphft.data import ChunkInfo, DataSpec
-from graphft.data.formats import Decoded, csv_header, decode_parquet, decode_text, open_parquet
+from graphft.data.formats import Decoded, csv_header, decode_csv, decode_parquet, open_parquet
 from graphft.data.urls import REMEDY, DescribedFiles
 from graphft.errors import UsageError
 from graphft.runtime.data.reader import LISTED, BadRecords, Batch, BatchKey, Reader
@@ -85,10 +85,10 @@ class FileReader(Reader):
                 opened = open_parquet(f, self._url(info))
                 return decode_parquet(opened, info.start, info.records, dtypes, self.spec.source["lists"])
             lines, header = self._lines(f, info)
-        return decode_text(lines, header, dtypes)
+        return decode_csv(lines, header, dtypes)
 
-    def _lines(self, f: IO[bytes], info: ChunkInfo) -> tuple[list[bytes], list[str] | None]:
-        """Returns the chunk's lines of text, and the fields' names of CSV."""
-        header = csv_header(f.readline(), self._url(info)) if self._format == "csv" else None
+    def _lines(self, f: IO[bytes], info: ChunkInfo) -> tuple[list[bytes], list[str]]:
+        """Returns the chunk's lines of CSV, and the fields' names."""
+        header = csv_header(f.readline(), self._url(info))
         f.seek(info.offset)
         return io.BytesIO(f.read(info.size)).readlines(), header

@@ -14,7 +14,7 @@ def add_parser(commands: Any) -> None:
         required=True,
         action="append",
         metavar="FILE",
-        help=".csv, .parquet or .jsonl (a path, pattern or URL; may be given several times), or one .npz file",
+        help=".csv or .parquet (a path, pattern or URL; may be given several times), or one .npz file",
     )
     predict.add_argument("--out", required=True, metavar="FILE", help=".npz, .csv, .parquet or .safetensors")
     predict.add_argument(

@@ -36,8 +36,8 @@ PART = 16384
 NAMED = 3
 """Records that a warning names."""
 Fields = str | Sequence[str]
-_FORMATS = {".csv": "csv", ".parquet": "parquet", ".jsonl": "jsonl"}
-_LISTED = "a .csv, .parquet, .jsonl, or .npz file; in a script a dict of arrays, or graphft.files(...), too"
+_FORMATS = {".csv": "csv", ".parquet": "parquet"}
+_LISTED = "a .csv, .parquet or .npz file; in a script a dict of arrays, or graphft.files(...), too"
 
 
 @checked_keywords
@@ -63,7 +63,7 @@ def predict(
         job: A job's name or folder, or the URL of its storage. It may be running: its newest checkpoint counts. Or
             what `transpile` returned: its newest run in ./jobs, a complete one if there is any.
         data: Arrays or tensors by input; what `graphft.arrays`, `files` or `dataset` describe; or paths or URLs of
-            .csv, .parquet, .jsonl files, or of one .npz file. Labels are not needed.
+            .csv, .parquet files, or of one .npz file. Labels are not needed.
         columns: Which fields of the files each input has (default: those that the job was trained with).
         batch_size: Records of a forward pass (default: as in training). The bits may depend on it.
         step: Of a checkpoint that is there, instead of the newest weights.

@@ -49,11 +49,7 @@ def csv_text(table: dict[str, list[Any]]) -> bytes:
     return ("\n".join(lines) + "\n\n").encode()
 
 
-def jsonl(table: dict[str, list[Any]]) -> bytes:
-    return "\n".join(json.dumps(dict(zip(table, r, strict=True))) for r in zip(*table.values(), strict=True)).encode()
-
-
-WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {"parquet": parquet, "csv": csv_text, "jsonl": jsonl}
+WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {"parquet": parquet, "csv": csv_text}
 
 
 def read_all(spec: DataSpec, batch_size: int = 3, cached_chunks: int = 2) -> dict[str, torch.Tensor]:
@@ -139,7 +135,6 @@ def test_missing_values_are_nan(format: str, tmp_path: Path) -> None:
         (lambda p: files(f"{p}/f", "csv", {"x": "y"}, {"x": "nonsense"}), "columns"),
         (lambda p: files(f"{p}/f", "csv", {"x": "y"}, chunk_size=0), "chunk-size"),
         (lambda p: files(f"{p}/f", "parquet", COLUMNS), "format"),
-        (lambda p: files(f"{p}/f", "jsonl", COLUMNS), "columns"),
         (lambda p: files({"x": f"{p}/f"}, "npy", COLUMNS), "format"),
         (lambda p: files(f"{p}/empty", "csv", {"x": "y"}), "short-data"),
         (lambda p: files(f"{p}/none.csv", "csv", {"x": "y"}), "columns"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +43,8 @@ def test_fields_are_those_of_the_training_data(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")
     data = graphft.files(str(tmp_path / "train.csv"), "csv", {"x": FIELDS, "y": "y"}, {"y": "int64"}, chunk_size=32)
     model = complete_job(tmp_path / "job", chunks=data)
-    lines = [json.dumps(dict(zip(FIELDS, map(float, row), strict=True))) for row in X[:9]]
-    (tmp_path / "new.jsonl").write_text("\n".join(lines) + "\n")
-    shown(capsys, "predict", tmp_path / "job", "--data", tmp_path / "new.jsonl", "--out", tmp_path / "p.npz")
+    new = write_csv(tmp_path / "new.csv", X[:9])
+    shown(capsys, "predict", tmp_path / "job", "--data", new, "--out", tmp_path / "p.npz")
     assert np.array_equal(np.load(tmp_path / "p.npz")["output"], by_batches(model, X[:9]).numpy())
 
 

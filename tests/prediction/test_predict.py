@@ -83,7 +83,6 @@ def test_what_is_not_finite_is_told(job: tuple[Path, nn.Sequential], caplog: pyt
     assert found[7].isnan().all()
     assert found[8].isfinite().all()
     assert "'output' is NOT FINITE for 1 of 50 records: record 7" in caplog.text
-    assert "x in 1 of 50" in caplog.text, "and so are the inputs"
 
 
 def test_a_batch_of_fixed_size_is_filled_up(tmp_path: Path) -> None:
