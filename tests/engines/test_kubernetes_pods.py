@@ -17,7 +17,7 @@ from graphft.runtime.etcd.client import open_etcd
 from graphft.transpiler import Job
 from tests.engines.test_kubernetes_manifests import manifests_of
 from tests.integration import training
-from tests.integration.plays import Pace, Played, assert_same_bits, brake, note_look, play, whole_state
+from tests.integration.plays import Pace, Played, assert_same_bits, note_look, play, whole_state
 from tests.support.cluster import Cluster, JobState
 
 pytestmark = [
@@ -63,16 +63,15 @@ class OnCluster:
         last: list[JobStatus] = []
 
         def seen() -> bool:
-            note_look(self.config, True)
             status = self.status()
+            note_look(self.config, status, True)
             if status is None:
                 return False
-            brake(self.config, status)
             last[:] = [status]
             return condition(status)
 
         self.cluster.until(seen)
-        note_look(self.config, False)
+        note_look(self.config, None, False)
         return last[0]
 
     def goes_on(self) -> None:
