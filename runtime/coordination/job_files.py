@@ -3,17 +3,14 @@
     <url>/job.json                 made only if there is none: from then on the storage is this run's
           job-<run>/...            the other files of `Job.save`, and files.json: sha256 of each
           checkpoints/...          parts and manifests (see `checkpoint.versioned_store`)
-          continued.json           which run went on from here with other pservers
           launcher.txt             of launchers that each bring an etcd of their own, the one that may write: the newest
           metrics.rows             the job's table of metrics, as of a checkpoint of late
           discarded.jsonl, result.json, model.safetensors
                                result.json: sha256 of the others; the model last: the run is complete
 
-A process on any machine needs the URL and etcd. Logs and the data of an etcd that was started with the job
-stay in the folder of the machine that writes them.
-
-A launcher that was cut off, or forgotten on another machine, finds another launcher in launcher.txt: its pservers end
-at their next checkpoint. Where all machines share an etcd, that decides.
+A process on any machine needs the URL and etcd; logs and an own etcd's data stay where they are written. Pservers of a
+launcher that was cut off, or forgotten on another machine, find another one in launcher.txt, and end at their next
+checkpoint. Where all machines share an etcd, that decides.
 """
 
 from __future__ import annotations

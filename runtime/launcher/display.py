@@ -164,7 +164,7 @@ class Display:
             self._panel.start()
         self._since = time.time() if since is None else since
         self._shown: set[tuple[float, str]] = set()
-        self._next_line, self._last_line = 0.0, ""
+        self._next_line = 0.0
 
     def show(self, status: JobStatus, left: float | None = None) -> None:
         if self._panel is not None:
@@ -186,10 +186,7 @@ class Display:
                 self._line(status)
 
     def _line(self, status: JobStatus, left: float | None = None) -> None:
-        line = format_line(status, left)
-        if line != self._last_line:
-            self.console.print(line, soft_wrap=True)
-        self._last_line = line
+        self.console.print(format_line(status, left), soft_wrap=True)
 
     def _new_events(self, status: JobStatus) -> None:
         for event in status.events:

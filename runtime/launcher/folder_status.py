@@ -155,10 +155,6 @@ def look_at(folder: Path) -> FolderStatus:
     except GraphftError as error:
         name, at = plain_text(folder.name), _modified(folder)
         return FolderStatus(folder, name, "unreadable", None, 0, at, failure=error.message)
-    return _look_at(folder, record)
-
-
-def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
     config, holder, note = record.config, holder_of(folder), note_of(folder, record.config)
     passes = None if config.passes_on_demand else config.passes
 
@@ -195,9 +191,7 @@ def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
 
 def _lost_checkpoints(folder: Path, saved: int | None) -> tuple[str, ...]:
     lost = lost_checkpoints(folder, saved)
-    if lost and saved is None:
-        return (f"its checkpoints in {url_of(folder) or folder / 'checkpoints'} {lost}: is that mounted?",)
-    return (f"its checkpoints {lost}: bring them back, its script trains nothing before",) if lost else ()
+    return (f"its checkpoints {lost}: bring them back, or mount what holds them",) if lost else ()
 
 
 def _lost_so_far(folder: Path, record: JobRecord) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.slow
 def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A notebook's cell that makes the Trainer is run again."""
     first = epochs.trainer(tmp_path / "job")
     first.train()
     with epochs.trainer(tmp_path / "job") as second:

@@ -53,7 +53,6 @@ def test_a_damaged_checkpoint_is_no_state_of_the_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_that_is_gone_is_trained_again(tmp_path: Path) -> None:
-    """Etcd still says that its epoch was committed."""
     with epochs.trainer(tmp_path / "job") as trainer:
         trainer.train(epochs=2)
         expected = trainer.state_dict()

@@ -75,7 +75,6 @@ def test_an_epoch_whose_script_died_is_told_to_the_next_one_first(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_script_that_is_killed_logs_each_step_once(tmp_path: Path) -> None:
-    """With SIGKILL, at random moments of it."""
     with epochs.trainer(tmp_path / "undisturbed", callbacks=[told := Told()]) as trainer:
         trainer.train(epochs=EPOCHS)
         model = trainer.state_dict()["model"]

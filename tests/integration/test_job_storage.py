@@ -56,7 +56,6 @@ def url(folder: Path) -> str:
 def test_machines_die_with_their_disks(
     program: ir.Program, folder: Path, url: str, pace: Pace, undisturbed: Played, etcd_server: EmbeddedEtcd
 ) -> None:
-    """The one that began, with all shards; then another takes the shards over from the storage."""
     etcd = ",".join(etcd_server.endpoints)
     one, two, three = (Machine(folder / name) for name in ("one", "two", "three"))
     first = one.script(pace, name="stored", storage=url, etcd_endpoints=etcd)
@@ -122,7 +121,6 @@ def test_of_two_runs_that_take_a_storage_one_has_it(program: ir.Program, tmp_pat
 def test_a_storage_that_is_away_is_not_filled_anew(
     program: ir.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that is not mounted is an empty folder."""
     url, storage = f"file://{tmp_path}/storage/job", tmp_path / "storage"
     training.job(program, storage=url).save(tmp_path / "here" / "jobs" / "job")
     monkeypatch.chdir(tmp_path / "here")

@@ -22,7 +22,6 @@ def cleaned(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
 def test_what_a_complete_job_has_no_use_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The job can still be looked at; without its checkpoints it has a model."""
     monkeypatch.chdir(tmp_path)
     make_job(2, name="lin").run(quiet=True)
     make_job(2, name="begun").save("jobs/begun")
@@ -40,7 +39,6 @@ def test_what_a_complete_job_has_no_use_for(
 def test_what_is_in_use_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What etcd knows of a run that has stopped may go: it goes on from its newest checkpoint."""
     monkeypatch.chdir(tmp_path)
     make_job(2, name="lin").save("jobs/lin")
     for folder in ("etcd", "checkpoints"):

@@ -44,7 +44,6 @@ def gone(pid: int, look: Callable[[], None]) -> bool:
 
 @pytest.mark.parametrize("child", ["ends", "lives"])
 def test_what_a_killed_role_leaves_is_ended_and_collected(child: str) -> None:
-    """With each death the launcher kept one process more, dead or alive."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, as a launcher does
     child_processes = ChildProcesses()
     with subprocess.Popen(
@@ -61,7 +60,6 @@ def test_what_a_killed_role_leaves_is_ended_and_collected(child: str) -> None:
 
 
 def test_children_of_its_own_are_left_alone() -> None:
-    """A user's script is the launcher, and may have children of its own, of whose end it wants to hear."""
     child_processes = ChildProcesses()
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)

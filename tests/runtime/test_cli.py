@@ -96,7 +96,6 @@ def test_etcd_that_cannot_be_reached(
 def test_an_option_behind_the_script_is_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`graphft launch train.py --fresh` would go on with the run that it was to leave."""
     monkeypatch.setenv("GRAPHFT_LAUNCH", "")
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", [*sys.path])

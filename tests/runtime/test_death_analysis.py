@@ -54,13 +54,11 @@ def test_a_death_in_a_proof_that_nobody_has_made_is_not_counted(
 
 
 def test_a_death_in_a_proof_that_others_have_made_counts(deaths: DeathAnalysis, etcd: Etcd, keys: Keys) -> None:
-    """Nobody gives up what is recorded, so the restarts had no end."""
     record_proof(etcd, keys)
     assert dies(deaths, signal.SIGSEGV) == (WHERE, None, True)
 
 
 def test_being_killed_again_and_again_in_it_counts_too(deaths: DeathAnalysis, etcd: Etcd, keys: Keys) -> None:
-    """As the kernel does when memory is short; once or twice it may have been preempted."""
     record_proof(etcd, keys)
     assert [dies(deaths, signal.SIGKILL).counts for _ in range(4)] == [None, None, True, True]
 
@@ -71,7 +69,6 @@ def test_being_killed_again_and_again_in_it_counts_too(deaths: DeathAnalysis, et
 def test_user_code_that_ends_with_the_status_of_a_lost_lease(
     deaths: DeathAnalysis, monkeypatch: pytest.MonkeyPatch, phase: Phase, fatal: bool
 ) -> None:
-    """The process was started again without end. One that has lost its lease is not at work any more."""
     charged: list[str] = []
     monkeypatch.setattr(deaths, "_charge", lambda what, *_: charged.append(what))
     WorkRecord(record_path(deaths.job_dir, 0)).begin(phase, Place(0, 2, 0), claim=7)

@@ -11,7 +11,6 @@ from tests.support.programs_by_hand import linear
 
 
 def test_records_of_two_files_are_two(tmp_path: Path) -> None:
-    """They were counted in their files: the third of each was one record."""
     for name in ("one.csv", "two.csv"):
         (tmp_path / name).write_text("a,b,y\n" + "1,2,3\n" * 20)
     paths = [str(tmp_path / "one.csv"), str(tmp_path / "two.csv")]

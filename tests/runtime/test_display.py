@@ -68,7 +68,6 @@ def test_display_without_a_terminal_prints_each_event_once() -> None:
 
 
 def test_events_of_launches_before_are_not_told_again() -> None:
-    """Found by a user: "trainer 1 died", of a launcher that was killed long ago, right after "resuming"."""
     stream = io.StringIO()
     display = Display(stream, since=10.0)
     old, mine = event(9.0, "died"), event(10.5, "registered")

@@ -62,7 +62,6 @@ def test_the_last_words(job: Job, saved: Path) -> None:
 def test_a_script_that_runs_its_job_when_it_is_imported_is_told_of_the_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trainers import a script for the Dataset in it: each would start a job of its own."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setenv("GRAPHFT_CALLED", "")
     script = tmp_path / "unguarded.py"

@@ -175,7 +175,6 @@ def test_what_an_earlier_run_left_is_followed_by_something_newer(etcd: Etcd, tmp
 
 
 def test_login_and_certificates_come_from_the_environment(etcd: Etcd, tmp_path: Path) -> None:
-    """The session's etcd has neither, and says so: that they were used is seen from its refusal."""
     here = ",".join(etcd.endpoints)
     connect(here, environ={"GRAPHFT_ETCD_USER": "", "GRAPHFT_ETCD_CA": ""}).close()
     with pytest.raises(EtcdError, match="authentication is not enabled"):

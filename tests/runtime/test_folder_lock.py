@@ -47,7 +47,6 @@ def test_who_waits_can_be_told_to_end(tmp_path: Path) -> None:
 
 
 def test_who_only_looks_does_not_refuse_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the lock for a moment."""
     with locked(tmp_path):
         pass
     with (tmp_path / "launcher.lock").open() as looks:

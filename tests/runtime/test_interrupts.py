@@ -60,7 +60,6 @@ def test_what_a_handler_raises_comes_at_the_end(raises: tuple[int, type[BaseExce
 def test_a_call_to_etcd_ends_before_a_signal_raises(
     etcd: Etcd, raises: tuple[int, type[BaseException]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception between two bytecodes left gRPC's lock held: 1 of 39 scripts that got SIGTERM never ended."""
     number, expected = raises
     ended = []
     call = etcd._kv.Range
@@ -77,7 +76,6 @@ def test_a_call_to_etcd_ends_before_a_signal_raises(
 
 
 def test_a_signal_may_come_within_the_wait_for_it() -> None:
-    """SIGINT came while a first wait held an Event's lock, and it hung."""
     before, main, signals = signal.getsignal(signal.SIGUSR2), threading.get_ident(), 200
     asked, came = Asked(signal.SIGUSR2), 0
 

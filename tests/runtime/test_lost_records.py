@@ -33,7 +33,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_what_was_known_stays_until_it_is_recorded_again(
     etcd: Etcd, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job was told to be over: 'etcd knows no job', while its processes were about to go on."""
     look = _Look(etcd, Keys("lost"), 0)
     with pytest.raises(GraphftError, match="etcd knows no job named lost"):
         look(None)  # it was never there

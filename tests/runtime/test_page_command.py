@@ -61,7 +61,6 @@ def running(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> Path:
 def test_page_metrics_and_status_of_a_job_that_runs(
     running: Path, keys: Keys, etcd: Etcd, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each reckoned the time left for itself, and they differed."""
     first = told(page_of(str(running)))
     assert (first["state"], first["loss"], first["events"][0]["kind"]) == ("running", 0.5, "died")
     assert first["time"]["by_page"], "no launcher keeps its time: the page does, from now on"

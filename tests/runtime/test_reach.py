@@ -28,7 +28,6 @@ def at(name: str, network: str, address: str = "") -> Registration:
 def test_a_pserver_on_loopback_is_reached_on_its_own_network_only(
     me: Registration, pserver: Registration | None, trainer: Registration | None, wrong: str
 ) -> None:
-    """Otherwise trainers of the other host hold slots, and wait for ever without a word."""
     view = JobView({0: pserver} if pserver else {}, {"t": trainer} if trainer else {})
     found = out_of_reach(me, view)
     assert wrong in found

@@ -28,7 +28,6 @@ sys.exit(1)
 def test_a_failure_that_the_queue_counts_does_not_make_the_next_start_later(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys, phase: str, delays: list[str]
 ) -> None:
-    """Three bad records are nine deaths: with growing delays, the job waited much longer than it worked."""
     monkeypatch.setattr(child, "BACKOFF_SECONDS", 0.6)
     supervisor = supervise(max_restarts=2)
     stubs.code, stubs.arguments = REPORT, [str(supervisor.job_dir), str(int(Phase[phase]))]
@@ -39,7 +38,6 @@ def test_a_failure_that_the_queue_counts_does_not_make_the_next_start_later(
 
 
 def test_a_coordinator_that_was_asked_to_leave_is_started_again_at_once(supervise: Any, stubs: Stubs) -> None:
-    """The job cannot do without: and it is no failure that counts."""
     stubs.code = ""
     supervisor = supervise(max_restarts=0)
     child = supervisor.add("coordinator", 0)

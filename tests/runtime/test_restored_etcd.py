@@ -111,7 +111,6 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def test_a_later_history_counts_more_than_a_later_step(cluster: Cluster) -> None:
-    """The job went back past step 100, which was damaged, say; what it wrote after that is what counts."""
     cluster.write(50)
     cluster.write(100)
     early = cluster.backup()
@@ -124,7 +123,6 @@ def test_a_later_history_counts_more_than_a_later_step(cluster: Cluster) -> None
 
 
 def test_what_etcd_knows_is_not_overruled(cluster: Cluster) -> None:
-    """A checkpoint that became void stays so: etcd is not older than the disk."""
     cluster.write(50)
     cluster.write(100, commit=False)
     raised = Generation(1, 50, "step-00000050.g0", "chunk 3 is poison")  # as a trainer does it
@@ -136,7 +134,6 @@ def test_what_etcd_knows_is_not_overruled(cluster: Cluster) -> None:
 
 
 def test_processes_that_live_on_overtake_an_etcd_that_is_restored(cluster: Cluster) -> None:
-    """They were in a later generation than etcd, and no checkpoint of theirs was taken any more."""
     early = cluster.backup()
     for _ in range(2):
         cluster.shards[0].rollback("restarted")
@@ -191,7 +188,6 @@ def publish(cluster: Cluster, etcd: SimEtcd, step: int) -> None:
 
 
 def test_what_is_discarded_is_known_again_when_etcd_is_lost(cluster: Cluster) -> None:
-    """Found under attack: of four records that were discarded, the result told of one."""
     leave_out(cluster.etcd, 4, 1, 5)
     leave_out(cluster.etcd, 7, 2)
     publish(cluster, cluster.etcd, 50)
@@ -224,7 +220,6 @@ def test_what_is_discarded_is_known_again_when_etcd_is_restored(cluster: Cluster
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_progress_is_lost_and_no_file_written_twice(tmp_path: Path, seed: int) -> None:
-    """Checkpoints, crashes before the commit, rollbacks, backups and restores in any order."""
     rng = random.Random(seed)
     cluster = Cluster(tmp_path / "checkpoints")
     backups, step = [cluster.backup()], 0

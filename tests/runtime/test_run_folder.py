@@ -81,7 +81,6 @@ def test_the_newest_run_goes_on_or_is_followed_by_the_next_one(job: Job) -> None
 
 
 def test_what_nobody_draws_is_a_difference_without_a_seed_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of a class in loss_fn, and all weights of `init_from=`: the run before them has another result."""
     monkeypatch.setattr("graphft.transpiler.job.drawn_without_seed", lambda: True)
 
     def weighted(weight: float, init_from: dict[str, torch.Tensor] | None = None) -> Job:
@@ -109,7 +108,6 @@ def test_what_nobody_draws_is_a_difference_without_a_seed_too(job: Job, monkeypa
 
 
 def test_scripts_that_start_at_once_take_runs_of_their_own(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep: the folder that is chosen may be another's a moment later."""
     save = Job.save
 
     def be_late(this: Job, path: Any, *more: Any) -> None:
@@ -183,7 +181,6 @@ def test_a_saved_job_without_its_script_is_resumed_or_begun(job: Job, saved: Pat
 
 
 def test_a_name_means_the_newest_run_and_for_predictions_the_newest_complete_one(job: Job) -> None:
-    """The corrected script's model was in jobs/NAME-2, and `graphft predict NAME` took the old one."""
     name, top = job.config.name, Path("jobs", job.config.name)
     with pytest.raises(GraphftError) as caught:
         find_run(name)

@@ -153,7 +153,6 @@ def test_what_began_meanwhile_is_not_forgotten(etcd: Etcd, keys: Keys, job: Job)
 
 
 def test_two_runs_of_one_job_do_not_merge(etcd: Etcd, keys: Keys, job: Job) -> None:
-    """Two users ran one script on one etcd: one's trainer computed the other's slot, and both ended as complete."""
     one, other = run_of(job, keys), run_of(job, keys)
     put_job(etcd, keys, one)
     put_job(etcd, keys, one)  # by its next process
@@ -189,7 +188,6 @@ def test_a_process_of_the_run_before_changes_nothing(etcd: Etcd, keys: Keys, job
 
 
 def test_a_copy_of_a_runs_folder_is_no_part_of_the_run(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    """Its shards would write the parts of one checkpoint to two folders."""
     run = run_of(job, keys, tmp_path / "job")
     put_job(etcd, keys, run, tmp_path / "job")
     (tmp_path / "same").symlink_to(tmp_path / "job")

@@ -69,7 +69,6 @@ def test_status_of_a_running_job(etcd: Etcd, keys: Keys, job: Job) -> None:
 
 
 def test_a_shard_that_is_restored_does_not_take_the_job_back_to_step_0(etcd: Etcd, keys: Keys, job: Job) -> None:
-    """It is registered, and reports version 0 until it has its checkpoint."""
     fill(etcd, keys, job)
     etcd.put(keys.committed, msgspec.json.encode(Committed(3, 3, "step-00000003.g3")))
     etcd.put(keys.status_of("pserver", "1"), msgspec.json.encode(ShardStatus()))
@@ -79,7 +78,6 @@ def test_a_shard_that_is_restored_does_not_take_the_job_back_to_step_0(etcd: Etc
 
 
 def test_a_job_that_goes_on_is_at_its_step_from_the_first_look_on(etcd: Etcd, keys: Keys, job: Job) -> None:
-    """With a new etcd, as a job has that goes on from its storage: it was told to be at step 0 until its first one."""
     put_job(etcd, keys, job)
     assert read_status(etcd, keys, begins=3).step == 3
     etcd.put(keys.generation, msgspec.json.encode(Generation(0, 2, "step-00000002.g0", "")))
@@ -174,7 +172,6 @@ def test_an_event_that_etcd_does_not_take_hurts_nobody(caplog: pytest.LogCapture
 
 
 def test_where_processes_are_and_what_they_wait_for(etcd: Etcd, keys: Keys, job: Job) -> None:
-    """As their launcher tells; a process is found by its role, index and pid."""
     fill(etcd, keys, job)
     etcd.put(keys.trainer("2-cc"), msgspec.json.encode(Registration("2-cc", "", 22, "host")))
     lacks = "waiting for {GPU: 1}: no node of this Ray has GPU: 1, the largest has GPU: 0"

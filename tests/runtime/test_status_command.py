@@ -89,7 +89,6 @@ BRIEF = {"job", "state", "step", "total_steps", "pass", "passes", "loss", "waiti
 def test_every_json_of_a_job_has_these_keys(
     capsys: pytest.CaptureFixture[str], etcd: Etcd, job: Job, keys: Keys, tmp_path: Path
 ) -> None:
-    """A script that watches a job reads them, whether it runs, has ended, or was not begun."""
     named, folder = Job.make(job.source, job.config.replace(name=keys.job)), tmp_path / "jobs" / keys.job
     named.save(folder)
 
@@ -192,7 +191,6 @@ def test_all_jobs_of_the_folder(
 
 
 def test_a_question_by_url_makes_no_folder(capsys: pytest.CaptureFixture[str], job: Job, tmp_path: Path) -> None:
-    """A launch took what it left in ./jobs for a run."""
     url = f"file://{tmp_path}/stored/linear"
     Job.make(job.source, job.config.replace(storage=url)).save(tmp_path / "first")
     publish(tmp_path / "first")

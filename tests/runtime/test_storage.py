@@ -111,8 +111,6 @@ def test_few_snapshots_wait_and_the_newest_always_does() -> None:
 
 
 def test_shards_that_write_at_different_paces_keep_the_same_steps() -> None:
-    """Else no checkpoint would ever have all of its parts."""
-
     def written(every: int, offset: int) -> set[int]:
         pending, done = PendingSnapshots(), set()
         for step in range(1, 129):
@@ -133,7 +131,6 @@ def test_shards_that_write_at_different_paces_keep_the_same_steps() -> None:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT])
 def test_what_cannot_be_read_now_is_not_damaged(error: int) -> None:
-    """It was taken for damaged, and the job went back to step 0."""
     with pytest.raises(StorageUnavailable, match=os.strerror(error)), storage(Path("checkpoints")):
         raise OSError(error, os.strerror(error))
     with pytest.raises(FileNotFoundError), storage(Path("checkpoints")):
@@ -141,7 +138,6 @@ def test_what_cannot_be_read_now_is_not_damaged(error: int) -> None:
 
 
 def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    """An empty folder, though etcd names a checkpoint there: nothing is decided until it is back."""
     root = tmp_path / "checkpoints"
     store = CheckpointStore(root)
     commits = Commits(etcd, keys, store, 0, 1, "program", "p0")
@@ -178,7 +174,6 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_new_folder_is_in_its_parent_before_the_checkpoint_counts(tmp_path: Path, synced: list[str]) -> None:
-    """A machine that stopped could lose `checkpoints/` with all that lay in it."""
     store = CheckpointStore(tmp_path / "job" / "checkpoints")
     part = store.write_part(0, 50, 0, 2, values(50))
     folders = [tmp_path, tmp_path / "job", Path(store.root), Path(store.root, "step-00000050.g0")]

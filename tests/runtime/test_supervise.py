@@ -27,7 +27,6 @@ from tests.support.waiting import until
 
 
 def test_who_is_registered_of_each_role() -> None:
-    """A frozen coordinator is replaced as others are, and one that is registered is not."""
     identities = {role: Identity(pid=pid) for pid, role in enumerate(ROLES, 1)}
     members = {f"{role}s": {"x": {"process": msgspec.to_builtins(found)}} for role, found in identities.items()}
     status = replace(JobStatus("j", "running", {}, 0, 0, 0, None), **members)
@@ -35,7 +34,6 @@ def test_who_is_registered_of_each_role() -> None:
 
 
 def test_the_last_look_waits_for_an_etcd_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job whose processes had all ended well was called failed: the only look that saw it complete had a second."""
     deadlines: list[float] = []
 
     def read(etcd: Any, keys: Any, *, deadline: float, brief: bool, begins: int) -> JobStatus:
@@ -52,7 +50,6 @@ def test_the_last_look_waits_for_an_etcd_that_is_slow(monkeypatch: pytest.Monkey
 
 
 def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped one runs, and never answers."""
     monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)
     with EmbeddedEtcd(tmp_path) as server:
         with Etcd(server.endpoints, deadline=60) as client:
@@ -75,7 +72,6 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_etcd_whose_data_are_gone_is_not_started_empty(tmp_path: Path) -> None:
-    """ "starting it again with its data", and then nobody knew the job."""
     with EmbeddedEtcd(tmp_path / "etcd") as server:
         keeper = EtcdKeeper(server, Mock())
         server.kill()

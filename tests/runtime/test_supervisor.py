@@ -128,7 +128,6 @@ def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs, monkeypat
 def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source file that is half saved at that moment, say: the job goes on without it meanwhile."""
     monkeypatch.setattr("graphft.runtime.launcher.supervisor.AT_WORK_SECONDS", 0.0)
     monkeypatch.setattr("graphft.runtime.launcher.supervisor.CANNOT_START_SECONDS", 0.1)
     stubs.code = "import time; time.sleep(600)"
@@ -154,7 +153,6 @@ def test_deaths_in_a_proof_are_counted_once_others_have_made_it(
     monkeypatch: pytest.MonkeyPatch,
     recorded: bool,
 ) -> None:
-    """A trainer that dies in it every time was started again without end."""
     monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.01)
     etcd.put(keys.run, b"this-run")
     if recorded:
@@ -178,7 +176,6 @@ def test_without_fault_tolerance_a_death_is_the_end(supervise: Any, stubs: Stubs
 def test_status_0_before_the_job_is_over_is_a_failure(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
 ) -> None:
-    """User code may end the process, before it has registered or after."""
     monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.05)
     stubs.code = ""
     supervisor = supervise(max_restarts=1)
