@@ -35,10 +35,10 @@ class JobStatus:
 
     `step` is the lowest version among the live shards, or that of the newest checkpoint where that is more: a shard
     that is being restored reports no version. In async mode `generation` counts the times that a shard went back, and
-    `checkpoint` is the lowest of the shards' own. `pservers` (by index), `trainers` and `coordinators` (by id) have registrations with reports;
-    `loading`, processes that load something before they register; `places`, processes on other machines as their
-    launchers tell: `pid` is 0 while there is no room. `etcd_full`, if its reader has asked: etcd's quota is used up,
-    the records are old, and the job waits.
+    `checkpoint` is the lowest of the shards' own. `pservers` (by index), `trainers` and `coordinators` (by id) have
+    registrations with reports; `loading`, processes that load something before they register; `places`, processes on
+    other machines as their launchers tell: `pid` is 0 while there is no room. `etcd_full`, if its reader has asked:
+    etcd's quota is used up, the records are old, and the job waits.
     """
 
     job: str
