@@ -73,16 +73,6 @@ def test_the_first_node_is_lost(saved: SlurmJob, undisturbed: Played) -> None:
     assert_trained(saved, undisturbed)
 
 
-def test_drained_before_its_time_is_over_and_queued_again(saved: SlurmJob, undisturbed: Played) -> None:
-    number = saved.submit("--nodes", "2")
-    saved.until(at(20))
-    saved.signal(number, signal.SIGUSR1, "--batch")  # as Slurm does, by --signal
-    until(lambda: saved.cluster.job_field(number, "Restarts") == "1", NODES)
-    assert "interrupted at step" in saved.said()
-    assert saved.ends(number) == "COMPLETED"
-    assert_trained(saved, undisturbed)
-
-
 SCRIPT = """
 import time
 from pathlib import Path
