@@ -32,7 +32,6 @@ from graphft.runtime.replay.command import add_parser as add_replay
 from graphft.runtime.replay.command import replay
 
 if TYPE_CHECKING:
-    from graphft.ir import Program
     from graphft.transpiler import Job
 
 
@@ -111,7 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--role", help="trainer, pserver0, pserver1, ..., coordinator (default: all)")
     show.add_argument("--passes", action="store_true", help="the programs after each pass of the transpiler")
     show.add_argument("--diff", action="store_true", help="what ft=True changes, as a diff")
-    show.add_argument("--dot", action="store_true", help="GraphViz")
     show.set_defaults(command=_show)
 
     add_replay(commands)
@@ -281,7 +279,7 @@ def _show(options: argparse.Namespace) -> int:
             print(f"===== after {stage.after or 'capture'}")
         for name, program in stage.programs.by_name().items():
             if role in (None, name):
-                _print_program(program, options)
+                print(program)
     return EXIT_OK
 
 
@@ -295,14 +293,8 @@ def _show_program(path: Path, options: argparse.Namespace) -> int:
                 rule="usage",
                 help="give the folder that Job.save or graphft launch wrote",
             )
-    _print_program(load_program(path), options)
+    print(load_program(path))
     return EXIT_OK
-
-
-def _print_program(program: Program, options: argparse.Namespace) -> None:
-    from graphft.ir.dependence import to_dot
-
-    print(to_dot(program) if options.dot else program)
 
 
 def _load_job(path: str | Path) -> Job:

@@ -91,7 +91,7 @@ def test_errors_are_raised_to_whoever_called() -> None:
     assert {place.rsplit(":", 1)[0] for place in ending} == ENDS.keys()
 
 
-REGISTRIES = {"graphft/ir/registry.py": {"_OPS", "_FAMILIES"}, "graphft/ir/verify.py": {"RULES", "JOB_RULES"}}
+REGISTRIES = {"graphft/ir/registry.py": {"_OPS"}, "graphft/ir/verify.py": {"RULES", "JOB_RULES"}}
 """They are filled when modules are imported, and do not change afterwards."""
 OF_THE_PROCESS = {
     "runtime/process/interrupts.py": {"_held"},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.capture.loss_fn import check_told, reported
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Operator, Program, Type, registry
-from graphft.ir.dependence import def_use, flow
+from graphft.ir.dependence import needed_ops
 from graphft.reducers import all_name, append_reducer, columns_of
 
 if TYPE_CHECKING:
@@ -81,17 +81,10 @@ def _result(name: str, type: Type, what: str) -> GraphftError:
 
 def forward_only(program: Program, results: Collection[str] = ()) -> Program:
     """Returns a copy without the ops that no result (by default the loss, and what is beside it) depends on."""
-    new, step = program.clone(), program.blocks["step"]
-    graph = flow(def_use(step))
+    new = program.clone()
     results = set(results or reported(program))
-    needed, open_ops = set[int](), [i for i, op in enumerate(step.ops) if results.intersection(op.writes)]
-    while open_ops:
-        index = open_ops.pop()
-        if index not in needed:
-            needed.add(index)
-            open_ops += graph.predecessors(index) if index in graph else ()
     block = new.blocks["step"]
-    block.ops = [op for i, op in enumerate(block.ops) if i in needed]
+    block.ops = needed_ops(block, results)
     used = results.union(*({*op.reads, *op.writes} for op in block.ops))
     for name in [v.name for v in new.variables.values() if v.name not in used and v.kind is not Kind.INPUT]:
         del new.variables[name]

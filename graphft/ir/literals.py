@@ -1,8 +1,4 @@
-"""Dimensions and literals as they stand in a program, and what they are in torch.
-
-Roles need these to run a program. What infers types (`graphft.ir.symbolic`) loads parts of torch that take a second to
-import, and only who builds or rewrites a program needs it.
-"""
+"""Dimensions and literals as they stand in a program, and what they are in torch."""
 
 from __future__ import annotations
 

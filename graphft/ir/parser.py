@@ -1,50 +1,32 @@
 """Reads a program's text back: `parse(format_program(p)) == p`. The grammar stands in `graphft.ir.printer`.
 
-A recursive-descent parser over lines. Text may come from anywhere: nothing of it is evaluated, and every error
-says where it is.
+Text may come from anywhere: nothing of it is evaluated, and every error says where it is.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from graphft.errors import GraphftError
 from graphft.ir import Arg, Block, Dim, Kind, Operator, Program, Ref, Sym, Type, Variable
-from graphft.ir.printer import DIM, LABEL, NAME, SYMBOL
+from graphft.ir.printer import DIM, LABEL, NAME
 
 MAX_DEPTH = 64
 """Tuples nested deeper than this are refused (the parser recurses)."""
 
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[[^\]]*\]|%?[A-Za-z0-9_.@/+-]+|#.*|\S')
 _INTEGER = re.compile(r"-?[0-9]+")
-_NUMBER = re.compile(r"-?(?:inf|nan|[0-9]+(\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?![A-Za-z0-9_.@/:-])")
-_OP_START = re.compile(r"[%_]|[A-Za-z_][A-Za-z0-9_.]*[ \t]*\(")
-_RESULT_START = re.compile(r"%|_(?![A-Za-z0-9_.]*[ \t]*\()")
-_BLOCK_START = re.compile(r"block[ \t]+[^ \t(]")
-_SPACE = re.compile(r"[ \t]*(?:#.*)?")
-_FOUND = re.compile(r"%?[A-Za-z0-9_.@/-]+|.")
+_FLOAT = re.compile(r"-?(?:inf|nan|[0-9]+(\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
+_SYMBOL = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@/-]*")
 _WORDS = {"true": True, "false": False, "none": None}
 _KINDS = {k.value: k for k in Kind}
 _STRINGS = json.JSONDecoder(strict=False)
 
 
 class ParseError(GraphftError):
-    """Text that is no program. `line` and `column` count from 1."""
-
-    def __init__(self, message: str, *, source: str, line: int, column: int, text: str) -> None:
-        self.source, self.line, self.column, self.text = source, line, column, text
-        super().__init__(message, rule="syntax", help="docs/language.md shows the form of a program")
-
-    def render(self) -> str:
-        gutter = " " * len(f" {self.line:3d}")
-        pointer = re.sub(r"[^\t]", " ", self.text[: self.column - 1]) + "^"
-        return (
-            f"error[{self.rule}]: {self.message}\n"
-            f"  --> {self.source}:{self.line}:{self.column}\n"
-            f" {self.line:3d} | {self.text}\n"
-            f"{gutter} | {pointer}\n"
-            f"help: {self.help}"
-        )
+    """Text that is no program. The message begins with source, line and column, which count from 1."""
 
 
 def parse(text: str, source: str = "<text>") -> Program:
@@ -54,241 +36,196 @@ def parse(text: str, source: str = "<text>") -> Program:
     """
     program: Program | None = None
     block: Block | None = None
-    lines = text.split("\n")
-    for number, content in enumerate(lines, 1):
-        line = _Line(content.removesuffix("\r"), number, source)
-        if line.at_end():
+    for number, content in enumerate(text.split("\n"), 1):
+        line = _Line(content, f"{source}:{number}")
+        if not line.tokens:
             continue
         if program is None:
-            program = line.header()
-        elif line.starts(_BLOCK_START):
+            line.need("program")
+            program = Program(line.label(), line.attrs())
+        elif line.take("block"):
             block = line.block_head(program)
-        elif line.starts(_OP_START):
-            if block is None:
-                raise line.error("an op stands outside of any block: put `block step:` on a line before it")
-            block.ops.append(line.operator(program))
-        elif block is not None:
-            raise line.error("expected an op or a block: declarations stand before the first block")
-        else:
+        elif line.next in _KINDS and line.tokens[1:] and line.tokens[1][0].startswith("%"):
+            if block is not None:
+                raise line.error("an op or a block (declarations stand before the first block)")
             line.declaration(program)
-        line.end()
+        elif block is None:
+            raise line.error(f"a block or a declaration ({', '.join(_KINDS)})")
+        else:
+            block.ops.append(line.operator(program))
+        if line.next:
+            raise line.error("the end of the line")
     if program is None:
-        raise _Line(lines[-1], len(lines), source).error("expected `program NAME`, got the end of the text")
+        raise _Line("", f"{source}:1").error("`program NAME`")
     return program
 
 
 class _Line:
-    """One line, and how far it has been read."""
+    """The tokens of one line, each with its column, and how many have been read."""
 
-    def __init__(self, text: str, number: int, source: str) -> None:
-        self.text, self.number, self.source, self.at = text, number, source, 0
+    def __init__(self, text: str, place: str) -> None:
+        self.text, self.place, self.at = text, place, 0
+        self.tokens = [(m[0], m.start()) for m in _TOKEN.finditer(text) if not m[0].startswith("#")]
 
     # -- the grammar's rules --------------------------------------------------------------------------------------
 
-    def header(self) -> Program:
-        if not self.word("program"):
-            raise self.error(f"expected `program NAME`, got {self.found()}")
-        return Program(self.label("the program's name"), self.attrs())
-
-    def starts(self, pattern: re.Pattern[str]) -> bool:
-        return pattern.match(self.text, self.at) is not None
-
     def block_head(self, program: Program) -> Block:
-        self.word("block")
-        start = self.skip()
-        name = self.label("the block's name")
-        if name in program.blocks:
-            raise self.error(f"block {name} stands here a second time", at=start)
+        name = self.label(unless=program.blocks)
         block = program.block(name)
         block.attrs = self.attrs()
-        self.need(":", "':' after the block's head")
+        self.need(":")
         return block
 
     def declaration(self, program: Program) -> None:
-        start = self.skip()
-        kind = self.match(NAME)
-        if kind not in _KINDS:
-            self.at = start
-            raise self.error(f"expected an op, a block or a declaration ({', '.join(_KINDS)}), got {self.found()}")
-        start = self.skip()
-        name = self.variable()
-        self.need(":", "':' and the variable's type")
-        if name in program.variables:
-            raise self.error(f"variable %{name} is declared twice", at=start)
-        program.variables[name] = Variable(name, self.type(), _KINDS[kind], self.attrs(), program)
+        kind = _KINDS[self.read("a kind")]
+        name = self.variable(unless=program.variables)
+        self.need(":")
+        program.variables[name] = Variable(name, self.type(), kind, self.attrs(), program)
 
     def operator(self, program: Program) -> Operator:
         outputs: list[str | None] = []
-        if self.starts(_RESULT_START):
+        while self.next == "_" or self.next.startswith("%"):
             outputs.append(self.result(program))
-            while self.take(","):
-                outputs.append(self.result(program))
-            self.need("=", "'=' or ',' after a result")
-        op = self.match(NAME)
-        if not op:
-            raise self.error(f"expected the name of an op, got {self.found()}")
-        self.need("(", f"'(' after {op}")
-        args = self.values(")", 0)[0]
-        return Operator(op, args, self.attrs(), tuple(outputs))
+            if not self.take(","):
+                self.need("=")
+                break
+        op = self.read("the name of an op", NAME)
+        self.need("(")
+        return Operator(op, self.values(0), self.attrs(), tuple(outputs))
 
     def result(self, program: Program) -> str | None:
-        start = self.skip()
-        if self.word("_"):
+        if self.take("_"):
             return None
         name = self.variable()
         if self.take(":"):
-            var = Variable(name, self.type(), Kind.TEMP, {}, program)
-            known = program.variables.setdefault(name, var)
-            if known.type != var.type:
-                raise self.error(f"%{name} is {var.type} here, but {known.type} where it was declared", at=start)
+            start, type = self.at, self.type()
+            known = program.variables.setdefault(name, Variable(name, type, Kind.TEMP, {}, program))
+            if known.type != type:
+                self.at = start
+                raise self.error(f"{known.type}, as %{name} was declared")
         return name
 
-    def variable(self) -> str:
-        self.need("%", "a variable (%name)")
-        name = LABEL.match(self.text, self.at)
-        if name is None:
-            raise self.error("expected a name after %, of letters, digits and _ . @ / -")
-        self.at = name.end()
-        return name[0]
+    def variable(self, unless: Any = ()) -> str:
+        if not self.next.startswith("%") or not LABEL.fullmatch(self.next[1:]):
+            raise self.error("a variable, % and letters, digits and _ . @ / -")
+        if self.next[1:] in unless:
+            raise self.error("another name: this one is declared already")
+        return self.read("")[1:]
 
     def type(self) -> Type:
-        dtype = self.match(NAME)
-        if not dtype:
-            raise self.error(f"expected a type such as float32[batch, 8], got {self.found()}")
-        if not self.take("["):
+        dtype = self.read("a type such as float32[batch, 8]", NAME)
+        if not self.next.startswith("["):
             return Type(dtype)
+        if not self.next.endswith("]"):
+            raise self.error("a shape such as [batch, 8]")
         dims: list[Dim] = []
-        while not self.take("]"):
-            if dims:
-                self.need(",", "',' or ']' after a dimension")
-            dims.append(self.dim())
+        for text in _dims(self.next[1:-1]):
+            if not DIM.fullmatch(text):
+                raise self.error("dimensions: numbers, or expressions such as 2*batch")
+            dims.append(self.number(text) if _INTEGER.fullmatch(text) else text)
+        self.at += 1
         return Type(dtype, tuple(dims))
-
-    def dim(self) -> Dim:
-        start = end = self.skip()
-        depth = 0
-        while end < len(self.text) and (depth or self.text[end] not in ",]"):
-            depth += {"(": 1, ")": -1}.get(self.text[end], 0)
-            end += 1
-        text = self.text[start:end].strip()
-        if not DIM.fullmatch(text):
-            raise self.error(f"expected a dimension: a number, or an expression such as 2*batch, got {self.found()}")
-        self.at = end
-        return self.integer(text, start) if _INTEGER.fullmatch(text) else text
 
     def attrs(self) -> dict[str, Arg]:
         found: dict[str, Arg] = {}
-        if not self.take("{"):
-            return found
-        while not self.take("}"):
-            if found:
-                self.need(",", "',' or '}' after an attribute")
-            start = self.skip()
-            name = self.label("an attribute's name")
-            if name in found:
-                raise self.error(f"attribute {name} is given twice", at=start)
-            self.need("=", f"'=' after {name}")
-            found[name] = self.value(0)
+        if self.take("{"):
+            while not self.take("}"):
+                name = self.label(unless=found)
+                self.need("=")
+                found[name] = self.value(0)
+                if self.next != "}":
+                    self.need(",")
         return found
 
-    def values(self, end: str, depth: int) -> tuple[tuple[Arg, ...], bool]:
-        """Values up to `end`, and whether a comma stands behind the last one."""
+    def values(self, depth: int) -> tuple[Arg, ...]:
+        """Reads up to the closing parenthesis; inside of a value, one value without a comma is no tuple."""
         found: list[Arg] = []
-        comma = False
-        while not self.take(end):
-            if found and not comma:
-                raise self.error(f"expected ',' or {end!r}, got {self.found()}")
+        while not self.take(")"):
             found.append(self.value(depth))
-            comma = self.take(",")
-        return tuple(found), comma
+            if self.next != ")" or (depth and len(found) == 1):
+                self.need(",")
+        return tuple(found)
 
     def value(self, depth: int) -> Arg:
-        start = self.skip()
-        if self.text[start : start + 1] == "%":
-            return Ref(self.variable())
-        if self.text[start : start + 1] == '"':
-            return self.string()
         if self.take("("):
             if depth == MAX_DEPTH:
-                raise self.error(f"tuples are nested more than {MAX_DEPTH} deep", at=start)
-            values, comma = self.values(")", depth + 1)
-            if len(values) == 1 and not comma:
-                raise self.error("a value in parentheses is no tuple: write (value,) with a comma", at=start)
-            return values
-        number = self.match(_NUMBER)
-        if number:
-            return self.integer(number, start) if _INTEGER.fullmatch(number) else float(number)
-        symbol = self.match(SYMBOL)
-        if not symbol:
-            raise self.error(f"expected a value, got {self.found()}")
+                raise self.error(f"tuples nested at most {MAX_DEPTH} deep")
+            return self.values(depth + 1)
+        if self.next.startswith("%"):
+            return Ref(self.variable())
+        if self.next.startswith('"'):
+            return self.label()
+        if _INTEGER.fullmatch(self.next):
+            number = self.number(self.next)
+            self.at += 1
+            return number
+        if _FLOAT.fullmatch(self.next):
+            return float(self.read(""))
+        symbol = self.read("a value", _SYMBOL)
         return _WORDS[symbol] if symbol in _WORDS else Sym(symbol)
 
-    def integer(self, text: str, start: int) -> int:
+    def number(self, text: str) -> int:
         try:
             return int(text)
         except ValueError:  # Python bounds the digits that it reads
-            raise self.error(f"a number of {len(text)} digits is too long", at=start) from None
+            raise self.error("a number of fewer digits") from None
 
-    def string(self) -> str:
-        try:
-            text, self.at = _STRINGS.raw_decode(self.text, self.at)
-        except json.JSONDecodeError as error:
-            raise self.error(f"this is no string of JSON: {error.msg}", at=error.pos) from None
-        return str(text)
+    def label(self, unless: Any = ()) -> str:
+        """A name, or a string."""
+        text = self.next
+        if text.startswith('"'):
+            try:
+                text = _STRINGS.decode(text)
+            except json.JSONDecodeError as error:
+                raise self.error(f"a string of JSON ({error.msg})") from None
+        elif not LABEL.fullmatch(text):
+            raise self.error("a name")
+        if text in unless:
+            raise self.error("another name: this one stands here already")
+        self.at += 1
+        return text
 
-    def label(self, what: str) -> str:
-        if self.text[self.skip() :][:1] == '"':
-            return self.string()
-        found = self.match(LABEL)
-        if not found:
-            raise self.error(f"expected {what}, got {self.found()}")
+    # -- tokens ---------------------------------------------------------------------------------------------------
+
+    @property
+    def next(self) -> str:
+        """The next token; "" at the end."""
+        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
+
+    def take(self, token: str) -> bool:
+        """Reads `token` if it is the next one."""
+        found = self.next == token
+        self.at += found
         return found
 
-    # -- characters -----------------------------------------------------------------------------------------------
+    def need(self, token: str) -> None:
+        if not self.take(token):
+            raise self.error(f"`{token}`")
 
-    def skip(self) -> int:
-        """Skips blanks and a comment; returns the position."""
-        space = _SPACE.match(self.text, self.at)
-        self.at = space.end() if space else self.at
-        return self.at
+    def read(self, what: str, pattern: re.Pattern[str] = _TOKEN) -> str:
+        token = self.next
+        if not pattern.fullmatch(token):
+            raise self.error(what)
+        self.at += 1
+        return token
 
-    def at_end(self) -> bool:
-        return self.skip() == len(self.text)
+    def error(self, expected: str) -> ParseError:
+        found = repr(self.next) if self.next else "the end of the line"
+        column = self.tokens[self.at][1] if self.next else len(self.text)
+        return ParseError(
+            f"{self.place}:{column + 1}: expected {expected}, got {found}\n  {self.text}",
+            rule="syntax",
+            help="docs/language.md shows the form of a program",
+        )
 
-    def match(self, pattern: re.Pattern[str]) -> str:
-        """Reads what `pattern` matches here; '' when it does not."""
-        found = pattern.match(self.text, self.skip())
-        if found is None:
-            return ""
-        self.at = found.end()
-        return found[0]
 
-    def take(self, char: str) -> bool:
-        if not self.text.startswith(char, self.skip()):
-            return False
-        self.at += len(char)
-        return True
-
-    def word(self, word: str) -> bool:
-        """Reads `word` if it stands here whole."""
-        start = self.skip()
-        if self.match(LABEL) == word:
-            return True
-        self.at = start
-        return False
-
-    def need(self, char: str, what: str) -> None:
-        if not self.take(char):
-            raise self.error(f"expected {what}, got {self.found()}")
-
-    def end(self) -> None:
-        if not self.at_end():
-            raise self.error(f"expected the end of the line, got {self.found()}")
-
-    def found(self) -> str:
-        token = _FOUND.match(self.text, self.skip())
-        return repr(token[0]) if token else "the end of the line"
-
-    def error(self, message: str, at: int | None = None) -> ParseError:
-        column = (self.skip() if at is None else at) + 1
-        return ParseError(message, source=self.source, line=self.number, column=column, text=self.text)
+def _dims(text: str) -> list[str]:
+    """Splits a shape at the commas that stand in no parentheses."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts] if text.strip() else []

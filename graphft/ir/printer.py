@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 LABEL = re.compile(r"[A-Za-z0-9_.@/-]+")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-SYMBOL = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@/:-]*")
 DIM = re.compile(r"[A-Za-z0-9_+*/%(). ,-]+")
-KEYWORDS = frozenset({"true", "false", "none", "inf", "nan"})
-"""Words that a symbol must not be."""
 
 
 def format_program(program: Program) -> str:

@@ -1,9 +1,4 @@
-"""The program: variables, and named blocks of operators.
-
-A `Program` is what a user builds, what passes rewrite, and what a role executes. It is plain data: it knows no
-kernel, no clock and no address. Everything here prints (`graphft.ir.printer`), parses back (`graphft.ir.parser`) and
-is checked (`graphft.ir.verify`).
-"""
+"""The program: variables, and named blocks of operators. A user builds it, passes rewrite it, a role executes it."""
 
 from __future__ import annotations
 
@@ -13,12 +8,17 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from graphft.capture.locations import user_line
 from graphft.errors import ProgramError
 from graphft.ir import printer, registry
 from graphft.ir.types import Arg, Dim, Kind, Ref, Type, refs, same
 
 if TYPE_CHECKING:
     import torch
+
+
+def _equal(a: object, b: object, *fields: str) -> bool:
+    return type(a) is type(b) and all(same(getattr(a, field), getattr(b, field)) for field in fields)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,13 +32,7 @@ class Variable:
     program: Program | None = field(default=None, repr=False)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Variable)
-            and self.name == other.name
-            and self.type == other.type
-            and self.kind is other.kind
-            and same(self.attrs, other.attrs)
-        )
+        return _equal(self, other, "name", "type", "kind", "attrs")
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -74,15 +68,13 @@ class Operator:
     loc: str = ""
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Operator)
-            and self.type == other.type
-            and self.outputs == other.outputs
-            and same(self.args, other.args)
-            and same(registry.given_attrs(self), registry.given_attrs(other))
-        )
+        return _equal(self, other, "type", "outputs", "args", "given_attrs")
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def given_attrs(self) -> dict[str, Arg]:
+        return registry.given_attrs(self)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -120,9 +112,7 @@ class Block:
         sequence with None for unwanted ones); by default they get fresh names. Raises ProgramError when the op
         is unknown, an argument has the wrong type, or shapes do not fit; the program is then unchanged.
         """
-        from graphft.capture import locations  # which loads torch
-
-        loc = loc or locations.user_line(sys._getframe(1))
+        loc = loc or user_line(sys._getframe(1))
         op = Operator(type, tuple(map(_to_arg, args)), {k: _to_arg(v) for k, v in attrs.items()}, (), loc)
         types = registry.infer(op, self)
         names = [outputs] if isinstance(outputs, str) else list(outputs) if outputs is not None else None
@@ -147,12 +137,7 @@ class Block:
         return None if not created else created[0] if len(created) == 1 else tuple(created)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Block)
-            and self.name == other.name
-            and same(self.attrs, other.attrs)
-            and self.ops == other.ops
-        )
+        return _equal(self, other, "name", "attrs", "ops")
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -197,7 +182,7 @@ class Program:
         self.blocks: dict[str, Block] = {}
         self.values: dict[str, torch.Tensor] = {}
         self.origin: Any = None
-        """What `build` captured it from (`capture.model.Origin`); one that was read from a file has none."""
+        """The `capture.model.Origin` that `build` captured it from; one that was read from a file has none."""
         self.loaded = False
         """True if other weights were loaded into it than `build` copied."""
         self.loaded_whole = False
@@ -256,14 +241,8 @@ class Program:
         return new
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Program)
-            and self.name == other.name
-            and same(self.attrs, other.attrs)
-            and self.variables == other.variables
-            and list(self.blocks) == list(other.blocks)
-            and all(self.blocks[n] == other.blocks[n] for n in self.blocks)
-        )
+        ordered = isinstance(other, Program) and [*self.blocks] == [*other.blocks]
+        return ordered and _equal(self, other, "name", "attrs", "variables", "blocks")
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -4,10 +4,9 @@
     def sgd(ctx, param: Tensor, grad: Tensor, lr: Tensor, *, momentum: float = 0.0):
         '''One step of stochastic gradient descent ...'''
 
-The function *is* the kernel. Its positional parameters after `ctx` are the op's operand slots (`*name` a
-variadic one), its keyword-only parameters are the attributes with their types and defaults, its docstring is
-the op reference. A kernel with `**options` has the attributes of a dataclass: `op(..., attrs=attributes_of(SGD))`.
-Families of ops that share one definition (`aten.*`) register a resolver for their prefix.
+The function *is* the kernel. Its positional parameters after `ctx` are the op's operand slots (`*name` a variadic
+one), its keyword-only parameters the attributes, its docstring is the op reference. A kernel with `**options` has the
+attributes of a dataclass: `op(..., attrs=attributes_of(SGD))`. Families (`aten.*`, `prim.*`) have `define(name)`.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ import typing
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from graphft.errors import ProgramError
 from graphft.ir.types import Ref, Type, refs, same
@@ -87,7 +88,6 @@ class OpDef:
 
 
 _OPS: dict[str, OpDef] = {}
-_FAMILIES: dict[str, Callable[[str], OpDef | None]] = {}
 
 
 def op(
@@ -99,8 +99,7 @@ def op(
     effect: bool = False,
     attrs: Sequence[Attr] = (),
 ) -> Callable[[Kernel], Kernel]:
-    """Registers the decorated kernel as op `name`. `infer` gives the result types, or is a function of (operator,
-    block) that does."""
+    """Registers the decorated kernel as op `name`. `infer` is the result types, or a function of (operator, block)."""
 
     def register(kernel: Kernel) -> Kernel:
         slots, own = _signature(kernel)
@@ -136,24 +135,14 @@ def attributes_of(options: type, without: Container[str] = ()) -> tuple[Attr, ..
     )
 
 
-def family(prefix: str, resolver: Callable[[str], OpDef | None]) -> None:
-    """Ops named `prefix.*` are defined on first use by `resolver(name)`, which answers None for an unknown one.
-
-    The prefix `*` stands for every other one.
-    """
-    _FAMILIES[prefix] = resolver
-
-
 def get(name: str) -> OpDef | None:
     """The definition of op `name`, or None. The first call imports graphft's own ops."""
     if name not in _OPS:
-        importlib.import_module("graphft.ops")
-        resolver = _FAMILIES.get(name.split(".", 1)[0], _FAMILIES.get("*")) if "." in name else None
-        found = resolver(name) if resolver else None
-        if found is None:
-            return None
-        _OPS[name] = found
-    return _OPS[name]
+        ops = importlib.import_module("graphft.ops")
+        family = ops.prim if name.startswith("prim.") else ops.aten
+        if "." in name and (found := family.define(name)) is not None:
+            _OPS[name] = found
+    return _OPS.get(name)
 
 
 def require(op: Operator, block: Block | None = None, index: int | None = None) -> OpDef:
@@ -172,7 +161,7 @@ def require(op: Operator, block: Block | None = None, index: int | None = None) 
 
 
 def own_ops() -> list[OpDef]:
-    """Definitions registered one by one (not through a family), by family and name: for the op reference."""
+    """Definitions registered one by one, by family and name: for the op reference."""
     importlib.import_module("graphft.ops")
     return sorted((d for d in _OPS.values() if "." not in d.name), key=lambda d: (d.family, d.name))
 
@@ -236,28 +225,12 @@ def check_operands(op: Operator, block: Block, definition: OpDef) -> None:
         if name not in known:
             help = f"its attributes are {', '.join(known) or 'none'}"
             raise fail("attribute", f"has no attribute {name}", help)
-        if not conforms(value, known[name].type):
-            wanted = getattr(known[name].type, "__name__", str(known[name].type))
-            raise fail("attribute-type", f"takes {name} of type {wanted}, got {value!r}", "correct the attribute")
+        try:
+            msgspec.convert(value, known[name].type)
+        except msgspec.ValidationError as error:
+            raise fail("attribute-type", f"has {name} = {value!r}: {error}", "correct the attribute") from None
     if missing := [a.name for a in definition.attrs if a.required and a.name not in op.attrs]:
         raise fail("attribute", f"needs attribute {', '.join(missing)}", f"add {missing[0]}=...")
-
-
-def conforms(value: Any, annotation: Any) -> bool:
-    """True if an attribute value is of the annotated type (int counts as float, bool not as int)."""
-    origin, params = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Any:
-        return True
-    if origin is typing.Literal:
-        return value in params
-    if origin is tuple:
-        if params[-1] is Ellipsis:
-            params = (params[0],) * len(value) if isinstance(value, tuple) else ()
-        return isinstance(value, tuple) and len(value) == len(params) and all(map(conforms, value, params))
-    if origin is not None:  # a union
-        return any(conforms(value, p) for p in params)
-    types = (int, float) if annotation is float else annotation
-    return isinstance(value, types) and (annotation is bool or not isinstance(value, bool))
 
 
 def _signature(kernel: Kernel) -> tuple[tuple[Slot, ...], tuple[Attr, ...]]:

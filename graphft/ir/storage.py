@@ -26,12 +26,10 @@ _AGAIN = "save the program again, or copy the folder again"
 
 
 def save_program(program: Program, path: str | os.PathLike[str], *, sealed: bool = False) -> None:
-    """Writes `program` into directory `path`, replacing the program that is there.
+    """Writes `program` into directory `path`, replacing the program that is there. `sealed`: its text is not edited.
 
     Raises GraphftError, and leaves `path` as it was, when the program does not read back, a value cannot be saved,
     or `path` holds anything but a saved program.
-
-    `sealed`: its text is not to be edited.
     """
     target, text = Path(path).absolute(), format_program(program)
     _check_target(target)
@@ -72,7 +70,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
         raise GraphftError(
             f"cannot load a program from {directory}: {error}",
             rule="load",
-            help=f"give the directory that Program.save wrote, with {TEXT} and {VALUES}",
+            help=f"give the directory that save_program wrote, with {TEXT} and {VALUES}",
         ) from error
     except GraphftError as error:
         raise GraphftError(f"{directory / VALUES} is damaged: {error.message}", rule="load", help=_AGAIN) from error
@@ -108,5 +106,5 @@ def _check_text(text: str, program: Program) -> None:
     raise GraphftError(
         f"program '{program.name}' cannot be saved: {reason}",
         rule="save",
-        help="graphft.ir.verify names what cannot be printed (rule unprintable)",
+        help="names have letters, digits and _ . @ / -; values are None, bool, int, float, str, Sym, Ref or tuples",
     )

@@ -1,8 +1,4 @@
-"""Between a program's types and torch: named dimensions as symbolic integers, variables as fake tensors.
-
-A `Symbols` is one world of named dimensions. It turns `float32[batch, 8]` into a tensor without data whose first
-size is the symbol `batch`, and prints the sizes of what torch infers from it as expressions over the names.
-"""
+"""Between a program's types and torch: named dimensions as symbolic integers, variables as fake tensors."""
 
 from __future__ import annotations
 
@@ -179,29 +175,11 @@ def _like_input(mode: FakeTensorMode, func: Any, grad: Tensor, input: Tensor, *o
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-def _grouped_mm(
-    mode: FakeTensorMode, func: Any, a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
-) -> Any:
-    """Rows of `a` in groups that end at `offs`, each times a matrix of `b`.
-
-    Torch's own kernel for tensors without data takes bfloat16 alone, as CUDA does; the CPU takes float32, too. And it
-    looks at strides, which a program's types do not have: inference takes a transposed operand for a contiguous one.
-    """
-    if a.device.type != "cpu":
-        return NotImplemented
-    if a.dim() == 2:
-        size = [a.size(0), b.size(-1)] if b.dim() == 3 or offs is None else [offs.size(0), a.size(0), b.size(1)]
-    else:
-        size = [a.size(1), b.size(1)] if b.dim() == 2 else [a.size(0), a.size(1), b.size(-1)]
-    return a.new_empty(size, dtype=out_dtype or a.dtype)
-
-
 def _register_missing() -> None:
     """Registers the kernels above with torch, each once, but for those that torch has itself."""
     for name, overload, kernel in (
         ("_ctc_loss", "Tensor", _ctc_loss),
         ("_ctc_loss_backward", "Tensor", _like_input),
-        ("_grouped_mm", "default", _grouped_mm),
         ("multi_margin_loss_backward", "default", _like_input),
         ("multilabel_margin_loss_backward", "default", _like_input),
     ):

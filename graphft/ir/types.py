@@ -1,4 +1,4 @@
-"""What a program is made of: types, kinds of variables, operands and literals."""
+"""The parts of a program: types, kinds of variables, operands and literals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Type:
 
 
 class Kind(enum.Enum):
-    """Where a variable's value comes from, and who owns it."""
+    """Says of a variable's value who owns it, and how it comes about."""
 
     INPUT = "input"  # fed at each step, or read by read_chunk
     PARAM = "param"  # trainable: has a gradient, is evolved by an optimizer; lives on pservers

@@ -10,18 +10,12 @@ A rule is a generator of `Diagnostic`s; a test breaks each. The package that mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from graphft.errors import GraphftError, ProgramError
-from graphft.ir import GRAD, Block, Kind, Operator, Program, Ref, Sym, Type, refs, registry
-from graphft.ir.dependence import def_use, flow
-from graphft.ir.printer import DIM, KEYWORDS, LABEL, NAME, SYMBOL
-
-Programs = Mapping[str, Program]
-Checked = TypeVar("Checked", Program, Programs)
-Check = Callable[[Checked], Iterator["Diagnostic"]]
+from graphft.ir import Block, Kind, Operator, Program, Type, registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +34,12 @@ class Diagnostic:
         return f"error[{self.rule}]: {self.message}" + f" ({where})" * bool(where)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule(Generic[Checked]):
+class Rule(NamedTuple):
     """A named rule, over a program or over all programs of a job, by name (`trainer`, `pserver0` ...)."""
 
     id: str
     description: str
-    check: Check[Checked]
+    check: Callable[[Any], Iterator[Diagnostic]]
 
 
 class VerificationError(ProgramError):
@@ -71,30 +64,24 @@ class VerificationError(ProgramError):
         return "\n".join(lines)
 
 
-RULES: list[Rule[Program]] = []
-JOB_RULES: list[Rule[Programs]] = []
+RULES: list[Rule] = []
+JOB_RULES: list[Rule] = []
+Checker = TypeVar("Checker", bound=Callable[[Any], Iterator[Diagnostic]])
 
 
-def rule(id: str, description: str) -> Callable[[Check[Program]], Check[Program]]:
+def rule(id: str, description: str, rules: list[Rule] = RULES) -> Callable[[Checker], Checker]:
     """Adds the decorated check to the rules of every program."""
 
-    def add(check: Check[Program]) -> Check[Program]:
-        RULES.append(Rule(id, description, check))
+    def add(check: Checker) -> Checker:
+        rules.append(Rule(id, description, check))
         return check
 
     return add
 
 
-def job_rule(id: str, description: str) -> Callable[[Check[Programs]], Check[Programs]]:
+def job_rule(id: str, description: str) -> Callable[[Checker], Checker]:
     """Adds the decorated check to the rules across the programs of a job."""
-
-    def add(check: Check[Programs]) -> Check[Programs]:
-        if any(r.id == id for r in JOB_RULES):
-            raise ValueError(f"rule {id} is defined twice")
-        JOB_RULES.append(Rule(id, description, check))
-        return check
-
-    return add
+    return rule(id, description, JOB_RULES)
 
 
 def check(program: Program, *, require_values: bool = False) -> list[Diagnostic]:
@@ -120,64 +107,6 @@ def verify_job(programs: Mapping[str, Program]) -> None:
         raise VerificationError(found, f"job of programs {', '.join(programs)}")
 
 
-# -- form ---------------------------------------------------------------------------------------------------------
-
-
-@rule("unprintable", "names, types and literals are such that the printed program reads back")
-def _unprintable(program: Program) -> Iterator[Diagnostic]:
-    def bad(what: str, block: Block | None = None, index: int | None = None) -> Diagnostic:
-        help = "names have letters, digits and _ . @ / -; values are None, bool, int, float, str, Sym, Ref or tuples"
-        return Diagnostic("unprintable", f"{what} cannot be printed", help, block, index)
-
-    for v in program.variables.values():
-        if not LABEL.fullmatch(v.name):
-            yield bad(f"variable name {v.name!r}")
-        if not _printable_type(v.type):
-            yield bad(f"%{v.name} has type {v.type}, which")
-        yield from (bad(f"{what} of %{v.name}") for what in _not_literals(v.attrs))
-    yield from (bad(f"{what} of program {program.name}") for what in _not_literals(program.attrs))
-    for block in program.blocks.values():
-        yield from (bad(f"{what} of block {block.name}", block) for what in _not_literals(block.attrs))
-        for i, op in enumerate(block.ops):
-            if not NAME.fullmatch(op.type):
-                yield bad(f"op name {op.type!r}", block, i)
-            yield from (bad(f"{what} of {op.type}", block, i) for what in _not_literals({"": op.args, **op.attrs}))
-
-
-def _not_literals(attrs: Mapping[str, Any]) -> Iterator[str]:
-    """Describes what the grammar cannot write among attributes; those of no name are an op's operands."""
-    for name, value in attrs.items():
-        stack = [value]
-        while stack:
-            item = stack.pop()
-            if isinstance(item, tuple):
-                stack += item
-            elif not _is_literal(item):
-                yield f"{type(item).__name__} {item!r} in {name or 'the operands'}"
-
-
-def _is_literal(value: Any) -> bool:
-    if isinstance(value, Sym):
-        return SYMBOL.fullmatch(value.name) is not None and value.name not in KEYWORDS
-    if isinstance(value, Ref):
-        return LABEL.fullmatch(value.name) is not None
-    return type(value) in (type(None), bool, int, float, str)
-
-
-def _printable_type(type: Type) -> bool:
-    dims = type.shape or ()
-    return NAME.fullmatch(type.dtype) is not None and all(isinstance(d, int) or DIM.fullmatch(d) for d in dims)
-
-
-@rule("redeclared", "a variable or block stands under its own name, once")
-def _redeclared(program: Program) -> Iterator[Diagnostic]:
-    for what, table in (("variable", program.variables), ("block", program.blocks)):
-        for key, item in table.items():
-            if item.name != key:
-                message = f"{what} {item.name} stands under the name {key}: it is declared twice"
-                yield Diagnostic("redeclared", message, "declare each once, by program.variable() or program.block()")
-
-
 # -- ops against their definitions --------------------------------------------------------------------------------
 
 
@@ -187,47 +116,27 @@ def _ops(program: Program) -> Iterator[tuple[Block, int, Operator]]:
             yield block, i, op
 
 
-@rule("unknown-op", "every op has a definition")
-def _unknown_op(program: Program) -> Iterator[Diagnostic]:
-    for block, i, op in _ops(program):
-        try:
-            registry.require(op, block, i)
-        except ProgramError as error:
-            yield Diagnostic(error.rule, error.message, error.help, block, i)
-
-
-@rule("undeclared", "every operand and result is declared")
-def _undeclared(program: Program) -> Iterator[Diagnostic]:
-    for block, i, op in _ops(program):
-        for verb, names in (("reads", op.reads), ("writes", op.writes)):
-            for name in names:
-                if name not in program.variables:
-                    message = f"{op.type} {verb} %{name}, which is not declared"
-                    help = "declare it at the top, or give its type where an op produces it"
-                    yield Diagnostic("undeclared", message, help, block, i)
-
-
 @rule("definition", "operands, attributes and results are those of the op's definition; each finding has its own rule")
 def _definition(program: Program) -> Iterator[Diagnostic]:
-    declared = program.variables.keys()
     for block, i, op in _ops(program):
-        definition = registry.get(op.type)
-        if definition is not None and declared >= {*op.reads, *op.writes}:
-            try:
-                yield from _results(op, block, i, registry.infer(op, block))
-            except GraphftError as error:
-                yield Diagnostic(error.rule or "type-mismatch", error.message, error.help, block, i)
+        try:
+            yield from _results(op, block, i, registry.infer(op, block))
+        except GraphftError as error:
+            yield Diagnostic(error.rule or "type-mismatch", error.message, error.help, block, i)
 
 
-def _results(op: Operator, block: Block, index: int, types: Any) -> Iterator[Diagnostic]:
+def _results(op: Operator, block: Block, index: int, types: Sequence[Type]) -> Iterator[Diagnostic]:
     if len(types) != len(op.outputs):
         message = f"{op.type} has {len(types)} results, here it is given {len(op.outputs)} names"
         yield Diagnostic("results", message, "name each result, or write _ for one not wanted", block, index)
         return
     for name, inferred in zip(op.outputs, types, strict=True):
-        declared = block.program.variables[name].type if name is not None else inferred
-        if not _same_type(declared, inferred):
-            message = f"%{name} is declared {declared}, but {op.type} gives {inferred}"
+        declared = block.program.variables.get(name) if name is not None else None
+        if name is not None and declared is None:
+            message, help = f"{op.type} writes %{name}, which is not declared", "give its type where an op produces it"
+            yield Diagnostic("undeclared", message, help, block, index)
+        elif declared is not None and not _same_type(declared.type, inferred):
+            message = f"%{name} is declared {declared.type}, but {op.type} gives {inferred}"
             yield Diagnostic("type-mismatch", message, "correct the declaration, or the op's operands", block, index)
 
 
@@ -248,14 +157,8 @@ def _read_before_write(program: Program) -> Iterator[Diagnostic]:
     for block in program.blocks.values():
         written = _given(block) | {name for op in block.ops for name in op.writes}
         for i, op in enumerate(block.ops):
-            gradients = _gradient(op)
             for name in op.reads:
                 if not _is_temp(name, program) or name in written:
-                    continue
-                if name in gradients:
-                    message = f"{op.type} reads %{name}, which nothing produces"
-                    help = "if the loss depends on the parameter: call append_backward() first; else freeze it"
-                    yield Diagnostic("missing-gradient", message, help, block, i)
                     continue
                 elsewhere = [b.name for b in program.blocks.values() if any(name in o.writes for o in b.ops)]
                 message = f"%{name} is read by {op.type}, but nothing in block {block.name} writes it"
@@ -264,27 +167,18 @@ def _read_before_write(program: Program) -> Iterator[Diagnostic]:
                 yield Diagnostic("read-before-write", message, help, block, i)
 
 
-@rule("out-of-order", "an op stands behind the ops whose results it reads, and does not wait for its own (cycle)")
+@rule("out-of-order", "an op stands behind the ops whose results it reads")
 def _out_of_order(program: Program) -> Iterator[Diagnostic]:
     for block in program.blocks.values():
         first = {name: i for i, op in reversed(list(enumerate(block.ops))) for name in op.writes}
-        known, late = _given(block), []
+        known = _given(block)
         for i, op in enumerate(block.ops):
-            late += [(i, n, first[n]) for n in op.reads if _is_temp(n, program) and n not in known and n in first]
-            known.update(op.writes)
-        if late:
-            import networkx as nx  # here: programs that are in order do without
-
-            graph = flow(def_use(block))
-            for i, name, writer in late:
-                what = f"%{name} is read by {block.ops[i].type}, and written by op {writer}, which in turn waits for it"
-                if nx.has_path(graph, i, writer):
-                    help = "break the cycle: let one of them read another variable"
-                    yield Diagnostic("cycle", what, help, block, i)
-                else:
-                    what = f"%{name} is read by {block.ops[i].type}, but written only later, by op {writer}"
-                    help = "move the op behind it: dependence.topological_order gives an order"
+            for name in op.reads:
+                if _is_temp(name, program) and name not in known and name in first:
+                    what = f"%{name} is read by {op.type}, but written only later, by op {first[name]}"
+                    help = "move the op behind it; where each waits for the other, let one read another variable"
                     yield Diagnostic("out-of-order", what, help, block, i)
+            known.update(op.writes)
 
 
 def _given(block: Block) -> set[str]:
@@ -295,14 +189,6 @@ def _given(block: Block) -> set[str]:
 
 def _is_temp(name: str, program: Program) -> bool:
     return name in program.variables and program.variables[name].kind is Kind.TEMP
-
-
-def _gradient(op: Operator) -> tuple[str, ...]:
-    """Names in the `grad` slot of an optimizer op: one that writes its `param` slot."""
-    definition = registry.get(op.type)
-    if definition is None or "param" not in definition.writes:
-        return ()
-    return tuple(r.name for s, a in zip(definition.slots, op.args, strict=False) if s.name == "grad" for r in refs(a))
 
 
 @rule("redefined", "a temporary is the result of one op of its block")
@@ -327,16 +213,7 @@ def _constant_write(program: Program) -> Iterator[Diagnostic]:
                 yield Diagnostic("constant-write", message, "declare it as a buffer, or write to a copy", block, i)
 
 
-# -- gradients and values -----------------------------------------------------------------------------------------
-
-
-@rule("grad-shape", "the gradient of x, x@GRAD, has the type of x")
-def _grad_shape(program: Program) -> Iterator[Diagnostic]:
-    for name, grad in program.variables.items():
-        of = program.variables.get(name.removesuffix(GRAD))
-        if name.endswith(GRAD) and of is not None and not _same_type(of.type, grad.type):
-            message = f"%{name} is {grad.type}, but %{of.name} is {of.type}"
-            yield Diagnostic("grad-shape", message, "a gradient has its variable's shape and dtype")
+# -- values -----------------------------------------------------------------------------------------
 
 
 @rule("value-type", "an initial value has the type of its variable")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import typing
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +12,7 @@ from torch import Tensor
 
 from graphft.ir import Ref
 from graphft.ir.registry import Attr, OpDef, own_ops
-from graphft.ops import context
 from graphft.ops.context import ChunkWork, Context
-from tests.support.sources import sources, tree
 
 EAGER = ("eager_step", "eager_forward")
 """They unpickle a module: its code is compared with `source` in tests/capture/test_eager.py."""
@@ -134,50 +129,3 @@ def test_a_kernel_sees_its_attribute(definition: OpDef, attr: Attr) -> None:
     if definition.name == "squared_norms":
         given["unit"] = 1
     assert seen(definition, given) != seen(definition, given | {attr.name: another(attr, given[attr.name])})
-
-
-UNUSED = {
-    ("sync_comm.py", "end_push", "push_timeout"): "of async programs: a sync step waits for every shard",
-    ("async_comm.py", "report", "values"): "of sync programs",
-    ("sync_comm.py", "end_push", "max_skipped"): "of async programs: a sync step waits for every shard",
-    ("step_check.py", "", ""): "a dry run of one step: nothing is claimed, pulled or awaited",
-}
-"""(file, method, parameter) that a port may leave alone, and why."""
-
-
-def port_methods() -> dict[str, list[str]]:
-    """Methods of all ports, with the names of their parameters."""
-    protocols = [c for n, c in inspect.getmembers(context, inspect.isclass) if n.endswith("Port")]
-    return {
-        name: [p for p in inspect.signature(method).parameters if p != "self"]
-        for protocol in protocols
-        for name, method in inspect.getmembers(protocol, inspect.isfunction)
-        if not name.startswith("_")
-    }
-
-
-def implementations() -> Iterator[tuple[Path, ast.FunctionDef]]:
-    """Methods of classes of the runtime with the name and the parameters of a port's."""
-    ports = port_methods()
-    for path in sources("runtime"):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.FunctionDef) and node.name in ports:
-                names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
-                if names == ports[node.name] and names:
-                    yield path, node
-
-
-def test_a_port_uses_what_it_is_given() -> None:
-    """An attribute that a kernel hands on, and nothing looks at, would be fiction as well."""
-    found, unused = set(), []
-    for path, method in implementations():
-        found.add(method.name)
-        used = {n.id for n in ast.walk(method) if isinstance(n, ast.Name)}
-        abstract = any(isinstance(n, ast.Raise) and "NotImplementedError" in ast.unparse(n) for n in method.body)
-        for name in port_methods()[method.name]:
-            allowed = (path.name, method.name, name) in UNUSED or (path.name, "", "") in UNUSED
-            if name not in used and not abstract and not allowed:
-                unused.append(f"{path.name}: {method.name} does not use {name}")
-    assert not unused
-    with_parameters = {name for name, parameters in port_methods().items() if parameters}
-    assert found >= with_parameters, "every port has an implementation in the runtime"
