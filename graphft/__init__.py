@@ -11,7 +11,6 @@ _PUBLIC = {
     "graphft.capture.backward": ("append_backward",),
     "graphft.capture.model": ("build",),
     "graphft.data": ("DataSpec", "arrays", "dataset", "files"),
-    "graphft.capture.loss_fn": ("Input",),
     "graphft.ir.parser": ("parse",),
     "graphft.ir": ("Block", "Kind", "Operator", "Program", "Ref", "Sym", "Type", "Variable", "grad_name"),
     "graphft.errors": ("GraphftError", "ProgramError"),

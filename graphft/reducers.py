@@ -1,4 +1,4 @@
-"""What a validation comes to that needs all of its records at once: an area under a curve, for one.
+"""Results of a validation that need all of its records at once: an area under a curve, for one.
 
     def with_scores(model, x, y):
         scores = model(x)
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from graphft.capture.guards import assumptions, captured
+from graphft.capture.loss_fn import shown
 from graphft.capture.tracing import emit, trace
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Type, Variable, registry
@@ -85,7 +86,7 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any], re
             found = function(*values)
         if not isinstance(found, Tensor) or found.dim() or not found.dtype.is_floating_point:
             raise _fail(
-                f"reducer '{name}' returns {_shown(found)}, expected one float",
+                f"reducer '{name}' returns {shown(found)}, expected one float",
                 "return a tensor of shape [] and a float dtype: .sum(), .mean(); .double() of a count",
             )
         return [found.clone()]
@@ -138,12 +139,6 @@ def _entries(program: Program, name: str, function: Callable[..., Any]) -> Seque
 def _of_all(program: Program, entry: str) -> Type:
     type = program.variables[entry].type
     return Type(type.dtype, (RECORDS, *(type.shape or ())[1:]))
-
-
-def _shown(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _fail(message: str, help: str) -> GraphftError:

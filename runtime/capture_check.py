@@ -1,9 +1,7 @@
 """A captured program is compared with the module it was captured from, by running both.
 
 Code that ran once, when it was captured, may depend on more than a program knows: on numbers from other generators, on
-a counter, on tensors that it reads under another name. So the two compute the same steps, of the same batches, from
-parameters and buffers that are not those of the capture, and each result is compared. A loss that is no mean over the
-records of a batch, each with its own label, is found by computing it, too.
+a counter, on tensors that it reads under another name.
 """
 
 from __future__ import annotations
@@ -11,24 +9,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from graphft.capture.guards import WITHOUT_CAPTURE, dtype_help
 from graphft.capture.locations import error_line
 from graphft.capture.model import Origin
 from graphft.capture.module_step import ModuleStep, evaluating, tensors_of, unchanged
-from graphft.capture.tracing import op_name
 from graphft.data import DataSpec
 from graphft.disk.tensor_file import same_bits
 from graphft.errors import GraphftError, describe
-from graphft.ir import GRAD, Block, Kind, Program, Type, grad_name
+from graphft.ir import GRAD, Kind, Program, Type, grad_name
 from graphft.ir.literals import evaluate, names_in
 from graphft.ir.registry import writes_of
 from graphft.ops.context import Context
@@ -39,8 +34,8 @@ log = logging.getLogger("graphft")
 
 STEPS = 2
 RECORDS = 4
-CLOSE, EQUAL = 1e-3, 1e-5
-"""Relative differences below CLOSE are those of one sum; below EQUAL there is no difference."""
+CLOSE = 1e-3
+"""Relative differences below it are those of one sum."""
 Values = Mapping[str, Tensor]
 
 
@@ -48,12 +43,11 @@ def check_capture(program: Program, feeds: Sequence[Values]) -> bool:
     """Compares the program that `build` made with its module, in a step of each of these batches, one after the other.
 
     Loss, results beside it, gradients and buffers must have equal bits, or differ by no more than sqrt(eps) of the
-    largest element (kernels may differ: see docs/capture.md). Parameters and buffers are moved a little away from those
-    of the capture. Of a program that was built with `capture=False`, each step runs twice as well, and must give the
-    same bits. The model and torch's generator are as before.
+    largest element. Parameters and buffers are moved a little away from those of the capture. With `capture=False`,
+    each step runs twice, and must give the same bits. The model and torch's generator are as before.
 
-    Returns whether all bits were equal; True for a program that was not built in this process. Raises
-    GraphftError[capture-check] at a difference, with the first tensor and the line; and if the module fails itself.
+    Returns True if all bits were equal, and for a program that was not built in this process. Raises
+    GraphftError[capture-check] at a difference, with the first tensor; and if the module fails itself.
     """
     origin = program.origin
     if origin is None or not feeds or _is_another(origin):
@@ -238,53 +232,18 @@ class _Comparison:
                 help="draw with torch's default generator, keep in buffers what lasts from step to step; check=False "
                 "leaves this comparison out, and what is recovered then has other bits",
             )
-        where = self._first_op(feed, values, seed) if self.origin.capture else ""
         raise GraphftError(
             f"the program computes something else than the module, in step {number + 1} of a comparison: {name} is "
-            f"{_shown(found, name)}, the module's {_shown(expected, name)}{where}",
+            f"{_shown(found, name)}, the module's {_shown(expected, name)}",
             rule="capture-check",
             help="forward and loss_fn run once, when they are captured: what they take from elsewhere (Python's or "
             "NumPy's random numbers, a counter, a plain attribute, a tensor under a second name) is a constant then. "
             f"Draw with torch, keep it in a buffer; or {WITHOUT_CAPTURE}",
         )
 
-    def _first_op(self, feed: Values, values: Values, seed: Any) -> str:
-        """Names the first op of the program whose result no operator of its type in the module has."""
-        ran: dict[str, list[list[Tensor]]] = {}
-        differing = []
-        with _Operators(ran):
-            self._module(values, feed, seed)
-
-        def observe(block: Block, index: int, of: Mapping[str, Any]) -> None:
-            op = block.ops[index]
-            results = [t for n in op.writes if isinstance(t := of.get(n), Tensor)]
-            of_type = [tensors for tensors in ran.get(op.type, ()) if len(tensors) >= len(results) > 0]
-            if of_type and all(any(differs(a, b, 0.0) for a, b in zip(results, t, strict=False)) for t in of_type):
-                differing.append(op)
-
-        torch.manual_seed(int(seed))
-        lower(self.block, device=self.device, observe=observe)(self.context, self._scope(values, feed))
-        if not differing:
-            return ""
-        return f"; the first op that differs is {differing[0].type}, {differing[0].loc or 'of the backward pass'}"
-
 
 class _NotComparable(Exception):
     """The module fails on these values (the cause), or gives no finite loss."""
-
-
-class _Operators(TorchDispatchMode):
-    """Notes the results of the operators that run, by name."""
-
-    def __init__(self, ran: dict[str, list[list[Tensor]]]) -> None:
-        super().__init__()
-        self._ran = ran
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        tensors = [t.clone() for t in tree_leaves(result) if isinstance(t, Tensor)]
-        self._ran.setdefault(op_name(func), []).append(tensors)
-        return result
 
 
 def differs(found: Tensor, expected: Tensor, scale: float) -> bool:
@@ -323,11 +282,7 @@ def _shown(values: Values, name: str) -> str:
 
 
 def _tell_of_loss(origin: Origin, feed: Mapping[str, Tensor]) -> None:
-    """Warns of a loss that grows with each copy of a batch by the same amount: a sum; and of one that is the same
-    whichever record has which entry of an input [batch]: `model(x) - y` of [batch, 1] and [batch].
-
-    Computed of a few records, in eval mode. A module that fails on them is passed over.
-    """
+    """Warns of a loss that grows with each copy of a batch by the same amount: a sum. A module may fail on these."""
     if any(not v.shape or isinstance(v.shape[0], int) for v in (origin.program.variables[n] for n in feed)):
         return
     few = {name: value[:RECORDS] for name, value in feed.items()}
@@ -341,28 +296,14 @@ def _tell_of_loss(origin: Origin, feed: Mapping[str, Tensor]) -> None:
     with unchanged(origin.model):
         try:
             once, twice, thrice = (loss({n: torch.cat([t] * k) for n, t in few.items()}) for k in (1, 2, 3))
-            same = [n for n in few if len(few) > 1 and few[n].dim() == 1 and _unpaired(few, n, once, loss)]
         except Exception:  # the module is compared with the program on whole batches, which tells of it
             return
     more = twice - once
     if abs(more) > CLOSE * abs(once) and abs(thrice - twice - more) < CLOSE * abs(more):
         log.warning(_SUM)
-    for name in same:
-        log.warning(_PAIRS, name)
-
-
-def _unpaired(few: Values, name: str, once: float, loss: Callable[[Values], float]) -> bool:
-    """True if the loss depends on the entries of this input, but not on which record has which."""
-    rolled, constant = few[name].roll(1), few[name][:1].expand_as(few[name])
-    moved, changed = (loss({**few, name: value}) for value in (rolled, constant))
-    return abs(moved - once) <= EQUAL * abs(once) and abs(changed - once) > CLOSE * abs(once)
 
 
 _SUM = (
     "the loss is a sum over the batch; expected the mean over its samples: its gradients are batch_size times as "
     "large, and smaller where the last batch is; write reduction='mean', .mean(), or divide by x.shape[0]"
-)
-_PAIRS = (
-    "the loss is the same whichever record of the batch has which %s: [batch, 1] with [batch] computes each record "
-    "with each other one; write squeeze(-1) for the one, or unsqueeze(-1) for the other"
 )

@@ -33,7 +33,7 @@ def append_backward(loss: Variable, params: Sequence[Variable | str] | None = No
 
     ProgramError: [loss] if it is no float scalar that an op of the program computes, [redeclared] if there are
     gradients already, [no-gradient] for a parameter that the loss does not depend on, and what `verify` finds (an op
-    before its operands, a cycle, a wrong shape).
+    before its operands, a wrong shape).
     """
     block = _block_of(loss)
     program = block.program

@@ -2,8 +2,7 @@
 
     %loss, %fc.weight@GRAD = eager_step(%module@CODE, (%x, %y), (%fc.weight,), (), (%bn.running_mean,)) {source = "..."}
 
-`%module@CODE` holds the pickled module and loss, without the values of parameters and buffers: these are operands like
-any other, and travel, are sliced and recovered as those of a captured program.
+`%module@CODE` holds the pickled module and loss, without the values of parameters and buffers: these are operands.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from graphft.capture.guards import describe_tensor, leaves
+from graphft.capture.guards import leaves
 from graphft.capture.locations import error_line, line_of
-from graphft.capture.loss_fn import LossFn
+from graphft.capture.loss_fn import LossFn, shown
 from graphft.capture.module_pickle import Packed, copy_of, pack, source_digest
 from graphft.capture.module_step import ModuleStep, tensors_of
 from graphft.data import python_states
@@ -101,11 +100,8 @@ def _run_once(
         reached = [leaf for leaf, _ in leaves(loss, lambda node: "") if isinstance(leaf, nn.Parameter)]
         outside = [leaf for leaf in reached if id(leaf) not in known]
         if outside and step.training:
-            log.warning(
-                "the loss depends on a parameter, %s, that is none of the model's: it does not train; one nn.Module "
-                "that holds both trains both",
-                describe_tensor(outside[0]),
-            )
+            what = "the loss depends on a parameter, %s, that is none of the model's: it does not train"
+            log.warning(what, shown(outside[0]))
 
     feeds = _given(inputs, example) if example is not None else _made_up(inputs)
     try:
@@ -144,7 +140,7 @@ def _given(inputs: Mapping[str, Type], example: Mapping[str, Tensor]) -> dict[st
     for name, type in inputs.items():
         value = feeds.get(name)
         if value is None or value.dtype != dtype_of(type) or value.dim() != len(type.shape or ()):
-            found = "is missing" if value is None else f"is {describe_tensor(value)}"
+            found = "is missing" if value is None else f"is {shown(value)}"
             raise GraphftError(
                 f"example: {name} {found}, expected {type}", rule="example", help="give a batch as the data has them"
             )

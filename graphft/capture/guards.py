@@ -1,14 +1,11 @@
 """Refuses what cannot be captured, with the user's line, and keeps what a capture assumed of sizes.
 
-Tensors that would train in eager torch, but are not the model's, would be constants of the program (`refuse_outside`):
-the loss may close over another module, or a model keep layers in a plain list. Gradients do not reach a tensor that is
-used under `no_grad()`, or detached. `backward()` would be lost, and a gradient scaler's scale kept
-(`side_effects_refused`).
+Tensors that would train in eager torch, but are not the model's, would be constants of the program: the loss may close
+over another module, or a model keep layers in a plain list.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -27,13 +24,14 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
-from graphft.capture.locations import TORCH, TRACED, error_line, user_line
+from graphft.capture.locations import TORCH, error_line
+from graphft.capture.loss_fn import shown
 from graphft.errors import GraphftError, UsageError
 from graphft.ir.symbolic import Symbols
 
 _META = tuple(
-    TORCH + d
-    for d in (
+    TORCH + folder
+    for folder in [
         "_subclasses",
         "_meta_registrations",
         "_prims",
@@ -43,11 +41,9 @@ _META = tuple(
         "_inductor",
         "_library",
         "_higher_order",
-    )
+    ]
 )
 """Torch's code for tensors without data: what it decides on sizes is about strides and errors, not about values."""
-
-_DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 _DTYPE_WORDS = (
     "dtype",
@@ -58,16 +54,15 @@ _DTYPE_WORDS = (
     "should be Long",
     "Type promoting",
 )
-"""Of torch's errors when labels or indices are floats, or two operands differ in dtype."""
+"""Parts of torch's errors when labels or indices are floats, or two operands differ in dtype."""
 _DTYPES = (
     "class labels and indices are integers: declare such an input with its dtype, 'y': ((None,), torch.int64); model "
     "and other inputs need one dtype: model.float()"
 )
 
-
 WITHOUT_CAPTURE = "graphft.build(..., capture=False) trains the module as it is, in one op"
 """The way out for what cannot be captured."""
-SCRIPTED = f"give the part as it was before torch.jit.script; or {WITHOUT_CAPTURE}"
+SCRIPTED = f"give the part as it was before torch.jit.script; of an installed package: {WITHOUT_CAPTURE}"
 
 
 def dtype_help(text: str) -> str:
@@ -108,7 +103,7 @@ def _reason(error: Exception, text: str) -> tuple[str, str] | None:
         )
     if "TorchScript" in text or "torch.jit" in text:
         return f"a part of torch.jit cannot be traced ({text.splitlines()[-1]})", SCRIPTED
-    if isinstance(error, _DATA_DEPENDENT):
+    if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)):
         return (
             "the code needs the value of a tensor, which a captured program has no place for",
             f"replace .item(), .tolist(), bool(tensor), and `if`s on tensors by torch.where; or {WITHOUT_CAPTURE}",
@@ -133,18 +128,12 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
     """
     found: dict[str, str] = {}
     for name, value, line in symbols.fixed():
-        line = line or "the model"
-        if isinstance(value, int):  # the example size, which says nothing to the user
-            raise GraphftError(
-                f"dimension {name} must vary, but {line} makes a number of it",
-                rule="dimension",
-                help=f"give {name} as a number in inputs (recurrent networks need their length so), or do not make a "
-                f"number of a size there (x.shape[0] instead of len(x), for one); or {WITHOUT_CAPTURE}",
-            )
+        what = "a number of it" if isinstance(value, int) else f"it equal to {value}"
         raise GraphftError(
-            f"dimension {name} must vary, but {line} makes it equal to {value}",
+            f"dimension {name} must vary, but {line or 'the model'} makes {what}",
             rule="dimension",
-            help=f"give both sizes the same name in inputs, if they always agree: {value}",
+            help=f"give {name} as a number in inputs (recurrent networks need their length so), or sizes that agree "
+            f"the same name; or make no number of a size (x.shape[0] instead of len(x)); or {WITHOUT_CAPTURE}",
         )
     decisions = [d for d in symbols.env.decisions if not d.file.startswith(_META)]
     for decision in decisions:
@@ -169,30 +158,15 @@ def refuse_outside(loss: Tensor, own: Mapping[str, Tensor], line_of: Callable[[A
     if not reached:
         return
     tensor, line = reached[0]
-    where = f"{line}: " * bool(line)
-    mine = next((name for name, value in own.items() if value is tensor), None)
-    if mine is not None:
-        raise GraphftError(
-            f"{where}the loss uses parameter {mine}, or a result computed from it, outside of the model that loss_fn "
-            "is given; the program would hold it as a constant",
-            rule="outside",
-            help="compute it inside of loss_fn, of the model's attributes; or detach() it if it is meant to stay as it "
-            "is",
-        )
-    more = f" (and {len(reached) - 1} more)" * (len(reached) > 1)
+    mine = next((f"parameter {name}, outside of" for name, value in own.items() if value is tensor), None)
     raise GraphftError(
-        f"{where}the loss depends on a trainable tensor, {describe_tensor(tensor)}{more}, which is no parameter of the "
-        "model: the program would hold it as a constant, and it would never train",
+        f"{line}{': ' * bool(line)}the loss depends on {mine or 'a tensor ' + shown(tensor) + ', not of'}"
+        " the model that loss_fn is given: the program would hold it as a constant, and it would never train",
         rule="outside",
-        help="pass one module that holds both: an nn.Module with model and loss as its parts (layers in an "
-        "nn.ModuleList, tensors as nn.Parameter); if it is meant to stay as it is: requires_grad_(False), or use it "
-        "under torch.no_grad()",
+        help="use the model's attributes inside of loss_fn; pass one module that holds all that trains (layers in an "
+        "nn.ModuleList, tensors as nn.Parameter); if it is meant to stay as it is: requires_grad_(False), detach(), or "
+        "torch.no_grad()",
     )
-
-
-def describe_tensor(tensor: Tensor) -> str:
-    """Dtype and shape in words."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape ({', '.join(map(str, tensor.shape))})"
 
 
 def leaves(loss: Tensor, line_of: Callable[[Any], str]) -> list[tuple[Tensor, str]]:
@@ -211,39 +185,19 @@ def leaves(loss: Tensor, line_of: Callable[[Any], str]) -> list[tuple[Tensor, st
     return list(found.values())
 
 
-_HELP = {
-    "backward": "return the loss and leave backward(), clipping and the optimizer's step out: build() and minimize() "
-    "append them, clipping as graphft.minimize(program, optimizer, graphft.ClipByGlobalNorm(1.0))",
-    "scale": "leave it out: gradients would stay scaled. torch.autocast works without a scaler (bfloat16 needs none); "
-    "GradScaler(enabled=False) changes nothing, and may stay",
-}
-_PATCHING = threading.RLock()
-"""One capture at a time changes what torch's functions do, and changes it back."""
-
-
 @contextmanager
-def side_effects_refused() -> Iterator[None]:
-    """Raises UsageError[side-effect] at such a call of this thread; another may train a model meanwhile."""
-    mine, backward, scale = threading.get_ident(), torch.autograd.backward, torch.amp.GradScaler.scale
+def scalers_refused() -> Iterator[None]:
+    """Raises UsageError[side-effect] if this thread scales a loss meanwhile: nothing would undo that."""
+    scale, mine = torch.amp.GradScaler.scale, threading.get_ident()
 
-    def refuse(name: str) -> None:
-        if threading.get_ident() == mine:
-            line = user_line(sys._getframe(2), until=TRACED)
-            what = f"{line}{': ' * bool(line)}{name}() is called while the loss is computed"
-            raise UsageError(what, rule="side-effect", help=_HELP[name])
+    def refuse(scaler: Any, outputs: Any) -> Any:
+        if threading.get_ident() == mine and scaler.is_enabled():
+            help = "leave it out: torch.autocast works without a scaler (bfloat16 needs none)"
+            raise UsageError("loss_fn scales the loss by a GradScaler", rule="side-effect", help=help)
+        return scale(scaler, outputs)
 
-    def no_backward(*args: Any, **kwargs: Any) -> Any:
-        refuse("backward")
-        return backward(*args, **kwargs)
-
-    def no_scale(self: Any, outputs: Any) -> Any:
-        if self.is_enabled():
-            refuse("scale")
-        return scale(self, outputs)
-
-    with _PATCHING:
-        torch.autograd.backward, torch.amp.GradScaler.scale = no_backward, no_scale  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            torch.autograd.backward, torch.amp.GradScaler.scale = backward, scale  # type: ignore[method-assign]
+    torch.amp.GradScaler.scale = refuse  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]

@@ -1,14 +1,13 @@
-"""Which line of the user's code is at work: for an op's `loc`, and for errors of capture."""
+"""Finds the line of the user's code that is at work: for an op's `loc`, and for errors of capture."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import traceback
 from types import FrameType
 
-import torch
-
-TORCH = os.path.dirname(torch.__file__) + os.sep
+TORCH = f"{importlib.util.find_spec('torch').submodule_search_locations[0]}{os.sep}"  # type: ignore[union-attr, index]
 TRACED = "traced_by_graphft"
 """Name of the function that tracing runs: what called it is no part of the model."""
 
@@ -36,5 +35,5 @@ def error_line(error: BaseException) -> str:
 
 
 def line_of(file: str, line: int, function: str) -> str:
-    """How a line of code is written: without its folder, which differs from machine to machine."""
+    """Writes a line of code as text, without its folder, which differs from machine to machine."""
     return f"{os.path.basename(file)}:{line} in {function}"

@@ -1,14 +1,9 @@
-"""Checks what `build` is told of a step: its inputs, what `loss_fn` takes, and what it returns.
-
-Those of these tensors that are one float are *metrics*: means over the samples of the batch, as the loss is. A job
-records them with the loss. Others (logits, say) can be fetched from an `Executor`; `transpile` refuses them.
-"""
+"""Checks what `build` is told of a step: its inputs, what `loss_fn` takes, and what it returns."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,40 +16,30 @@ from graphft.ir.printer import NAME
 LossFn = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """An input of a program. In `shape`, a number is a fixed size, a string names a dimension (inputs that name the
-    same one have the same size there), None in front is the dimension `batch`, and None elsewhere one of its own."""
+def input_type(name: str, spec: Sequence[Any]) -> Type:
+    """Returns the type of input `name`. `spec` is a shape, for float32, or a pair of shape and dtype.
 
-    shape: tuple[int | str | None, ...]
-    dtype: torch.dtype = torch.float32
-
-
-def input_type(name: str, spec: Input | Sequence[Any]) -> Type:
-    """The type of input `name`; None and names in its shape become dimensions. Raises GraphftError[inputs]."""
-    if isinstance(spec, str):  # a sequence, too
+    A number is a fixed size, a string names a dimension, None in front is the dimension `batch`, and None elsewhere one
+    of its own. Raises GraphftError[inputs].
+    """
+    if isinstance(spec, str) or not isinstance(spec, Sequence):
         raise _bad_input(name, f"got {spec!r}")
-    if not isinstance(spec, Input):
-        try:
-            pair = len(spec) == 2 and isinstance(spec[1], torch.dtype)
-            spec = Input(tuple(spec[0]), spec[1]) if pair else Input(tuple(spec))
-        except TypeError:
-            raise _bad_input(name, f"got {spec!r}") from None
+    shape, dtype = spec if len(spec) == 2 and isinstance(spec[1], torch.dtype) else (spec, torch.float32)
     if not name.isidentifier() or name == "loss":
         raise _bad_input(name, "its name must be an identifier other than 'loss'")
     dims: list[Dim] = []
-    for axis, size in enumerate(spec.shape):
+    for axis, size in enumerate(shape):
         if size is None:
             dims.append("batch" if axis == 0 else f"{name}_dim{axis}")
         elif (isinstance(size, str) and size.isidentifier()) or (isinstance(size, int) and size >= 0):
             dims.append(size)
         else:
             raise _bad_input(name, f"size {size!r} is neither a number, None nor an identifier")
-    return Type(str(spec.dtype).removeprefix("torch."), tuple(dims))
+    return Type(str(dtype).removeprefix("torch."), tuple(dims))
 
 
 def _bad_input(name: str, what: str) -> GraphftError:
-    help = "write (None, 8), or ((None,), torch.int64), or graphft.Input(shape, dtype)"
+    help = "write (None, 8), or ((None,), torch.int64)"
     return GraphftError(f"input {name!r}: {what}", rule="inputs", help=help)
 
 
@@ -96,8 +81,7 @@ def with_targets(loss_fn: LossFn, specs: Mapping[str, Type], targets: Sequence[s
 TAKEN = ("loss", "global_step")
 """The names of the loss, and of what `minimize` counts steps with."""
 TOLD = ("step", "epoch", "samples", "discarded", "steps", "seconds", "failures", "preemptions")
-"""What callbacks and `Trainer.train()` get beside the metrics."""
-_SHAPE = "return the loss from loss_fn, or (loss, {'accuracy': tensor})"
+"""Names of what callbacks and `Trainer.train()` get beside the metrics."""
 
 
 def loss_and_extras(result: Any, taken: Collection[str], training: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
@@ -107,18 +91,19 @@ def loss_and_extras(result: Any, taken: Collection[str], training: bool = True) 
     """
     loss, extras = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.dtype.is_floating_point:
-        raise _fail(f"the loss must be one float, got {_show(loss)}", "take its mean over the batch")
+        raise _fail(f"the loss must be one float, got {shown(loss)}", "take its mean over the batch")
     if training and not loss.requires_grad:
         raise _fail(
             "the loss depends on no trainable parameter",
             "compute it from the model's output, without detach(), no_grad() or argmax()",
         )
     if not isinstance(extras, Mapping):
-        raise _fail(f"the second result of loss_fn must be a dict of tensors, got {_show(extras)}", _SHAPE)
+        help = "return the loss from loss_fn, or (loss, {'accuracy': tensor})"
+        raise _fail(f"the second result of loss_fn must be a dict of tensors, got {shown(extras)}", help)
     for name, value in extras.items():
         if not isinstance(value, Tensor):
             raise _fail(
-                f"loss_fn returns {name!r} as {_show(value)}, expected a tensor",
+                f"loss_fn returns {name!r} as {shown(value)}, expected a tensor",
                 "compute it with torch, and leave out float() and .item(): a Python number is the same at every step",
             )
         if not isinstance(name, str) or not NAME.fullmatch(name) or name in TAKEN or name in taken:
@@ -158,9 +143,10 @@ def reported(program: Program) -> tuple[str, ...]:
     return str(program.attrs["loss"]), *program.attrs.get("extras", ())
 
 
-def _show(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Describes a value: of a tensor dtype and shape, else the type."""
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} of shape ({', '.join(map(str, value.shape))})"
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
     return f"a {type(value).__name__}"
 
 

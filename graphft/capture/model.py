@@ -6,8 +6,7 @@
     program = graphft.build(model, loss_fn, inputs={"x": (None, 8), "y": ((None,), torch.int64)})
 
 The loss must be the *mean over the samples of the batch*: gradients of several batches are averaged by their number
-of samples. The model is captured in the mode (train or eval) that it is in, and is not changed. With `training=False`
-its forward pass is captured alone, in eval mode. With `capture=False` the step is one op that runs the module itself.
+of samples. The model is captured in the mode (train or eval) that it is in, and is not changed.
 """
 
 from __future__ import annotations
@@ -20,23 +19,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.stateless import _reparametrize_module
 
 from graphft.capture.eager_program import emit_eager
-from graphft.capture.guards import (
-    SCRIPTED,
-    WITHOUT_CAPTURE,
-    assumptions,
-    captured,
-    refuse_outside,
-    side_effects_refused,
+from graphft.capture.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured, refuse_outside, scalers_refused
+from graphft.capture.loss_fn import LossFn, check_names, input_type, loss_and_extras, with_targets
+from graphft.capture.module_step import (
+    check_buffer,
+    evaluating,
+    parameter_written,
+    refuse_gradients,
+    tensors_of,
+    unchanged,
 )
-from graphft.capture.loss_fn import Input, LossFn, check_names, input_type, loss_and_extras, with_targets
-from graphft.capture.module_step import check_buffer, evaluating, parameter_written, tensors_of, unchanged
 from graphft.capture.tracing import Recorder, Traced, emit, settle, storage, trace
-from graphft.capture.weights import listed
 from graphft.data import python_states
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Type, grad_name
@@ -48,7 +44,7 @@ log = logging.getLogger("graphft")
 def build(
     model: nn.Module,
     loss_fn: LossFn,
-    inputs: Mapping[str, Input | Sequence[Any]],
+    inputs: Mapping[str, Sequence[Any]],
     *,
     targets: Sequence[str] | None = None,
     name: str = "program",
@@ -60,28 +56,22 @@ def build(
 ) -> Program:
     """Captures one training step: block `step` computes `loss`, every gradient `<parameter>@GRAD`, buffer updates.
 
-    `inputs` gives name -> `Input`, or a shape `(None, 8)` (float32), or a pair of shape and dtype.
+    `inputs` gives name -> a shape `(None, 8)` (float32), or a pair of shape and dtype.
     `loss_fn(model, **inputs)` gives the scalar loss, or a pair of it and a dict of further tensors by name: to fetch
     from an `Executor`, and if they are one float, metrics that a job records beside the loss.
-
-        build(model, lambda model, ids: model(input_ids=ids, labels=ids).loss, {"ids": ((None, 64), torch.int64)})
 
     With `targets`, `loss_fn(model(*other inputs), *targets)` is the loss instead:
 
         build(model, nn.CrossEntropyLoss(), {"x": (None, 8), "y": ((None,), torch.int64)}, targets=["y"])
 
     `seed` is recorded for the random numbers of a job. A parameter that the loss does not depend on is an error,
-    or with `allow_unused` treated like a frozen one.
-
-    With `training=False`, the forward pass alone, of the model in eval mode (and back in its own mode after that): for
-    `graphft.Validation`.
+    or with `allow_unused` treated like a frozen one. With `training=False`, the forward pass alone is captured, of the
+    model in eval mode: for `graphft.Validation`.
 
     With `capture=False`, the step is one op, `eager_step`, that runs `loss_fn` and the model themselves under torch's
-    autograd, whatever their Python code does: control flow that depends on data, packed sequences, hooks, parts of
-    torch.jit. Module and loss are pickled into the program. They run once here, on a made-up batch (floats are normal,
-    integers 1), or on the batch `example`.
-
-    `transpile` and `Executor` compare the program with the module on real batches: see `graphft.check_capture`.
+    autograd, whatever their Python code does: control flow that depends on data, packed sequences, hooks. Module and
+    loss are pickled into the program. They run once here, on a made-up batch (floats are normal, integers 1), or on
+    the batch `example`.
 
     Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [outside] when the
     loss would train what is not the model's, [dimension] when the code fixes the size of a named dimension, and
@@ -124,39 +114,12 @@ def build(
         tuple(module.training for module in model.modules()),
         example,
     )
-    if training:
-        _tell_mode(model)
-    return program
-
-
-def _tell_mode(model: nn.Module) -> None:
-    """Warns if `model` is in eval mode and has parts that are otherwise in training; logs what is frozen.
-
-    Only the mode of the whole model counts: a part that is in eval mode alone is meant to be.
-    """
-    other = [name or "the model" for name, module in model.named_modules() if _has_modes(module)]
-    if not model.training and other:
+    if training and not model.training:
         log.warning(
-            "the model is captured in eval mode, without dropout and updates of batch norm's statistics (%s); it is "
-            "meant so for graphft.Validation; if it is to train as usual, call model.train() before build()",
-            listed(other),
+            "the model is captured in eval mode, without dropout and updates of batch norm's statistics; if it is to "
+            "train as usual, call model.train() before build()"
         )
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    if frozen:
-        log.info("frozen, by requires_grad=False: %s", listed(frozen))
-
-
-def _has_modes(module: nn.Module) -> bool:
-    """True if eval mode changes what `module` itself does, not its parts."""
-    if isinstance(module, _DropoutNd):
-        return module.p > 0
-    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-        return module.dropout > 0
-    if isinstance(module, _NormBase):
-        return bool(module.track_running_stats)
-    if type(module).__module__.startswith("torch."):
-        return False
-    return "training" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
+    return program
 
 
 def _capture(
@@ -197,15 +160,14 @@ def _capture(
         )
     if step.extras:
         program.attrs["extras"] = tuple(step.extras)
-    assume = assumptions(symbols)
-    if assume:
+    if assume := assumptions(symbols):
         program.attrs["assume"] = assume
     _emit(program, traced, step, state, list(specs))
 
 
 @dataclass
 class Origin:
-    """What a program was captured from, in this process: the same can be captured in another mode."""
+    """Holds what a program was captured from, in this process."""
 
     model: nn.Module
     loss_fn: LossFn
@@ -222,27 +184,19 @@ class Origin:
     """True when the program has been compared with the module, in two steps."""
 
     def evaluation(self, name: str, loss_fn: LossFn | None = None, more: Mapping[str, Any] | None = None) -> Program:
-        """The forward pass of the same model in eval mode, with another `loss_fn`, if one is given, and `more` inputs
-        for it."""
-        inputs = {**self.inputs, **(more or {})}
-        return build(
-            self.model,
-            loss_fn or self.loss_fn,
-            inputs,
-            targets=self.targets,
-            name=name,
-            training=False,
-            capture=self.capture,
-            example=self.example,
-        )
+        """Captures the model in eval mode, with another `loss_fn` and `more` inputs, if these are given."""
+        return self._build(name, loss_fn or self.loss_fn, {**self.inputs, **(more or {})}, self.targets)
 
     def forward(self, name: str, call: LossFn, inputs: Sequence[str]) -> Program:
-        """What `call(model, **inputs)` computes in eval mode, of these inputs only."""
-        given = {n: self.inputs[n] for n in inputs}
-        return build(self.model, call, given, name=name, training=False, capture=self.capture, example=self.example)
+        """Captures what `call(model, **inputs)` computes in eval mode, of these inputs only."""
+        return self._build(name, call, {n: self.inputs[n] for n in inputs}, None)
+
+    def _build(self, name: str, call: LossFn, inputs: Mapping[str, Any], targets: Sequence[str] | None) -> Program:
+        options = {"capture": self.capture, "example": self.example}
+        return build(self.model, call, inputs, targets=targets, name=name, training=False, **options)  # type: ignore[arg-type]
 
     def whole_loss_fn(self) -> LossFn:
-        """It takes the model and all inputs by name, whether or not there are `targets`."""
+        """Returns the function of the model and all inputs by name, whether or not there are `targets`."""
         if self.targets is None:
             return self.loss_fn
         return with_targets(self.loss_fn, {n: input_type(n, spec) for n, spec in self.inputs.items()}, self.targets)
@@ -265,7 +219,7 @@ class _State:
         for other, t in saved.items():
             if names.get(id(t), other) != other:
                 self.tied[names[id(t)]] = (*self.tied.get(names[id(t)], ()), other)
-        _check_class(model, capture)
+        _check_class(model)
         self._check(inputs, training, capture)
         self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
         self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
@@ -278,7 +232,12 @@ class _State:
                 raise _bad_model(f"has a tensor '{n}', which also names an input or the loss", "rename the input")
         if training and not self.trainable:
             raise _bad_model("has no trainable parameter", "leave requires_grad of some parameter true")
-        if hooked := [n for n in self.trainable if capture and _has_hook(self.tensors[n])]:
+        hooked = [
+            n
+            for n in self.trainable
+            if self.tensors[n]._backward_hooks or getattr(self.tensors[n], "_post_accumulate_grad_hooks", None)
+        ]
+        if capture and hooked:
             raise _bad_model(
                 f"has a gradient hook on parameter {hooked[0]}, which a captured program would leave out",
                 f"remove the hook; clipping and the like are options of minimize; or {WITHOUT_CAPTURE}",
@@ -288,7 +247,7 @@ class _State:
             raise _bad_model(f"is spread over devices {', '.join(sorted(devices))}", "move it to one device")
 
 
-def _check_class(model: nn.Module, capture: bool) -> None:
+def _check_class(model: nn.Module) -> None:
     if hasattr(model, "_orig_mod"):
         raise _bad_model("has been through torch.compile", "capture the model that was given to torch.compile")
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -296,30 +255,15 @@ def _check_class(model: nn.Module, capture: bool) -> None:
         raise _bad_model(f"is wrapped in {type(model).__name__}", help)
     if taken := [n for n, _ in (*model.named_parameters(), *model.named_buffers()) if "@" in n]:
         raise _bad_model(f"has {taken[0]!r}", "a name with @ stands for a gradient, a slice or a state: rename it")
-    if scripted := [n for n, m in model.named_modules() if capture and isinstance(m, torch.jit.ScriptModule)]:
-        raise _bad_model(f"has a part of torch.jit, {scripted[0] or 'itself'}, which cannot be traced", SCRIPTED)
+    if scripted := [n for n, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]:
+        raise _bad_model(f"has a part of torch.jit, {scripted[0] or 'itself'}", SCRIPTED)
 
 
 def _bad_model(what: str, help: str) -> GraphftError:
     return GraphftError(f"the model {what}", rule="model", help=help)
 
 
-def _has_hook(parameter: Tensor) -> bool:
-    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-
 # -- the step -------------------------------------------------------------------------------------------------
-
-
-class _Whole(nn.Module):
-    """Model and loss as one module, so that the loss, too, sees the traced parameters."""
-
-    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
-        super().__init__()
-        self.model, self.loss_fn = model, loss_fn
-
-    def forward(self, **inputs: Tensor) -> Any:
-        return self.loss_fn(self.model, **inputs)
 
 
 class _Step:
@@ -329,7 +273,7 @@ class _Step:
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, state: _State, inputs: Sequence[str], training: bool) -> None:
-        self.whole, self.state, self.inputs, self.training = _Whole(model, loss_fn), state, inputs, training
+        self.model, self.loss_fn, self.state, self.inputs, self.training = model, loss_fn, state, inputs, training
         self.recorder = Recorder()
         self.extras: list[str] = []
         self.gradients: list[str] = []
@@ -337,12 +281,13 @@ class _Step:
     def __call__(self, *values: Tensor) -> list[Tensor]:
         tensors = dict(zip(self.state.tensors, values, strict=False))
         feeds = dict(zip(self.inputs, values[len(tensors) :], strict=True))
-        given = {f"model.{n}": t for n, t in tensors.items()}
+        given = dict(tensors)
         trainable = {n: tensors[n] for n in self.state.trainable if self.training}
         # Backward as well: hooks, autograd functions and checkpoints read the module while it runs.
-        with _reparametrize_module(self.whole, given, tie_weights=True):
-            with side_effects_refused(), torch.set_grad_enabled(self.training):
-                result = self.whole(**feeds)
+        with _reparametrize_module(self.model, given, tie_weights=True):
+            with scalers_refused(), torch.set_grad_enabled(self.training):
+                result = self.loss_fn(self.model, **feeds)
+            refuse_gradients(trainable.values())
             loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors}, self.training)
             self.extras = list(extras)
             if self.training:
@@ -351,9 +296,9 @@ class _Step:
         gradients = [t.grad for t in trainable.values()]
         with torch.no_grad():
             for n, t in tensors.items():  # a buffer that was assigned to, instead of changed in place
-                if given[f"model.{n}"] is not t:
-                    check_buffer(n, t, given[f"model.{n}"])
-                    t.copy_(given[f"model.{n}"])
+                if given[n] is not t:
+                    check_buffer(n, t, given[n])
+                    t.copy_(given[n])
             return self._results(values, loss, extras, trainable, gradients)
 
     def _results(

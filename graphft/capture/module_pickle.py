@@ -1,7 +1,6 @@
 """The user's module and loss as bytes in a program, for op `eager_step`: pickled with cloudpickle.
 
-This is the one place that unpickles. What it reads lies in the job's folder, as the script of its Dataset does: code of
-the user who started the job. Nothing that comes from the network, and no checkpoint, is read here.
+This is the one place that unpickles, and what it reads lies in the job's folder: code of the user who started the job.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import cloudpickle
 import torch
 from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS, _code_reduce
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from graphft.capture.module_step import tensors_of
 from graphft.errors import UsageError, describe
@@ -36,10 +34,7 @@ _INSTALLED = {*map(Path, _SITES), Path(__file__).parents[1]}
 
 @dataclass(frozen=True)
 class Packed:
-    """Holds what a program's op runs, and the names of its operands and results.
-
-    The operands are the inputs, then the module's tensors by their use.
-    """
+    """Holds what a program's op runs, and the names of its operands and results."""
 
     model: nn.Module
     call: Callable[..., Any]
@@ -60,7 +55,7 @@ class Packed:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Leaves the values of the module's parameters and buffers out, and takes parts of torch.jit along.
+    """Leaves the values of the module's parameters and buffers out.
 
     A class of the script gets no id that cloudpickle would know it by: unpickled in this very process, it would change
     the class that is here.
@@ -76,12 +71,6 @@ class _Pickler(cloudpickle.Pickler):
             kept = dict(vars(value)), *(tuple((found or {}).values()) for found in hooks)
             like = torch.empty_like(value, device="meta", requires_grad=value.requires_grad)
             return _empty, (like, value.device, type(value) is nn.Parameter, *kept)
-        if isinstance(value, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-            buffer = io.BytesIO()
-            torch.jit.save(value, buffer)
-            return _scripted, (buffer.getvalue(),)
-        if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
-            return _parametrized, (type(value).__mro__[1], dict(vars(value)))
         if isinstance(value, ModuleType) and value.__name__ in ("torch.ops", "torch.classes"):
             return importlib.import_module, (value.__name__,)  # of a class that cloudpickle takes for no module
         if isinstance(value, CodeType):
@@ -109,21 +98,6 @@ def _empty(like: Tensor, device: torch.device, parameter: bool, attributes: Any,
     return made
 
 
-def _parametrized(original: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
-    """Makes a module whose class torch.nn.utils.parametrize derived from `original`: torch does not pickle those."""
-    made = original.__new__(original)
-    vars(made).update(attributes)
-    parametrize._inject_new_class(made)
-    for name in made.parametrizations:  # type: ignore[union-attr]
-        parametrize._inject_property(made, name)
-    return made
-
-
-def _scripted(saved: bytes) -> Any:
-    torch._C._jit_set_texpr_fuser_enabled(False)  # fused after some calls, a function gives other bits than before
-    return torch.jit.load(io.BytesIO(saved))
-
-
 def pack(packed: Packed) -> Tensor:
     """uint8[bytes]. Raises UsageError[capture] for what cannot be pickled."""
     return torch.frombuffer(bytearray(_pickled(packed, digest=False)), dtype=torch.uint8)
@@ -137,10 +111,7 @@ def copy_of(packed: Packed) -> Packed:
 
 
 def _pickled(packed: Packed, digest: bool) -> bytes:
-    """Pickles it, code of the user's own modules by value, with the globals that it uses as they are now.
-
-    Another process may import such a module, but does not have what the script has changed in it.
-    """
+    """Pickles it, code of the user's own modules by value, with the globals that it uses as they are now."""
     own = [m for m in [*sys.modules.values()] if _is_of_user(m) and m.__name__ in sys.modules]
     known = set(cloudpickle.list_registry_pickle_by_value())
     for module in own:
@@ -152,7 +123,7 @@ def _pickled(packed: Packed, digest: bool) -> bytes:
         raise UsageError(
             f"the model or loss_fn cannot be pickled, as capture=False needs it: {describe(error)}",
             rule="capture",
-            help="keep open files, locks, generators and connections out of the module and of what loss_fn refers to",
+            help="keep open files, locks, generators, torch.jit and parametrizations out of the module and of loss_fn",
         ) from error
     finally:
         for module in own:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graphft.capture.loss_fn import loss_and_extras
 from graphft.data import seeded_by_torch
 from graphft.disk.tensor_file import same_bits
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import grad_name
 
 
@@ -111,6 +111,7 @@ class ModuleStep:
             seeded_by_torch() if self.seeds else contextlib.nullcontext(),
         ):
             result = self.call(self.model, **feeds)
+            refuse_gradients(trainable.values())
             loss, extras = loss_and_extras(result, {*feeds, *tensors}, self.training)
             look(loss)
             if self.training:
@@ -164,3 +165,14 @@ def parameter_written(name: str) -> GraphftError:
         rule="parameter-written",
         help="keep such a tensor in a buffer, and leave parameters to the optimizer (nn.Embedding: without max_norm)",
     )
+
+
+def refuse_gradients(parameters: Iterable[Tensor]) -> None:
+    """Raises UsageError[side-effect] if the loss has left gradients, to which those of its own would be added."""
+    if any(parameter.grad is not None for parameter in parameters):
+        raise UsageError(
+            "loss_fn calls backward()",
+            rule="side-effect",
+            help="return the loss and leave backward(), clipping and the optimizer's step out: build() and minimize() "
+            "append them, clipping as graphft.minimize(program, optimizer, graphft.ClipByGlobalNorm(1.0))",
+        )

@@ -1,8 +1,4 @@
-"""From a Python function on tensors to operators: what capture and `append_backward` have in common.
-
-`trace` runs the function on tensors without data and records each torch operator that it comes to, those of
-`torch.autograd.grad` included. `emit` writes the record as ops of a block.
-"""
+"""From a Python function on tensors to operators: `trace` records them, `emit` writes them as ops of a block."""
 
 from __future__ import annotations
 
@@ -34,16 +30,13 @@ _ALIASES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.defaul
 """Without autograd, these are their operand."""
 
 
-def _op(name: str) -> OpOverload:
-    packet, _, overload = name.partition(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return found
-
-
-_RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input")
-_WHOLE = (*map(_op, ("multi_margin_loss", "multilabel_margin_loss_forward", *_RECURRENT, "rnn_relu.data")),)
-
-
+_RECURRENT = tuple(
+    getattr(getattr(torch.ops.aten, kind), overload)
+    for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for overload in ("input", "data")
+)
+_MARGIN_LOSSES = (torch.ops.aten.multi_margin_loss.default, torch.ops.aten.multilabel_margin_loss_forward.default)
+_WHOLE: tuple[OpOverload, ...] = (*_MARGIN_LOSSES, *_RECURRENT)
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 

@@ -1,13 +1,9 @@
 """Weights go back: from a program's values to the model's `state_dict`, a plain safetensors file, or the model itself.
 
-    state = graphft.state_dict(program, executor.scope(program))
     graphft.save_weights(program, executor.scope(program), "model.safetensors")
     graphft.load_into(model, "model.safetensors")
 
-and into a program, before it is transpiled (`transpile(init_from=...)`): `load_weights`.
-
-The file holds what `model.state_dict()` holds, under the same names, so torch loads it without graphft:
-`model.load_state_dict(safetensors.torch.load_file(path))`.
+The file holds what `model.state_dict()` holds, under the same names.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from graphft.capture.loss_fn import shown
 from graphft.disk.tensor_file import read_tensors, same_bits, write_tensors
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Variable
@@ -30,10 +27,10 @@ SAVED = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN)
 
 
 def state_dict(program: Program, values: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The model's `state_dict`: parameters, frozen ones and saved buffers, each under all of its original names.
+    """Returns the model's `state_dict`: parameters, frozen ones and saved buffers, under all of their original names.
 
-    `values` are by variable name (an executor's scope, for one), by default the program's initial values. The
-    result's tensors are copies on the CPU; tied names share one. Raises GraphftError[weights] if a value is missing.
+    `values` are by variable name, by default the program's initial values. The result's tensors are copies on the CPU;
+    tied names share one. Raises GraphftError[weights] if a value is missing.
     """
     source = program.values if values is None else values
     state: dict[str, Tensor] = {}
@@ -169,14 +166,10 @@ def _fitting(
         elif not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
             problems.append(f"{given[0]} is no dense tensor with values")
         elif value.shape != own.shape or value.dtype != own.dtype:
-            problems.append(f"{given[0]} is {_show(value)}, expected {_show(own)}")
+            problems.append(f"{given[0]} is {shown(value)}, expected {shown(own)}")
         elif any(not same_bits(value, state[n]) for n in given[1:]):
             problems.append(f"{' and '.join(given)} are one tensor, and differ")
         else:
             found[names[0]] = value
     known = {n for _, names in wanted for n in names}
     return found, problems + [f"{n} is not known" for n in state if n not in known]
-
-
-def _show(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"

@@ -66,9 +66,7 @@ def test_a_difference_is_named(wrong: Net) -> None:
             compare()
         assert caught.value.rule == "capture-check"
         assert "capture=False" in caught.value.help
-        line = wrong.code.__code__.co_firstlineno + 1 + (wrong.code is by_counter)
         assert ": loss is " in caught.value.message
-        assert f"test_capture_check.py:{line} in {wrong.code.__name__}" in caught.value.message
     assert torch.equal(torch.get_rng_state(), generator)
     assert not [n for n, t in wrong.state_dict().items() if not torch.equal(t, state[n])]
     assert wrong.a.weight.grad.eq(1).all()
@@ -190,13 +188,6 @@ def test_a_constant_that_equals_a_parameter_shows_where_the_parameter_is_another
     with pytest.raises(GraphftError) as caught:
         graphft.check_capture(build(net), BATCHES)
     assert caught.value.rule == "capture-check"
-
-
-@pytest.mark.parametrize("code", [by_random, by_numpy])
-def test_draws_of_other_generators_are_told(code: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """One that seldom matters (layer drop) may be the same in both steps of the comparison."""
-    build(Net(code))
-    assert "draws from Python's random or numpy.random" in caplog.text
 
 
 def test_a_cache_that_the_capture_filled_is_named() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,43 +140,6 @@ def test_code_of_another_digest_is_refused() -> None:
     program.blocks["step"].ops[0].attrs["source"] = "0" * 16
     with pytest.raises(GraphftError, match="0" * 16):
         graphft.Executor(check=False).run(program, batches(1)[0])
-
-
-SCRIPT = """
-import torch, graphft
-from torch import nn
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.bn = nn.Linear(8, 3), nn.BatchNorm1d(3)
-    def forward(self, x):
-        h = self.bn(self.a(x))
-        return h * FACTOR if h.sum().item() > 0 else h
-def make():
-    torch.manual_seed(0)
-    program = graphft.build(Net(), lambda m, x, y: nn.functional.cross_entropy(m(x), y),
-        {"x": (None, 8), "y": ((None,), torch.int64)}, capture=False, name="eager")
-    graphft.minimize(program, graphft.SGD(lr=0.1))
-    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
-    data = graphft.arrays(x=x, y=x[:, :3].argmax(1), chunk_size=16)
-    return graphft.transpile(program, data=data, trainers=2, pservers=1, ft=True, batch_size=8, name="j", seed=3)
-if __name__ == "__main__":
-    job = make()
-    print(job.hash, job.fingerprint)
-"""
-
-
-def told_by(folder: Path, factor: int) -> str:
-    script = folder / "job.py"
-    script.write_text(SCRIPT.replace("FACTOR", str(factor)))
-    return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.slow
-def test_a_job_has_one_fingerprint_until_its_code_changes(tmp_path: Path) -> None:
-    first = told_by(tmp_path, 2)
-    assert told_by(tmp_path, 2) == first
-    assert told_by(tmp_path, 3) != first
 
 
 def test_a_job_is_printed_validates_and_predicts() -> None:

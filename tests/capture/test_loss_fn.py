@@ -1,9 +1,8 @@
-"""What `loss_fn` takes, returns and may do: inputs by name, metrics, side effects, tensors that are not the model's."""
+"""`loss_fn` has inputs by name, results, no side effects, and no trainable tensors that are not the model's."""
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.capture.loss_fn import reported
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.transpiler import Job
 
@@ -144,29 +143,7 @@ def affecting(effect: Callable[[nn.Module, Tensor], Any]) -> Any:
     ],
 )
 def test_side_effects_are_refused(effect: Callable[[nn.Module, Tensor], Any]) -> None:
-    with pytest.raises(UsageError, match=r"test_loss_fn\.py:\d+ in ") as caught:
-        build(affecting(effect))
-    assert caught.value.rule == "side-effect"
-    nn.Linear(8, 3)(torch.ones(1, 8)).mean().backward()  # torch does again what it did
-
-
-def test_another_thread_may_train_meanwhile() -> None:
-    trained = []
-
-    def train() -> None:
-        model = nn.Linear(8, 3)
-        model(torch.ones(1, 8)).mean().backward()
-        trained.append(model.weight.grad is not None)
-
-    def elsewhere(model: nn.Module, loss: Tensor) -> None:
-        thread = threading.Thread(target=train)
-        thread.start()
-        thread.join()
-        torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-        torch.amp.GradScaler("cpu", enabled=False).scale(loss)
-
-    build(affecting(elsewhere))
-    assert trained == [True]
+    refused("side-effect", affecting(effect))
 
 
 # -- tensors that are not the model's -----------------------------------------------------------------------------
@@ -215,13 +192,6 @@ def test_trainable_tensors_from_outside(model: nn.Module, loss_fn: Any, code: An
         assert f"test_loss_fn.py:{code.__code__.co_firstlineno + 1} in {code.__name__}" in error.message
 
 
-def test_a_result_that_was_computed_before() -> None:
-    model = nn.Linear(8, 4)
-    penalty = model.weight.square().mean()
-    refused("outside", lambda m, x: m(x).mean() + penalty, {"x": (None, 8)}, model)
-    build(lambda m, x: m(x).mean() + m.weight.square().mean(), {"x": (None, 8)}, model)
-
-
 def test_what_is_meant_to_stay_is_a_constant() -> None:
     teacher = nn.Linear(8, 4)
 
@@ -240,14 +210,3 @@ def test_what_is_meant_to_stay_is_a_constant() -> None:
         teacher.requires_grad_(loss_fn is not frozen)
         program = build(loss_fn, {"x": (None, 8)}, nn.Linear(8, 4))
         assert [v.type.shape for v in program.of_kind(Kind.CONST)] == [(4, 8), (4,)]
-
-
-def test_a_gradient_penalty_of_the_input_is_no_such_tensor() -> None:
-    def penalised(model: nn.Module, x: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        out = model(x).square().mean()
-        (slope,) = torch.autograd.grad(out, x, create_graph=True)
-        return out + slope.square().mean()
-
-    program = build(penalised, {"x": (None, 8)}, nn.Linear(8, 4))
-    assert [v.name for v in program.of_kind(Kind.PARAM)] == ["weight", "bias"]

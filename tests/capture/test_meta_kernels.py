@@ -5,35 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import graphft
 from graphft.ir.verify import verify
-
-
-class Experts(nn.Module):
-    """A mixture of experts: each sample goes through the two that its gate chooses, those of an expert at once."""
-
-    def __init__(self, experts: int = 4, width: int = 16, hidden: int = 32) -> None:
-        super().__init__()
-        self.gate = nn.Linear(width, experts, bias=False)
-        self.up = nn.Parameter(torch.randn(experts, width, hidden) * 0.1)
-        self.down = nn.Parameter(torch.randn(experts, hidden, width) * 0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights, chosen = self.gate(x).softmax(-1).topk(2)
-        order = chosen.reshape(-1).argsort(stable=True)
-        ends = F.one_hot(chosen.reshape(-1), len(self.up)).sum(0).cumsum(0).to(torch.int32)
-        hidden = F.silu(torch._grouped_mm(x[order // 2], self.up, offs=ends))
-        out = torch._grouped_mm(hidden, self.down, offs=ends) * weights.reshape(-1)[order][:, None]
-        return torch.zeros_like(x).index_add(0, order // 2, out)
-
-
-def mean_square(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x).float().square().mean()
 
 
 def transcribed(model: nn.Module, x: Tensor, y: Tensor, steps: Tensor, letters: Tensor) -> Tensor:
@@ -58,15 +35,6 @@ def assert_as_eager(
         assert torch.equal(found["loss"], loss)
         assert all(torch.equal(found[f"{n}@GRAD"], p.grad) for n, p in model.named_parameters() if p.grad is not None)
     return program
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_mixture_of_experts(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    program = assert_as_eager(
-        Experts().to(dtype), mean_square, {"x": ((None, 16), dtype)}, lambda n: {"x": torch.randn(n, 16).to(dtype)}
-    )
-    assert sum(op.type == "aten._grouped_mm" for op in program.block("step").ops) >= 4
 
 
 def test_ctc_loss_with_tensors_of_lengths() -> None:
