@@ -19,7 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import tree_leaves
 
 from graphft.errors import ProgramError
-from graphft.ir import Arg, Block, Operator, Ref, Type, registry
+from graphft.ir import Arg, Block, Operator, Ref, Type
 from graphft.ir.literals import literal, resolve
 from graphft.ir.registry import Attr, OpDef, Slot
 from graphft.ops.prim import dim_of
@@ -63,7 +63,7 @@ def define(name: str) -> OpDef | None:
 
 
 class _TorchError(Exception):
-    """What torch said, with the dimensions' names in it."""
+    """Torch's error, with the dimensions' names in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,6 @@ def _sizes(args: Any) -> Iterator[int]:
             yield from (d for d in a.shape or () if isinstance(d, int))
 
 
-registry.family("*", define)
-
-
 # -- the state of the CPU's default generator ---------------------------------------------------------------------
 #
 # A trace records torch.get_rng_state, set_rng_state and manual_seed, which checkpointing and fork_rng call, as these.
@@ -171,23 +168,12 @@ def _manual_seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-for _schema, _kernel in (
-    ("get_rng_state() -> Tensor", torch.default_generator.get_state),
-    ("set_rng_state(Tensor state) -> ()", _set_rng_state),
-    ("manual_seed(int seed) -> ()", _manual_seed),
+for _name, _schema, _kernel, _fake in (
+    ("get_rng_state", "() -> Tensor", torch.default_generator.get_state, lambda: torch.empty(_STATE_BYTES).byte()),
+    ("set_rng_state", "(Tensor state) -> ()", _set_rng_state, lambda state: None),
+    ("manual_seed", "(int seed) -> ()", _manual_seed, lambda seed: None),
 ):
-    _name = _schema.partition("(")[0]
-    _LIBRARY.define(_schema, tags=torch.Tag.nondeterministic_seeded)
+    _LIBRARY.define(f"{_name}{_schema}", tags=torch.Tag.nondeterministic_seeded)
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"graphft::{_name}", _fake, lib=_LIBRARY)
     fx.node.has_side_effect(getattr(torch.ops.graphft, _name).default)
-
-
-@torch.library.register_fake("graphft::get_rng_state", lib=_LIBRARY)
-def _(*_: object) -> Tensor:
-    return torch.empty(_STATE_BYTES, dtype=torch.uint8)
-
-
-@torch.library.register_fake("graphft::set_rng_state", lib=_LIBRARY)
-@torch.library.register_fake("graphft::manual_seed", lib=_LIBRARY)
-def _(*_: object) -> None:
-    return None

@@ -1,8 +1,7 @@
 """Moving gradients to the pservers and parameters back.
 
-A *bucket* is the unit that travels: slices of some tensors, of one dtype, laid out one after the other (about
-4 MB). `send` stands right behind the op that produces the bucket's last gradient, so that sending overlaps the
-rest of backward; `recv` stands before the first use of the bucket's parameters.
+A *bucket* is the unit that travels: slices of some tensors, of one dtype, one after the other (about 4 MB). `send`
+stands right behind the op that produces the bucket's last gradient, `recv` before the first use of its parameters.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ def send(
     """Pushes one bucket of this (step, slot)'s contribution to a pserver.
 
     Operands are gradients, or buffers after their update. `slices` gives the [start, end) of each one's flat
-    elements. Returns at once: the bytes are copied into the bucket and leave on the communication thread.
-
-    `check`: the contribution is not finite if a value of the bucket is not. See send_barrier.
+    elements. Returns at once. `check`: the contribution is not finite if a value of the bucket is not.
     """
     ctx.comm.push(shard, bucket, tensors, slices, check)
 
@@ -52,8 +49,8 @@ def check_finite(ctx: Context, loss: Tensor) -> None:
 
 @op("report_metrics", effect=True)
 def report_metrics(ctx: Context, *values: Tensor) -> None:
-    """Gives the loss and the metrics of a batch, one float each, to its contribution, for shard 0 (attribute `metrics`
-    of listen_and_serv). Stands before send_barrier, or in block local: a unit's are the means over its samples."""
+    """Gives the loss and the metrics of a batch, one float each, to its contribution, for shard 0. Of a unit's batches
+    these are the means over its samples."""
     ctx.comm.report(values)
 
 
@@ -61,18 +58,14 @@ def report_metrics(ctx: Context, *values: Tensor) -> None:
 def send_barrier(
     ctx: Context, *, shards: int, push_timeout: float = 0.0, max_skipped: int = -1, on_nonfinite: OnNonfinite = "warn"
 ) -> None:
-    """Ends the sends of one (step, slot) to `shards` shards, by name. With nothing sent, the contribution is "empty".
-
-    The barrier itself travels with the last bucket: a shard counts a (step, slot) when all of its buckets are in.
+    """Ends the sends of one (step, slot) to `shards` shards. With nothing sent, the contribution is "empty".
 
     Async: ends the sends of one batch, and waits until every shard has applied it. A shard that does not answer within
-    `push_timeout` seconds is skipped for this batch, which is made good later, before the chunk is completed; a shard
-    that has been skipped for `max_skipped` batches of the chunks at hand is waited for instead (-1: never).
+    `push_timeout` seconds is skipped, and gets the batch later, before the chunk is completed; one that was skipped
+    for `max_skipped` batches is waited for instead (-1: never).
 
-    `on_nonfinite` is for a contribution that check_finite or a `send` with `check` found not finite. The last bucket
-    for each shard waits for this barrier, so no shard can have applied it. "stop": it is not sent, and the job fails.
-    "skip": the last bucket says so, and every shard runs its skip block instead of its optimize blocks, for the whole
-    step. "warn": nothing waits, and only the loss is looked at.
+    `on_nonfinite` is for a contribution that is not finite. "stop": it is not sent, and the job fails. "skip": every
+    shard runs its skip block instead of its optimize blocks, for the whole step. "warn": only the loss is looked at.
     """
     ctx.comm.end_push(shards, push_timeout, max_skipped, on_nonfinite)
 
@@ -83,8 +76,7 @@ def recv(
 ) -> None:
     """Waits for one bucket at the version of this step, and writes it into the operands.
 
-    A bucket that is there already is not copied again, unless `refresh` (buffers, which the step changes in place).
-    Raises WorkChanged when the work changed while waiting.
+    A bucket that is there already is not copied again, unless `refresh`. Raises WorkChanged when the work changed.
     """
     ctx.comm.pull(shard, bucket, tensors, slices, refresh)
 

@@ -1,8 +1,8 @@
-"""What a kernel may touch: its context, and the ports behind it.
+"""The context of a kernel, and the ports behind it.
 
-A kernel of ours gets everything that is not an operand from `ctx`: the step it works for, and one *port* per
-outside world (etcd, ZeroMQ, files, data). Roles give ports that are real; the simulation gives simulated ones.
-No kernel reads a clock, the environment or a global. A port's method does what the op that calls it says.
+A kernel gets everything that is not an operand from `ctx`: the step it works for, and one *port* per outside world
+(etcd, ZeroMQ, files, data), whose methods do what the ops that call them say. A port with several implementations is a
+Protocol here. No kernel reads a clock, the environment or a global.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 Slices = Sequence[tuple[int, int]]
 """Per operand, the [start, end) range of its flattened elements that travels."""
 OnNonfinite = Literal["stop", "skip", "warn"]
-"""What becomes of a contribution whose loss, or a gradient of which, is not finite."""
+"""The fate of a contribution whose loss, or a gradient of which, is not finite."""
 
 
 class Interrupt(Exception):
@@ -71,16 +71,6 @@ class ClaimTerms(NamedTuple):
 
 
 NO_TERMS = ClaimTerms()
-
-
-class SessionPort(Protocol):
-    """This process's lease."""
-
-    def register(self, *, role: str, index: int, lease: bool) -> None: ...
-    def keep_alive(self, progress_timeout: float) -> None: ...
-    def wait_pservers(self, count: int, timeout: float) -> None: ...
-    def find_coordinator(self, timeout: float) -> None: ...
-    def report_status(self) -> None: ...
 
 
 class ViewPort(Protocol):
@@ -143,14 +133,6 @@ class LocalPort(Protocol):
     def local_batch(self, unit: ChunkWork) -> ChunkWork: ...
 
 
-class ValidationPort(Protocol):
-    """Validations, and what this process does for them."""
-
-    def get_range(self, timeout: float, max_failures: int) -> ChunkWork: ...
-    def weights(self, names: Sequence[str]) -> Sequence[Tensor]: ...
-    def complete_range(self, work: ChunkWork, results: Sequence[Tensor]) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """The attributes of `listen_and_serv`: see there."""
@@ -179,7 +161,7 @@ class ServeOptions:
 
     @property
     def update_blocks(self) -> tuple[str, ...]:
-        """What applies the gradients: the learning rate's schedule, if there is one, and the optimizers."""
+        """The blocks that apply the gradients: the learning rate's schedule, if there is one, and the optimizers."""
         return (*((self.schedule_block,) if self.schedule_block else ()), *self.optimize_blocks)
 
 
@@ -191,22 +173,6 @@ class ServerPort(Protocol):
     def save_check_point(self, names: Sequence[str], keep: int) -> None: ...
     def notify_checkpoint(self, seconds: float) -> None: ...
     def serve(self, options: ServeOptions) -> None: ...
-
-
-class CoordinatorPort(Protocol):
-    """The coordinator's services."""
-
-    def put_job(self, pservers: int) -> None: ...
-    def await_job(self) -> None: ...
-
-
-class TaskServerPort(Protocol):
-    """A coordinator that gives out tasks."""
-
-    def acquire_lock(self) -> None: ...
-    def load_tasks(self) -> None: ...
-    def publish(self) -> None: ...
-    def serve(self, timeout: float, max_failures: int, max_discarded: int) -> None: ...
 
 
 _ABSENT: Any = None
@@ -221,7 +187,7 @@ class Context:
     step: int = 0
     slot: int = 0
     device: str = "cpu"
-    session: SessionPort = _ABSENT
+    session: Any = _ABSENT
     view: ViewPort = _ABSENT
     slots: SlotsPort = _ABSENT
     queue: QueuePort = _ABSENT
@@ -230,8 +196,8 @@ class Context:
     data: DataPort = _ABSENT
     local: LocalPort = _ABSENT
     server: ServerPort = _ABSENT
-    coordinator: CoordinatorPort = _ABSENT
-    task_server: TaskServerPort = _ABSENT
-    validation: ValidationPort = _ABSENT
+    coordinator: Any = _ABSENT
+    task_server: Any = _ABSENT
+    validation: Any = _ABSENT
     modules: dict[int, Any] = field(default_factory=dict)
     """Modules that op `eager_step` has unpickled, by the identity of the constant that holds them."""

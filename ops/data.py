@@ -44,37 +44,24 @@ def seed_rng(ctx: Context, chunk: ChunkWork) -> None:
 # -- several batches between two pushes ---------------------------------------------------------------------------
 
 
-def _other_block(operator: Operator, block: Block) -> None:
-    name, count, blocks = operator.attrs["block"], operator.attrs["count"], block.program.blocks
-    if name not in blocks or name == block.name or count < 1:
+def one_type(operator: Operator, block: Block) -> None:
+    """Raises ProgramError[operand-type] unless all operands that are tensors have the type of the first one."""
+    variables = [block.program.variables[ref.name] for ref in operator.args]
+    if other := [v for v in variables if v.type.is_tensor and v.type != variables[0].type]:
         raise ProgramError(
-            f"local_steps runs block {name} {count} times: expected another block, and at least one batch",
+            f"{operator.type}: {variables[0]}, but {other[0]}",
             block=block,
-            rule="local-block",
-            help=f"the program's blocks are {', '.join(blocks)}",
+            rule="operand-type",
+            help="all have the parameter's shape and dtype",
         )
 
 
-def _same_type(operator: Operator, block: Block) -> None:
-    target, value = (block.program.variables[r.name] for r in operator.args[:2])
-    if target.type != value.type:
-        raise ProgramError(
-            f"{operator.type}: {target.ref} is {target.type}, but {value.ref} is {value.type}",
-            block=block,
-            rule="local-operand",
-            help="both have the parameter's shape and dtype",
-        )
-
-
-@op("local_steps", check=_other_block, writes=("variables",), effect=True)
+@op("local_steps", writes=("variables",), effect=True)
 def local_steps(ctx: Context, unit: ChunkWork, *variables: Ref, block: str, count: int) -> None:
     """Runs `block` once for each batch of the unit, in order: up to `count` consecutive batches of one chunk.
 
-    Mode half_async adds the gradients of these batches up, as Fluid's half-async communicator merges them; mode geo_sgd
-    evolves the trainer's own copy of the parameters, and pushes by how much it moved, as Fluid's geo-SGD.
-
-    `variables` are what the block shares with this one, and may change: parameters, buffers, sums. Nothing of a unit
-    is pushed before its last batch is computed: a trainer that dies inside one leaves no trace of it.
+    Mode half_async adds the gradients of these batches up; mode geo_sgd evolves the trainer's own copy of the
+    parameters, and pushes by how much it moved. `variables` are what the block shares with this one, and may change.
     """
     ctx.local.run_unit(unit, block, count)
 
@@ -87,21 +74,17 @@ def local_batch(ctx: Context, unit: ChunkWork) -> ChunkWork:
 
 @op("batch_number", infer=[Type("int64", ())])
 def batch_number(ctx: Context, batch: ChunkWork) -> Tensor:
-    """Returns how many batches of the job were done before this one: the step that a schedule is a function of.
-
-    These are the batches that were applied when the unit's parameters were received, as the newest of the shards'
-    versions tells, and those before it in the unit. So a schedule follows the whole job, also after restarts.
-    """
+    """Returns how many batches of the job were done before this one: the step that a schedule is a function of."""
     return torch.tensor(batch.number, dtype=torch.int64, device=ctx.device)
 
 
-@op("accumulate", check=_same_type, writes=("mean",))
+@op("accumulate", check=one_type, writes=("mean",))
 def accumulate(ctx: Context, mean: Tensor, grad: Tensor, batch: ChunkWork, unit: ChunkWork) -> None:
     """mean <- mean + grad * (samples of the batch / samples of the unit): at the unit's end, its samples' mean."""
     mean.add_(grad * (batch.samples / unit.samples))
 
 
-@op("apply_delta", check=_same_type, writes=("param",))
+@op("apply_delta", check=one_type, writes=("param",))
 def apply_delta(ctx: Context, param: Tensor, delta: Tensor, *, scale: float) -> None:
     """param <- param + delta * scale, of what a trainer's local steps made of its copy. Geo-SGD: 1 / trainers."""
     param.add_(delta * scale)

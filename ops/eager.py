@@ -16,7 +16,6 @@ from graphft.ops.context import Context
 
 
 def _declared(operator: Operator, block: Block) -> Sequence[Type]:
-    """Returns the results' types, which `build` found by running the module: no operand tells them."""
     return [block.program.variables[name].type for name in operator.writes]
 
 

@@ -26,18 +26,14 @@ def wait_pservers(ctx: Context, *, count: int, timeout: float = 600.0) -> None:
 
 @op("etcd_keep_alive", effect=True)
 def etcd_keep_alive(ctx: Context, *, progress_timeout: float = 54.0) -> None:
-    """Renews the process's lease, as long as its main thread makes progress: a mark every `progress_timeout` seconds,
-    which is nine tenths of the job's `chunk_timeout`.
-
-    A process whose main thread hangs, or whose lease cannot be relied on any more ("lease lost"), ends itself.
-    """
+    """Renews the process's lease, as long as its main thread makes progress: a mark every `progress_timeout` seconds. A
+    process whose main thread hangs, or whose lease cannot be relied on any more, ends itself."""
     ctx.session.keep_alive(progress_timeout)
 
 
 @op("etcd_state_watch", effect=True)
 def etcd_state_watch(ctx: Context) -> None:
-    """Writes this process's state (`/<job>.status/...`), and reads the keys of its peers: who lives, who holds which
-    slot, the generation, the newest checkpoint, the job's state. It wakes the main thread if that waits for them."""
+    """Writes this process's state (`/<job>.status/...`), and reads the keys of its peers."""
     ctx.view.watch()
     ctx.session.report_status()
 
@@ -63,15 +59,14 @@ def etcd_await_pass(ctx: Context) -> None:
 
 @op("etcd_await_validation", effect=True)
 def etcd_await_validation(ctx: Context) -> None:
-    """Raises NotYet at a step behind one that is validated, as the job's options say: in a job that decides by its
-    validations, until the decision is known (a lower learning rate, or that this step is never wanted); in any, while
-    too many validations are open, each of which keeps a checkpoint."""
+    """Raises NotYet at a step behind one that is validated, until the validation has decided (on a lower learning rate,
+    or that this step is never wanted), and while too many validations are open."""
     ctx.slots.await_validation()
 
 
 @op("etcd_enqueue_todo", effect=True)
 def etcd_enqueue_todo(ctx: Context) -> None:
-    """Makes the records of the pass that begins, one key per chunk; one trainer does it, whole or not at all."""
+    """Makes the records of the pass that begins, one key per chunk, once."""
     ctx.queue.begin_pass()
 
 
@@ -79,34 +74,28 @@ def etcd_enqueue_todo(ctx: Context) -> None:
 def etcd_get_chunk(ctx: Context, *, max_failures: int = 3, max_discarded: int = 0) -> ChunkWork:
     """Returns the batch to compute now, claiming its chunk (todo -> pending) when it is the chunk's first.
 
-    Sync: the batch that the pass plan gives (step, slot). Async: of a chunk claimed from todo. A batch that failed
-    `max_failures` times in a row is discarded, its records in later passes, too, and reported; the job fails when these
-    are more than `max_discarded` records (-1: at the first). Raises NoData when the slot has no batch at this step, and
-    EndOfPass when todo and pending are empty and every step is applied.
+    Sync: the batch that the pass plan gives (step, slot). A batch that failed `max_failures` times in a row is
+    discarded, its records in later passes, too; the job fails when these are more than `max_discarded` records (-1: at
+    the first). Raises NoData when the slot has no batch at this step, and EndOfPass at the end of a pass.
     """
     return ctx.queue.get(ClaimTerms(max_failures, max_discarded))
 
 
 @op("etcd_complete_chunk", effect=True)
 def etcd_complete_chunk(ctx: Context) -> None:
-    """Completes (pending -> done) this trainer's chunks whose last batch every shard has applied.
-
-    Sync: it stands behind the receives, which wait for the step before: chunks of steps before this one are completed.
-    """
+    """Completes (pending -> done) this trainer's chunks whose last batch every shard has applied."""
     ctx.queue.complete()
 
 
 @op("etcd_enqueue_timeout", effect=True)
 def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0) -> None:
-    """Puts chunks back to todo whose claims were not renewed for `timeout` seconds, the job's `chunk_timeout`, and
-    renews this process's own. A dead process's claims end with its lease: etcd deletes them."""
+    """Puts chunks back to todo whose claims were not renewed for `timeout` seconds, and renews this process's own."""
     ctx.claims.renew(timeout)
 
 
 @op("get_chunk", infer=[Type("chunk")], effect=True)
 def get_chunk(ctx: Context) -> ChunkWork:
-    """Returns, without fault tolerance, the batch that the pass plan gives (step, slot); async: this trainer's next
-    one. Nothing is recorded."""
+    """Returns, without fault tolerance, the batch of the pass plan; async: this trainer's next one."""
     return ctx.queue.get()
 
 
@@ -133,12 +122,9 @@ def find_coordinator(ctx: Context, *, timeout: float = 600.0) -> None:
 
 @op("get_task", infer=[Type("chunk")], effect=True)
 def get_task(ctx: Context) -> ChunkWork:
-    """Returns the batch to compute now, of a task (a chunk) that the coordinator has given this trainer (todo ->
-    pending).
+    """Returns the batch to compute now, of a task (a chunk) that the coordinator has given this trainer.
 
-    Sync: the batch that the pass plan gives (step, slot). Async: of a task from todo. Trainers hold tasks ahead. The
-    coordinator's `serve_tasks` has the terms. Raises NoData when there is no batch now, EndOfPass when todo and pending
-    are empty.
+    Raises NoData when there is no batch now, EndOfPass when todo and pending are empty.
     """
     return ctx.queue.get()
 
@@ -151,8 +137,7 @@ def finish_task(ctx: Context) -> None:
 
 @op("fail_task", effect=True)
 def fail_task(ctx: Context) -> None:
-    """Tells the coordinator that the batch at hand cannot be computed, and why: its task goes back to todo, with its
-    failures counted. A batch that failed too often is discarded."""
+    """Tells the coordinator that the batch at hand cannot be computed, and why: its task goes back to todo."""
     ctx.queue.fail()
 
 
@@ -182,9 +167,6 @@ def publish_coordinator(ctx: Context) -> None:
 
 @op("serve_tasks", effect=True)
 def serve_tasks(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3, max_discarded: int = 0) -> None:
-    """Answers trainers until the job is over; what it answers is in etcd before, under the lock.
-
-    A task that is not renewed by its trainer within `timeout` seconds, or whose trainer is gone, goes back to todo. A
-    batch that failed `max_failures` times in a row is discarded, as `etcd_get_chunk` says.
-    """
+    """Answers trainers until the job is over. A task that is not renewed by its trainer within `timeout` seconds goes
+    back to todo. `max_failures` and `max_discarded` are as of `etcd_get_chunk`."""
     ctx.task_server.serve(timeout, max_failures, max_discarded)

@@ -17,6 +17,7 @@ from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Type
 from graphft.ir.registry import op
 from graphft.ops.context import Context
+from graphft.ops.data import one_type
 
 UNIT = 8192
 """Elements per partial sum; slices of parameters end at multiples of it."""
@@ -62,8 +63,7 @@ def squared_norms(ctx: Context, *grads: Tensor, unit: int = UNIT) -> Tensor:
 def clip_by_global_norm(ctx: Context, grad: Tensor, sqnorm: Tensor, *, max_norm: float) -> None:
     """grad <- grad * min(1, max_norm / (norm + 1e-6)), in place, as torch.nn.utils.clip_grad_norm_.
 
-    `sqnorm` holds the partial sums of squares of *all* gradients, in canonical order. A norm that is not a number
-    makes the gradient so too, as in torch.
+    `sqnorm` holds the partial sums of squares of *all* gradients, in canonical order.
     """
     norm = math.sqrt(_tree_sum(sqnorm.clone().view(1, -1)).item())
     scale = max_norm / (norm + 1e-6)
@@ -91,26 +91,11 @@ def _tree_sum(rows: Tensor) -> Tensor:
 
 
 def _check_delay(operator: Operator, block: Block) -> None:
-    """Everything has the gradient's type; the mean square is there if, and only if, it is used."""
-    gradient = operator.operand("grad")
-    types = {ref: block.program.variables[ref.name].type for ref in operator.args}
-    for ref, type in types.items():
-        if type != types[gradient]:
-            raise ProgramError(
-                f"dc_asgd: {ref} is {type}, but the gradient {gradient} is {types[gradient]}",
-                block=block,
-                rule="optimizer-operand",
-                help="give the parameter of this gradient, and its backup",
-            )
-    decay = operator.attrs.get("decay", 0.0)
-    if not 0 <= decay < 1 or len(operator.args) != (4 if decay else 3):
-        raise ProgramError(
-            f"dc_asgd with decay {decay} takes (grad, param, backup{', mean_square' * (decay != 0)}), "
-            f"got {operator.args}",
-            block=block,
-            rule="optimizer-operand",
-            help="decay is at least 0 and below 1; the mean square is given if it is not 0",
-        )
+    one_type(operator, block)
+    wanted = 4 if operator.attrs.get("decay") else 3
+    if len(operator.args) != wanted:
+        what = f"dc_asgd takes {wanted} operands here, got {len(operator.args)}"
+        raise ProgramError(what, block=block, rule="operands", help="with decay, mean_square is the fourth; else, none")
 
 
 @op("dc_asgd", check=_check_delay, writes=("grad", "mean_square"))
@@ -123,14 +108,11 @@ def dc_asgd(
     strength: float = 0.04,
     decay: float = 0.0,
 ) -> None:
-    """grad <- grad + lambda * grad * grad * (param - backup), in place, elementwise.
+    """grad <- grad + lambda * grad * grad * (param - backup), in place, elementwise (Zheng et al., "Asynchronous
+    Stochastic Gradient Descent with Delay Compensation", ICML 2017).
 
-    `backup` is the parameter that the gradient was computed from; lambda is `strength`. Other batches have moved the
-    parameter to `param` since: grad * grad * (param - backup) estimates how much that changes the gradient (Zheng et
-    al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017).
-
-    With `decay`, lambda is `strength` / sqrt(mean_square + 1e-7), element by element, and mean_square, which starts at
-    0, becomes decay * mean_square + (1 - decay) * grad * grad first (the paper's DC-ASGD-a).
+    `backup` is the parameter that the gradient was computed from; lambda is `strength`. With `decay`, lambda is
+    `strength` / sqrt(mean_square + 1e-7), and mean_square becomes decay * mean_square + (1 - decay) * grad * grad.
     """
     # Each kernel rounds once (no addcmul, no add_(alpha=)), so that the bits do not depend on how a parameter is cut.
     change = (param - backup).mul_(grad).mul_(grad).mul_(strength)

@@ -89,53 +89,38 @@ def sgd(ctx: Context, param: Tensor, grad: Tensor, lr: Tensor, *state: Tensor, *
         state[0].copy_(made)
 
 
-_ADAM_STATE = ("exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq")
+def _register_adam(name: str, doc: str) -> None:
+    def adam(
+        ctx: Context,
+        param: Tensor,
+        grad: Tensor,
+        lr: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        step: Tensor,
+        *max_exp_avg_sq: Tensor,
+        **options: Any,
+    ) -> None:
+        # torch's fused kernel itself: torch.optim's wrapper costs twice as much as the kernel of a small parameter
+        given = {"lr": lr.item(), **_DEFAULTS[name], **options}
+        given["beta1"], given["beta2"] = given.pop("betas")
+        operands = [param], [_like(grad, param)], [exp_avg], [exp_avg_sq], list(max_exp_avg_sq), [step]
+        if param.dtype in _FUSED:
+            step.add_(1)
+            fused(*operands, **given)
+        else:
+            torch_adam.adam(*operands, foreach=False, decoupled_weight_decay=name == "adamw", **given)
+
+    fused = torch._fused_adam_ if name == "adam" else torch._fused_adamw_
+    adam.__doc__ = doc
+    _optimizer(name, "exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq")(adam)
 
 
-@_optimizer("adam", *_ADAM_STATE)
-def adam(
-    ctx: Context,
-    param: Tensor,
-    grad: Tensor,
-    lr: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    *max_exp_avg_sq: Tensor,
-    **options: Any,
-) -> None:
-    """Adam, as torch.optim.Adam (weight decay is L2: added to the gradient). `max_exp_avg_sq` only with `amsgrad`."""
-    _adam("adam", options, param, grad, lr, exp_avg, exp_avg_sq, step, *max_exp_avg_sq)
-
-
-@_optimizer("adamw", *_ADAM_STATE)
-def adamw(
-    ctx: Context,
-    param: Tensor,
-    grad: Tensor,
-    lr: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    *max_exp_avg_sq: Tensor,
-    **options: Any,
-) -> None:
-    """Adam with decoupled weight decay, as torch.optim.AdamW. `max_exp_avg_sq` only with `amsgrad`."""
-    _adam("adamw", options, param, grad, lr, exp_avg, exp_avg_sq, step, *max_exp_avg_sq)
-
-
-def _adam(name: str, options: dict[str, Any], param: Tensor, grad: Tensor, lr: Tensor, *state: Tensor) -> None:
-    """Calls torch's fused kernel directly: torch.optim's wrapper costs twice as much as the kernel of a small
-    parameter."""
-    exp_avg, exp_avg_sq, step, *max_exp_avg_sq = state
-    given = {"lr": lr.item(), **_DEFAULTS[name], **options}
-    given["beta1"], given["beta2"] = given.pop("betas")
-    operands = [param], [_like(grad, param)], [exp_avg], [exp_avg_sq], max_exp_avg_sq, [step]
-    if param.dtype in _FUSED:
-        step.add_(1)
-        (torch._fused_adam_ if name == "adam" else torch._fused_adamw_)(*operands, **given)
-    else:
-        torch_adam.adam(*operands, foreach=False, decoupled_weight_decay=name == "adamw", **given)
+_register_adam(
+    "adam",
+    "Adam, as torch.optim.Adam (weight decay is L2: added to the gradient). `max_exp_avg_sq` only with `amsgrad`.",
+)
+_register_adam("adamw", "Adam with decoupled weight decay, as torch.optim.AdamW. `max_exp_avg_sq` only with `amsgrad`.")
 
 
 @_optimizer("adagrad", "square_sum", "step")

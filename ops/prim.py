@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from graphft.errors import ProgramError
-from graphft.ir import Arg, Block, Dim, Operator, Ref, Type, registry
+from graphft.ir import Arg, Block, Dim, Operator, Ref, Type
 from graphft.ir.registry import OpDef, Slot
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_")
@@ -98,6 +98,3 @@ def dim_of(name: str, block: Block) -> Dim:
     if short in _TEXT and producer.type.startswith("prim."):
         return _TEXT[short].format(*(dim_of(a.name, block) if isinstance(a, Ref) else a for a in args))
     return name
-
-
-registry.family("prim", define)

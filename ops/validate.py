@@ -14,11 +14,10 @@ from graphft.ops.context import ChunkWork, Context
 
 @op("etcd_get_range", infer=[Type("chunk")], effect=True)
 def etcd_get_range(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3) -> ChunkWork:
-    """Returns the batch to compute now, of a range of the held-out data that this process holds; claims a free one.
+    """Returns the batch to compute now, of a range of the held-out data that this process has claimed.
 
-    Ranges are those of the oldest open validation (`/<job>/validating/<step>`). A claim hangs on its process's lease,
-    and must be renewed by progress within `timeout` seconds. A range that cannot be computed `max_failures` times ends
-    the job. Raises NoData when there is nothing to claim.
+    A claim hangs on its process's lease, and must be renewed by progress within `timeout` seconds. A range that cannot
+    be computed `max_failures` times ends the job. Raises NoData when there is nothing to claim.
     """
     return ctx.validation.get_range(timeout, max_failures)
 
@@ -37,17 +36,13 @@ def _weights(operator: Operator, block: Block) -> list[Type]:
 
 @op("read_check_point", infer=_weights, effect=True)
 def read_check_point(ctx: Context, chunk: ChunkWork, *, names: tuple[str, ...]) -> Sequence[Tensor] | Tensor:
-    """Returns the model of the checkpoint that is validated, whole tensors in the order of `names`. Read once for each
-    validation."""
+    """Returns the model of the checkpoint that is validated, whole tensors in the order of `names`."""
     weights = ctx.validation.weights(names)
     return weights[0] if len(names) == 1 else weights
 
 
 @op("etcd_complete_range", effect=True)
 def etcd_complete_range(ctx: Context, chunk: ChunkWork, *results: Tensor) -> None:
-    """Adds the results of a batch to its range: means, and those that have an entry for each record.
-
-    With its last batch the range is complete, once; with the last range, the validation is: block `reduce` runs, and
-    the result is written to `/<job>.validated/<step>`.
-    """
+    """Adds the results of a batch to its range: means, and those that have an entry for each record. With the last
+    range, the validation is complete: block `reduce` runs, and the result is written."""
     ctx.validation.complete_range(chunk, results)

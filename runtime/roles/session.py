@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
-from graphft.ops.context import SessionPort
 from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.job_files import has_model
 from graphft.runtime.coordination.job_view import out_of_reach, read_view
@@ -90,8 +89,8 @@ def _over(kvs: Mapping[str, KV], keys: Keys) -> bool:
     return keys.state in kvs and kvs[keys.state].value != b"running"
 
 
-class MemberSession(SessionPort):
-    """The SessionPort of every role. `status`: returns its report, which is written to etcd."""
+class MemberSession:
+    """The session of every role. `status`: returns its report, which is written to etcd."""
 
     def __init__(self, member: Member, end: ProcessEnd, status: Callable[[], msgspec.Struct]) -> None:
         self.member, self.end, self.status = member, end, status

@@ -125,9 +125,6 @@ BREAKS: list[tuple[str, str, Callable[[Programs], object]]] = [
     ("dc_asgd", "config-agree", remove("dc_asgd", "pserver1")),
     ("dc_asgd", "config-agree", repeat("dc_asgd", "pserver0")),
     ("geo_sgd", "config-agree", change("local_steps", count=4)),
-    ("geo_sgd", "local-block", change("local_steps", count=0)),
-    ("geo_sgd", "local-block", change("local_steps", block="locale")),
-    ("geo_sgd", "local-block", change("local_steps", block="step")),
     *(
         ("coordinator", "dispatch", remove(op))
         for op in ("find_coordinator", "finish_task", "fail_task", "renew_tasks")
@@ -163,7 +160,7 @@ def test_other_options_than_the_programs(jobs: dict[str, Job], options: dict[str
 def test_every_rule_is_broken_by_a_test() -> None:
     # Tests of the verifier may have registered rules of their own in this process.
     ours = {r.id for r in JOB_RULES if r.check.__module__.startswith("graphft.")}
-    assert ours | {"config-agree", "local-block"} == {rule for _, rule, _ in BREAKS}
+    assert ours | {"config-agree"} == {rule for _, rule, _ in BREAKS}
 
 
 def test_a_broken_pass_is_named_and_its_input_is_not_changed(jobs: dict[str, Job]) -> None:

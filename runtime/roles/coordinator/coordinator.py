@@ -9,7 +9,7 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.ir import Program
-from graphft.ops.context import ClaimsPort, CoordinatorPort
+from graphft.ops.context import ClaimsPort
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import CoordinatorStatus
 from graphft.runtime.coordination.run_record import put_job
@@ -25,7 +25,7 @@ from graphft.transpiler import Job
 LIMITS = Limits(max_frame=4096, max_header=1 << 20)
 
 
-class JobKeeper(CoordinatorPort):
+class JobKeeper:
     """Writes the job's record, and waits for its end."""
 
     def __init__(self, member: Member, job_dir: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from graphft.ops.context import ClaimTerms, TaskServerPort
+from graphft.ops.context import ClaimTerms
 from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Barred, CoordinatorStatus
@@ -63,7 +63,7 @@ MAX_FENCES = 48
 """Fences of one transaction, at most."""
 
 
-class TaskServer(TaskServerPort):
+class TaskServer:
     """The main thread's. `session`: what the lock hangs on."""
 
     def __init__(self, member: Member, session: Session, transport: ServerTransport, end: ProcessEnd) -> None:

@@ -82,11 +82,6 @@ class FiniteCheck:
             numbers = self.numbers()
             self.inputs, self.records = found, sorted(numbers[row] for row in rows if row < len(numbers))
 
-    def names_of_samples(self, samples: Sequence[int]) -> list[str]:
-        """Returns what a person finds these samples of the batch by."""
-        numbers = self.numbers()
-        return self.names([numbers[sample] for sample in samples])
-
     def describe(self) -> str:
         """Says what is not finite, and what is known of the cause."""
         parts = [f"the loss is {self.loss}"] if self.loss is not None else []

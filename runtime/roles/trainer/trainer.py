@@ -24,7 +24,6 @@ from graphft.runtime.coordination.records import Failure, TrainerStatus
 from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader, reset_signals_in_forks
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
-from graphft.runtime.execute.finite import whole_numbers
 from graphft.runtime.process.progress import DATASETS
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.queue.task_client import TaskClient, waking
@@ -259,8 +258,6 @@ class Trainer(Role):
         """Emits an event of an error of the user's step; returns it as text."""
         cause = error.__cause__ or error
         text, trace = describe(cause), "".join(traceback.format_exception(cause))
-        if self.work_record.phase == Phase.COMPUTING:  # a class that there is not, an index that is too large
-            text += whole_numbers(self.check.columns, self.check.names_of_samples)
         self.member.events.emit("step-failed", f"{what} failed: {text}", traceback=trace, **fields)
         return text
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.ops.context import ChunkWork, Context, DataPort, NoData, ValidationPort
+from graphft.ops.context import ChunkWork, Context, DataPort, NoData
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
@@ -51,7 +51,7 @@ PAUSE_SECONDS = 1.0
 """After a failure that may pass: etcd or a storage that does not answer."""
 
 
-class Validator(ValidationPort, DataPort):
+class Validator(DataPort):
     """The ports of block `validate`, and the thread. `close` ends it after the batch at hand."""
 
     def __init__(self, member: Member, job: Job, job_dir: Path, reader: Reader, end: ProcessEnd) -> None:
@@ -218,7 +218,7 @@ class Validator(ValidationPort, DataPort):
             text = f"the checkpoint of step {step} is damaged, going back to step {raised.step}: {error.message}"
             member.events.emit("damaged-checkpoint", text, step=raised.step)
 
-    # -- ValidationPort ---------------------------------------------------------------------------------------------
+    # -- the port --------------------------------------------------------------------------------------------------
 
     def get_range(self, timeout: float, max_failures: int) -> ChunkWork:
         opened = self._current()
