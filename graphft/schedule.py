@@ -14,17 +14,11 @@ import math
 import os
 from collections.abc import Callable
 from numbers import Real
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from graphft.capture.locations import error_line
 from graphft.errors import GraphftError, UsageError
-from graphft.ir import Block, Type, Variable
-
-if TYPE_CHECKING:
-    from graphft.capture.tracing import Traced
 
 Schedule = Callable[[Tensor], Tensor]
 Rate = float | Schedule
@@ -69,56 +63,9 @@ def at(schedule: Rate, step: Tensor) -> Tensor:
     value = schedule(step) if callable(schedule) else schedule
     lr = value.to(torch.float64) if isinstance(value, Tensor) else torch.full((), value, dtype=torch.float64)
     if lr.shape != ():
-        text = f"{_name(schedule)} gives a learning rate of shape {tuple(lr.shape)}, expected a scalar ()"
-        raise _bad(text, "give one number per step; parameter groups have one schedule each")
+        text = f"{describe(schedule)} gives a learning rate of shape {tuple(lr.shape)}, expected a scalar ()"
+        raise bad_schedule(text, "give one number per step; parameter groups have one schedule each")
     return lr
-
-
-def trace(schedule: Rate) -> Traced:
-    """Returns `schedule` as a recorded function of the int64 step. Raises GraphftError where it cannot be recorded."""
-
-    from graphft.capture import tracing  # tracing takes a second to import, and only this needs it
-    from graphft.ir.symbolic import Symbols
-
-    def lr(step: Tensor) -> list[Tensor]:
-        return [at(schedule, step.to(torch.float64))]
-
-    symbols = Symbols()
-    try:
-        traced = tracing.trace(lr, [symbols.tensor(Type("int64", ()))], symbols)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        help = (
-            "use torch functions on the step, not Python's: torch.where(step < 10, a, b) for if, torch.cos "
-            "for math.cos, torch.clamp for min and max"
-        )
-        raise _bad(f"{_name(schedule)} cannot be traced ({error_line(error)}): {reason}", help) from error
-    for node in traced.module.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            help = "compute the learning rate from the step alone, so that every shard gets the same"
-            raise _bad(f"{_name(schedule)} draws random numbers ({node.target})", help)
-    for k in (0, 1, 1000):
-        (found,), (expected,) = traced.module(torch.tensor(k)), lr(torch.tensor(k))
-        if not torch.equal(found, expected):
-            text = (
-                f"{_name(schedule)} does not depend on the step alone: at step {k} it gives {found.item()}, and when "
-            )
-            help = "keep no state between calls, and use only torch functions on the step"
-            raise _bad(f"{text}it is called again {expected.item()}", help)
-    (result,) = traced.results
-    if result is None or result.op != "call_function":  # a tensor from outside, which has no op to name `%lr` after
-        return trace(at(schedule, torch.zeros((), dtype=torch.float64)).item())
-    return traced
-
-
-def append(block: Block, traced: Traced, step: Variable, name: str) -> Variable:
-    """Appends a recorded schedule's ops to `block`; they compute variable `name`, which is returned, from `step`."""
-    from graphft.capture import tracing
-
-    (result,) = traced.results
-    assert result is not None
-    tracing.emit(traced, block, [step.name], {result: name})
-    return block.program.variables[name]
 
 
 def _positive(name: str, **values: int) -> None:
@@ -129,14 +76,14 @@ def _positive(name: str, **values: int) -> None:
             raise UsageError(text, rule="schedule", help=help)
 
 
-def _bad(text: str, help: str) -> GraphftError:
+def bad_schedule(text: str, help: str) -> GraphftError:
     return GraphftError(text, rule="schedule", help=help)
 
 
-def _name(schedule: Rate) -> str:
+def describe(schedule: Rate) -> str:
     code = getattr(schedule, "__code__", None)
     where = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
     return f"the learning-rate schedule {getattr(schedule, '__qualname__', type(schedule).__name__)}{where}"
 
 
-__all__ = ["Rate", "Schedule", "append", "at", "constant", "cosine", "exponential", "linear_warmup", "step", "trace"]
+__all__ = ["Rate", "Schedule", "at", "constant", "cosine", "exponential", "linear_warmup", "step"]

@@ -20,11 +20,14 @@ from graphft.schedule import Rate
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Base of the optimizers. `op` is the op's type; every field but `lr` that the op knows is its attribute."""
+    """Base of the optimizers. Class and op are named as in torch.optim; fields that the op knows are its attributes."""
 
     op: ClassVar[str]
     torch_class: ClassVar[type[torch.optim.Optimizer]]
     lr: Rate
+
+    def __init_subclass__(cls) -> None:
+        cls.op, cls.torch_class = cls.__name__.lower(), getattr(torch.optim, cls.__name__)
 
     def __post_init__(self) -> None:
         options = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -56,8 +59,6 @@ SCALAR_STATE = "step"
 class SGD(Optimizer):
     """Stochastic gradient descent: torch.optim.SGD."""
 
-    op: ClassVar[str] = "sgd"
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.SGD
     lr: Rate = 1e-3
     momentum: float = 0.0
     dampening: float = 0.0
@@ -73,8 +74,6 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam; weight decay is L2: torch.optim.Adam."""
 
-    op: ClassVar[str] = "adam"
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
     lr: Rate = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -90,8 +89,6 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: torch.optim.AdamW."""
 
-    op: ClassVar[str] = "adamw"
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.AdamW
     weight_decay: float = 1e-2
 
 
@@ -99,8 +96,6 @@ class AdamW(Adam):
 class Adagrad(Optimizer):
     """Adagrad: torch.optim.Adagrad."""
 
-    op: ClassVar[str] = "adagrad"
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adagrad
     lr: Rate = 1e-2
     lr_decay: float = 0.0
     weight_decay: float = 0.0
@@ -116,8 +111,6 @@ class Adagrad(Optimizer):
 class RMSprop(Optimizer):
     """RMSprop: torch.optim.RMSprop."""
 
-    op: ClassVar[str] = "rmsprop"
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.RMSprop
     lr: Rate = 1e-2
     alpha: float = 0.99
     eps: float = 1e-8

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -27,11 +27,16 @@ from torch.optim import optimizer as torch_hooks
 from torch.optim.lr_scheduler import LRScheduler
 
 from graphft import schedule
+from graphft.capture.locations import error_line
+from graphft.capture.tracing import Traced, emit, trace
 from graphft.capture.weights import listed, require_unchanged
 from graphft.errors import GraphftError, ProgramError, UsageError
-from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name, registry
+from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
+from graphft.ir.dependence import alias_classes
 from graphft.ir.literals import dtype_of
+from graphft.ir.symbolic import Symbols
 from graphft.optim.optimizers import OPTIMIZERS, SCALAR_STATE, SGD, AdamW, Clip, ClipByValue, Group, Optimizer
+from graphft.schedule import Rate
 
 log = logging.getLogger("graphft")
 
@@ -50,9 +55,7 @@ def minimize(
 
     A torch.optim instance (SGD, Adam, AdamW, Adagrad, RMSprop) needs `model`, the module that the program was built
     from: its parameter groups, with their options and state, are taken over; parameters in no group become frozen.
-    Raises GraphftError for a parameter without gradient, an option that is not supported, or a schedule that cannot
-    be traced, if the program is minimized already, and if the weights of `model` were changed since it was built; the
-    program is then unchanged.
+    Raises GraphftError, and leaves the program as it was, for what it cannot follow or compute.
     """
     if "step" not in program.blocks or GLOBAL_STEP in program.variables:
         what = "is minimized already" if "step" in program.blocks else "has no block step"
@@ -81,14 +84,14 @@ def minimize(
     block, group_of = program.blocks["step"], {name: g for g in groups for name in g.parameters}
     parameters = [v for v in program.of_kind(Kind.PARAM) if v.name in group_of]
     _require_gradients(block, parameters)
-    rates = {g.optimizer.lr: schedule.trace(g.optimizer.lr) for g in groups}
+    rates = {g.optimizer.lr: trace_schedule(g.optimizer.lr) for g in groups}
 
     if left_out := [v.name for v in program.of_kind(Kind.PARAM) if v.name not in group_of]:
         log.warning("parameters in no group of the optimizer will not train: %s", listed(left_out))
         for name in left_out:
             program.variables[name].kind = Kind.FROZEN
     step = program.variable(GLOBAL_STEP, Type("int64", ()), Kind.STATE, torch.zeros((), dtype=torch.int64))
-    lrs = {rate: schedule.append(block, traced, step, program.fresh("lr")) for rate, traced in rates.items()}
+    lrs = {rate: append_schedule(block, traced, step, program.fresh("lr")) for rate, traced in rates.items()}
     _append_clip(block, clip, [program.variables[grad_name(v.name)] for v in parameters])
     for v in parameters:
         _append_update(block, v, group_of[v.name], lrs[group_of[v.name].optimizer.lr])
@@ -124,6 +127,47 @@ def _require_gradients(block: Block, parameters: Iterable[Variable]) -> None:
         )
 
 
+def trace_schedule(rate: Rate) -> Traced:
+    """Returns a schedule as a recorded function of the int64 step. Raises GraphftError where it cannot be recorded."""
+
+    def lr(step: Tensor) -> list[Tensor]:
+        return [schedule.at(rate, step.to(torch.float64))]
+
+    symbols, name = Symbols(), schedule.describe(rate)
+    try:
+        traced = trace(lr, [symbols.tensor(Type("int64", ()))], symbols)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise schedule.bad_schedule(
+            f"{name} cannot be traced ({error_line(error)}): {reason}",
+            "use torch functions on the step, not Python's: torch.where(step < 10, a, b) for if, torch.cos for "
+            "math.cos, torch.clamp for min and max",
+        ) from error
+    for node in traced.module.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            help = "compute the learning rate from the step alone, so that every shard gets the same"
+            raise schedule.bad_schedule(f"{name} draws random numbers ({node.target})", help)
+    for k in (0, 1, 1000):
+        (found,), (expected,) = traced.module(torch.tensor(k)), lr(torch.tensor(k))
+        if not torch.equal(found, expected):
+            what = (
+                f"{name} does not depend on the step alone: at step {k} it gives {found.item()}, then {expected.item()}"
+            )
+            raise schedule.bad_schedule(what, "keep no state between calls, and use only torch functions on the step")
+    (result,) = traced.results
+    if result is None or result.op != "call_function":  # a tensor from outside, which has no op to name `%lr` after
+        return trace_schedule(schedule.at(rate, torch.zeros((), dtype=torch.float64)).item())
+    return traced
+
+
+def append_schedule(block: Block, traced: Traced, step: Variable, name: str) -> Variable:
+    """Appends a recorded schedule's ops to `block`; they compute variable `name`, which is returned, from `step`."""
+    (result,) = traced.results
+    assert result is not None
+    emit(traced, block, [step.name], {result: name})
+    return block.program.variables[name]
+
+
 def _append_clip(block: Block, clip: Clip | None, grads: list[Variable]) -> None:
     if clip is None:
         return
@@ -138,26 +182,15 @@ def _append_clip(block: Block, clip: Clip | None, grads: list[Variable]) -> None
 
 
 def _own(block: Block, grads: Sequence[Variable]) -> None:
-    """Gives gradients memory of their own, which clipping writes in place: views that share theirs are copied."""
+    """Gives gradients memory of their own, which clipping writes in place: those that may share theirs are copied."""
+    memory = alias_classes(block)
     producers = {name: op for op in block.ops for name in op.writes}
-    taken: set[str] = set()
+    taken = {memory(name) for name in block.program.variables if name not in producers}
+    taken |= {memory(name) for name, op in producers.items() if op.type.startswith("aten.expand")}
     for grad in grads:
-        origin, overlaps = _origin(grad.name, producers)
-        if overlaps or origin in taken or origin not in producers:
+        if memory(grad.name) in taken:
             _copy(block, grad, producers[grad.name])
-        taken.add(origin)
-
-
-def _origin(name: str, producers: Mapping[str, Operator]) -> tuple[str, bool]:
-    """The variable whose memory `name` is a view of, and whether several of its elements may be the same memory."""
-    overlaps = False
-    while (op := producers.get(name)) is not None and op.reads:
-        schema = getattr(registry.require(op).kernel, "_schema", None)
-        if schema is None or all(r.alias_info is None for r in schema.returns):
-            break
-        overlaps |= op.type.startswith("aten.expand")
-        name = op.reads[0]
-    return name, overlaps
+        taken.add(memory(grad.name))
 
 
 def _copy(block: Block, grad: Variable, producer: Operator) -> None:
@@ -192,10 +225,7 @@ _NAMES = ", ".join(c.__name__ for c in OPTIMIZERS.values())
 
 
 def _groups_of(program: Program, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> list[Group]:
-    """The groups of `optimizer`, with the names that `program` gives the parameters of `model`, and their state.
-
-    Parameters that the program does not train (frozen ones) are left out, as torch skips them.
-    """
+    """The groups of `optimizer`, by the program's names of parameters, and their state; without frozen ones."""
     if model is None:
         what = "minimize needs the model to find the parameters of a torch.optim instance"
         raise _refused(what, "give minimize(..., model=model), the module of build()")
@@ -215,7 +245,7 @@ def _groups_of(program: Program, optimizer: torch.optim.Optimizer, model: torch.
 
 
 def _options_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, Optimizer]]:
-    """Of each group, how many parameters it has, and its options."""
+    """Returns for each group how many parameters it has, and its options."""
     _refuse_attached(optimizer)
     return [(len(group["params"]), _options(optimizer, group)) for group in optimizer.param_groups]
 

@@ -24,7 +24,7 @@ from graphft.runtime.coordination.result_files import discarded_of, take_validat
 from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.coordination.status import read_discards, read_metrics
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
-from graphft.runtime.execute.finite import listed, no_longer_finite
+from graphft.runtime.execute.finite import listed, nonfinite_of
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -335,7 +335,7 @@ class Saver:
     def _may_be_saved(self, item: Snapshot) -> bool:
         """Whether all is finite, or the job goes on with what is not. What trainers look at does not show it all: an
         update may overflow, and so may a buffer or the optimizer's state. A generation that is over does not count."""
-        bad = no_longer_finite(item.values, self._initial)
+        bad = nonfinite_of(item.values, self._initial)
         if not bad or not self.commits.is_current(item.generation):
             return True
         what = f"step {item.step}: {listed(bad)} of shard {self.commits.shard} are not finite"
@@ -410,6 +410,6 @@ def _lost(shards: Sequence[Mapping[str, Tensor]], initial: Sequence[Mapping[str,
     counts = [int(values[SKIPPED_STEPS]) for values in shards if SKIPPED_STEPS in values]
     bad: dict[str, int] = {}
     for values, first in zip(shards, initial, strict=True):
-        bad |= no_longer_finite(values, first)
+        bad |= nonfinite_of(values, first)
     found = {SKIPPED_STEPS: str(max(counts))} if counts else {}
     return (found | ({NONFINITE: listed(bad)} if bad else {})) or None

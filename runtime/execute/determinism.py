@@ -1,4 +1,4 @@
-"""What a job's bits depend on, beside its programs: recorded when it is transpiled, enforced when a role starts.
+"""Settings that a job's bits depend on: recorded when it is transpiled, enforced when a role starts.
 
 No such list is whole: a process proves that it gives the job's bits (`roles/proof.py`). What is compared here gives
 the clearer error, before anything is computed.

@@ -1,4 +1,4 @@
-"""What is fed to a program, checked before anything runs."""
+"""Checks what is fed to a program before anything runs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Lowering: a block becomes one generated Python function, run as often as the block is.
 
-Variables are local variables of that function (slots: no dictionary look-up per op), kernels are bound in its
-globals, literals are resolved once, and a value is deleted right after the last op that reads it. What lives
-longer than the block (parameters, inputs, ...) is loaded from the scope at its first use, and stored back when
-an op has it as a result. `Lowered.source` is the text.
+Variables are local variables of that function, kernels are bound in its globals, literals are resolved once, and a
+value is deleted right after the last op that reads it. What lives longer than the block (parameters, inputs, ...) is
+loaded from the scope at its first use, and stored back when an op has it as a result. `Lowered.source` is the text.
 """
 
 from __future__ import annotations
@@ -90,22 +89,17 @@ class Lowered:
                 rule="no-value",
                 help="feed it, or run the block that makes it first",
             )
-        operands = operands_text({n: values[slots[n]] for n in op.reads if n not in missing})
+        operands = [f"%{n}: {_describe(values[slots[n]])}" for n in op.reads if n not in missing]
         return ProgramError(
             f"{op.type} failed: {describe(error)}",
             block=self.block,
             index=index,
             rule="op-failed",
-            help=f"its operands were {operands}",
+            help=f"its operands were {', '.join(operands) or 'none'}",
         )
 
 
 lower = Lowered
-
-
-def operands_text(operands: Mapping[str, Any]) -> str:
-    """An op's operands in words: of tensors their types, shapes and devices."""
-    return ", ".join(f"%{n}: {_describe(v)}" for n, v in operands.items()) or "none"
 
 
 def _describe(value: Any) -> str:

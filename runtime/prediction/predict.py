@@ -23,7 +23,7 @@ from graphft.ir.literals import evaluate, names_in
 from graphft.options import checked_keywords, find_device, is_whole
 from graphft.runtime.coordination.runs import find_run
 from graphft.runtime.data import IN_ORDER, Reader, open_reader
-from graphft.runtime.execute.finite import nonfinite_rows, whole_numbers
+from graphft.runtime.execute.finite import nonfinite_rows
 from graphft.runtime.executor import Executor
 from graphft.runtime.interchange.trained_program import Trained, read_trained
 from graphft.runtime.launcher.run_folder import run_of
@@ -159,7 +159,7 @@ class Prediction:
                 found = executor.run(self.program, _filled(self.program, columns, self.batch_size), self.results)
                 found = {name: value[: len(numbers)].cpu() for name, value in found.items()}
             except Exception as error:
-                raise _of_records(error, columns, numbers, reader) from error
+                raise _of_records(error, numbers) from error
             yield found
             first = numbers.stop
 
@@ -180,13 +180,12 @@ def _read(reader: Reader, inputs: list[str], size: int) -> Iterator[dict[str, Te
         yield rest
 
 
-def _of_records(error: Exception, columns: Mapping[str, Tensor], numbers: range, reader: Reader) -> GraphftError:
-    """Names the records of a batch that failed, and the range of its whole numbers: an index may be too large."""
-    found = whole_numbers(columns, lambda samples: reader.names([numbers[sample] for sample in samples]))
+def _of_records(error: Exception, numbers: range) -> GraphftError:
+    """Names the records of a batch that failed."""
     rule, help = "predict", "it is of the data, or of what the model computes"
     if isinstance(error, GraphftError):
         rule, help = error.rule, error.help
-    return GraphftError(f"in records {numbers[0]} to {numbers[-1]}{found}: {describe(error)}", rule=rule, help=help)
+    return GraphftError(f"in records {numbers[0]} to {numbers[-1]}: {describe(error)}", rule=rule, help=help)
 
 
 def collected(names: Sequence[str], records: int, parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:

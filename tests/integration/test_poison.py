@@ -74,5 +74,4 @@ def test_a_computation_that_always_fails_ends_the_job_with_its_error(folder: Pat
     assert "error[job-failed]: job blobs failed: trainer 0 failed 3 times in a row" in launcher.output
     assert "Target 7 is out of bounds" in launcher.output
     assert "step 0 of slot 0 failed" in launcher.output
-    assert "(the batch has y 7 throughout)" in launcher.output, "which value it is that there is no class for"
     assert not (folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").exists()

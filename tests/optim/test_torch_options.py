@@ -26,7 +26,7 @@ BASE: dict[str, dict[str, Any]] = {
     "dampening": {"momentum": 0.9},
     "amsgrad": {"betas": (0.5, 0.1)},
 }
-"""What an option needs beside it to have an effect."""
+"""Options that another needs beside it to have an effect."""
 COMPUTED: dict[str, Any] = {
     "lr": 0.05,
     "momentum": 0.9,
