@@ -69,11 +69,11 @@ JOB_RULES: list[Rule] = []
 Checker = TypeVar("Checker", bound=Callable[[Any], Iterator[Diagnostic]])
 
 
-def rule(id: str, description: str, rules: list[Rule] = RULES) -> Callable[[Checker], Checker]:
+def rule(id: str, description: str) -> Callable[[Checker], Checker]:
     """Adds the decorated check to the rules of every program."""
 
     def add(check: Checker) -> Checker:
-        rules.append(Rule(id, description, check))
+        RULES.append(Rule(id, description, check))
         return check
 
     return add
@@ -81,7 +81,12 @@ def rule(id: str, description: str, rules: list[Rule] = RULES) -> Callable[[Chec
 
 def job_rule(id: str, description: str) -> Callable[[Checker], Checker]:
     """Adds the decorated check to the rules across the programs of a job."""
-    return rule(id, description, JOB_RULES)
+
+    def add(check: Checker) -> Checker:
+        JOB_RULES.append(Rule(id, description, check))
+        return check
+
+    return add
 
 
 def check(program: Program, *, require_values: bool = False) -> list[Diagnostic]:
