@@ -1,19 +1,12 @@
 """A shard in async mode: applies every batch once, in order of arrival, and answers with its newest parameters.
 
-    shard = AsyncShard(AsyncOptions(shard=0, buckets=(0, 1), run=..., secret=...), incarnation=process_id,
-                       generation=generation.number, version=saved_version, ledger=Ledger.load(saved_ledger))
-    for effect in shard.step(Received(peer, decode(header), frame), now): carry it out, in order, before the next step()
-
 A batch is applied when all of its buckets on this shard are in, from one trainer and one version of the parameters.
-`ApplyBatch`: reduce the payloads into the gradients and run the optimize blocks; the acknowledgement and the new
-buckets are effects behind it, so nothing is acknowledged that was not applied. `TakeCheckpoint`: save the state with
-`shard.ledger.export()` and `shard.version`; a restart that loads all of them repeats and loses nothing.
+The acknowledgement and the new buckets are effects behind `ApplyBatch`, so nothing is acknowledged that was not
+applied. `TakeCheckpoint`: save the state with `shard.ledger.export()` and `shard.version`; a restart that loads all of
+them repeats and loses nothing.
 
 A gradient that is too stale is refused, with the newest bucket behind the refusal, so that the batch can be computed
 again. With `compensate`, copies are kept of the versions that trainers were sent, and may still push gradients of.
-
-A trainer pushes each bucket with the version that it computed from, waits for BatchAck, and asks `LedgerQuery` which
-batches of a chunk that it takes over are in. After a new connection: Hello, and push again.
 """
 
 from __future__ import annotations

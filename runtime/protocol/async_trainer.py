@@ -1,10 +1,6 @@
 """A trainer in async mode: which batches its chunks still lack, on which shard, and what it has of the parameters.
 
-    trainer = AsyncTrainer(TrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), run=..., secret=...))
-
-    ShardUp(shard, incarnation) / ShardDown(shard), FromShard(shard, message, frame), Tick()
-
-and, for each batch, the thread that computes:
+For each batch, the thread that computes:
 
     trainer.step(Took((pass_index, chunk), batches), now)       # asks every shard which batches it has applied
     batch = trainer.next_batch(key, last)                       # None: nothing can be done for it now
@@ -15,9 +11,8 @@ and, for each batch, the thread that computes:
     send_barrier:             step(CloseBatch(...), now); wait until trainer.settled
     if trainer.whole(key):    complete the chunk, under the generations that `generations()` gives; step(Dropped(key))
 
-What a chunk lacks is kept for each shard, and follows from its ledger and acknowledgements alone: a batch that was
-skipped, refused as stale, or lost with a shard that went back is computed again for this shard only. The shard's ledger
-makes a repetition harmless.
+What a chunk lacks on a shard follows from the shard's ledger and acknowledgements alone: a batch that was skipped,
+refused as stale, or lost with a shard that went back is computed again for this shard only.
 """
 
 from __future__ import annotations
@@ -170,12 +165,6 @@ class AsyncTrainer(Trainer):
         return max(0, *(cache.loaded for connection in self.connections for cache in connection.caches.values()))
 
     # -- shards -------------------------------------------------------------------------------------------------------
-
-    def _up(self, event: ShardUp) -> Effects:
-        connection = self.connections[event.shard]
-        connection.up, connection.introduced, connection.incarnation = True, False, event.incarnation
-        self.tell(f"shard {event.shard} is up as {event.incarnation}")
-        return [self.hello(event.shard)]
 
     def from_shard(self, event: FromShard) -> Effects:
         introduced = self.connections[event.shard].introduced
@@ -377,20 +366,15 @@ class AsyncTrainer(Trainer):
             "introduced shards are up": all(c.up or not c.introduced for c in self.connections),
             "what the tensors hold has come": all(b.loaded <= b.have for b in caches),
             "a bucket that came stays": all(b.ever or (b.have, b.frame) == (-1, None) for b in caches),
-            "a chunk lacks batches of its own only": all(
-                lacks <= held.wanted for held in self.held.values() for lacks in held.lacks
-            ),
-            "a shard that was not heard may lack everything": all(
-                held.unknown <= set(shards) for held in self.held.values()
-            ),
+            "chunks lack batches of their own": all(la <= h.wanted for h in self.held.values() for la in h.lacks),
             "only batches of held chunks are skipped": all(
-                key in self.held for c in self.connections for key, _ in c.skipped
+                k in self.held for c in self.connections for k, _ in c.skipped
             ),
             "only shards are passed over": self.current is None or self.current.passed <= set(shards),
         }
 
     EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]] = {
-        ShardUp: _up,
+        ShardUp: Trainer.shard_up,
         ShardDown: Trainer.shard_down,
         FromShard: from_shard,
         Tick: _tick,

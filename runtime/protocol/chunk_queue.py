@@ -6,22 +6,13 @@ Each pass has a prefix of its own (`keys.queue(pass)`):
     pending/<chunk>  the claim, under its trainer's lease: it ends when the trainer does
     done/<chunk>
 
-A pass is over when no `todo` record is left. The ranges of a validation (`decisions.py`) have records of the same kind,
-with their result in `done`. A batch that fails too often is discarded, and its chunk goes on without it:
+A pass is over when no `todo` record is left. The ranges of a validation have records of the same kind, with their
+result in `done`. A batch that fails too often is discarded (`/<job>.queue/discarded/<chunk>`), its records in all later
+passes too, and its chunk goes on without it; what was computed before stays as it was.
 
-    /<job>.queue/discarded/<chunk> = Discards
-
-The records of that batch are discarded in all later passes too, whose batches consist of other records. What was
-computed before stays as it was, so a rollback does not change it.
-
-Functions take records as they were read and return a `Change` as plain data, which a driver makes a transaction of:
-
-    change = claim(prefix, chunk, store.get(todo_key(prefix, chunk)), ...)
-    result = store.txn([compare ...], [put ..., delete ...])   # `Put.leased`: under this process's lease
-    if result.ok and change.outcome == "claimed": fence = result.revision      # the claim's create_revision
-
-A transaction that fails has changed nothing: read again. Whatever relies on a claim compares its fence, so a trainer
-that has lost its claim can neither complete, renew nor release the chunk.
+Functions take records as they were read and return a `Change`, which a driver makes a transaction of. One that fails
+has changed nothing: read again. The fence of a claim is its create_revision: whatever relies on the claim compares it,
+so a trainer that has lost its claim can neither complete, renew nor release the chunk.
 
 Failures are counted at the next claim: a claim that was neither completed nor released has failed. Progress since
 (`progress`: batches applied) resets the count, so preemptions never discard good data.

@@ -1,11 +1,8 @@
 """Decides what follows from a job's validations: the best model so far, a lower learning rate, the end.
 
-The process that ends a validation decides, in the order of the steps; decisions are a function of those before and of
-the result. Ranges of the held-out data are handed out as chunks are (`chunk_queue.py`); a range is computed from a
-checkpoint, with the same result in every process.
-
-The rules are those of torch's ReduceLROnPlateau, which acts on the validation after `patience` ones without anything
-better, and of Keras' and Lightning's EarlyStopping, which act on the last of them.
+Decisions are a function of those before and of the result, in the order of the steps. The rules are those of torch's
+ReduceLROnPlateau, which acts on the validation after `patience` ones without anything better, and of Keras' and
+Lightning's EarlyStopping, which act on the last of them.
 """
 
 from __future__ import annotations

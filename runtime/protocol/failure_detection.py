@@ -1,9 +1,5 @@
 """Judges, for the driver, trainers of which nothing comes, and deaths of processes.
 
-    idle = IdleSlots(timeout=60.0)
-    idle.heard(slot)                                   # a part of a contribution came
-    for slot in idle.look(now, step, missing, holders): ...    # take it from its holder
-
 A trainer may live, mark progress and believe that it reaches every shard, and still nothing comes of its slots, while
 the others wait for it: `IdleSlots` is the net below leases and below what a trainer knows of itself.
 

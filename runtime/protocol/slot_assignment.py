@@ -1,16 +1,9 @@
 """Decides which slots a trainer claims and releases, from its own, perhaps stale, view.
 
 Claims are compare-and-swaps in etcd, so two claims of one slot are settled there; the trainer that loses looks again.
-
-    todo = assign(slots=V, live=view.trainers, holders=view.slots, me=my_id, policy="takeover")
-    for slot in todo.claim: ...      # put /<job>/slots/<slot> = me under my lease, if absent
-    for slot in todo.release: ...    # at a step boundary: delete it, if it is still mine
-
-A trainer in quarantine ("barred": it cannot reach a shard, or made no progress) claims nothing, gives away what it
-holds, and counts for no share, unless all are.
-
 Shares are floor(V / live) to ceil(V / live). Slots move only from a trainer above the ceiling, or to one below the
-floor that no free slot serves; so a settled assignment stays as it is.
+floor that no free slot serves; so a settled assignment stays as it is. A trainer in quarantine ("barred") claims
+nothing, gives away what it holds, and counts for no share, unless all are.
 """
 
 from __future__ import annotations

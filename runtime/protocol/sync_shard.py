@@ -1,16 +1,8 @@
 """A shard in sync mode: generation, version, the contributions of the current step, and who waits for the next version.
 
-    shard = SyncShard(SyncOptions(shard=0, shards=2, slots=4, buckets=(0, 1), total_steps=100, run=..., secret=...),
-                      incarnation=process_id, generation=generation.number, version=loaded_step)
-    effects = shard.step(Started(), now)
-    while serving:
-        effects = shard.step(Received(peer, decode(header), frame), now)   # or Tick(), Rollback(...), ...
-        for effect in effects: carry it out, in order, before the next step()
+The driver steps `Started` first, and carries effects out in order, before the next event. Those that are not plain:
 
-What the driver does with effects that are not plain:
-
-- `ComputePartials`: reduce the contributions into the gradients, run the reduce block, then step(PartialsReady(...)),
-  before any other event.
+- `ComputePartials`: reduce the contributions into the gradients, run the reduce block, then step PartialsReady.
 - `ApplyRound`: (reduce the contributions, if ComputePartials did not,) copy the parameters to the previous version's
   buffers, run the schedule and optimize blocks. The answers with the new version are effects behind it.
 - `RoundSkipped` that names slots: run the schedule and skip blocks.

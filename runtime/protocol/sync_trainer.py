@@ -1,15 +1,7 @@
 """A trainer in sync mode: which (step, slot) to work on, which buckets it has, what it asks the shards for.
 
-    trainer = SyncTrainer(TrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), total_steps=100, run=..., secret=...),
-                          generation=generation.number)
-
-Events may come from any thread, under the driver's one lock; effects are carried out in order:
-
-    ShardUp(shard, incarnation) / ShardDown(shard)    # connected (also again, after a break) / the connection broke
-    FromShard(shard, message, frame)                  # whatever arrives
-    SlotGained(slot) / SlotLost(slot), Rollback(generation, step), Tick()
-
-The thread that computes, for one (step, slot) after the other:
+Events may come from any thread, under the driver's one lock; effects are carried out in order. The thread that
+computes, for one (step, slot) after the other:
 
     effects = trainer.step(Begin(), now)              # asks for the buckets that are missing
     work = trainer.current                            # Work(step, slot), or None: wait for an event, begin again
@@ -21,9 +13,8 @@ The thread that computes, for one (step, slot) after the other:
     send_barrier:             trainer.step(Closed(shards), now)
     without data:             wait until trainer.reached() is `shards`, or trainer.work_changed; then Closed(shards)
 
-Between Begin and Closed a generation may end: what is pushed then goes nowhere, and the work does not count as done.
-Abandoning work, and doing it twice, is always safe. What arrived on an earlier connection is fed before the ShardUp of
-the present one, or never.
+Abandoning work, and doing it twice, is always safe: what is pushed after the end of a generation goes nowhere, and does
+not count as done. What arrived on an earlier connection is fed before the ShardUp of the present one, or never.
 """
 
 from __future__ import annotations
@@ -133,14 +124,6 @@ class SyncTrainer(Trainer):
         return not any(state.next <= step and not state.confirm for v, state in self.slots.items() if v != slot)
 
     # -- events: shards -----------------------------------------------------------------------------------------------
-
-    def _shard_up(self, event: ShardUp) -> list[Effect]:
-        connection = self.connections[event.shard]
-        if connection.up and connection.introduced and connection.incarnation == event.incarnation:
-            return []
-        connection.up, connection.introduced, connection.incarnation = True, False, event.incarnation
-        self.tell(f"shard {event.shard} is up: {event.incarnation}")
-        return [self.hello(event.shard)]
 
     def _welcome(self, shard: int, message: Welcome, payload: Any) -> list[Effect]:
         connection = self.connections[shard]
@@ -391,7 +374,7 @@ class SyncTrainer(Trainer):
         }
 
     EVENTS: ClassVar[dict[type, Callable[[Any, Any], list[Any]]]] = {
-        ShardUp: _shard_up,
+        ShardUp: Trainer.shard_up,
         ShardDown: Trainer.shard_down,
         FromShard: Trainer.from_shard,
         SlotGained: _slot_gained,

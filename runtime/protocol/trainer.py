@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.events import Count, Fail, FromShard, Pushed, Send, ShardDown, TrainerOptions, Work
+from graphft.runtime.protocol.events import (
+    Count,
+    Fail,
+    FromShard,
+    Pushed,
+    Send,
+    ShardDown,
+    ShardUp,
+    TrainerOptions,
+    Work,
+)
 from graphft.runtime.protocol.machine import Machine
 from graphft.runtime.protocol.messages import Hello, answer_problem
 
@@ -83,6 +93,14 @@ class Trainer(Machine):
         if problem:
             return [Fail(self.tell(f"a wrong {name} of shard {event.shard}: {problem}"))]
         return handler(self, event.shard, event.message, event.payload)
+
+    def shard_up(self, event: ShardUp) -> list[Any]:
+        connection = self.connections[event.shard]
+        if connection.introduced and connection.incarnation == event.incarnation:
+            return []
+        connection.up, connection.introduced, connection.incarnation = True, False, event.incarnation
+        self.tell(f"shard {event.shard} is up: {event.incarnation}")
+        return [self.hello(event.shard)]
 
     def shard_down(self, event: ShardDown) -> list[Any]:
         connection = self.connections[event.shard]

@@ -1,8 +1,8 @@
 """The records of passes: made when a pass begins, put back when a shard goes back, and closed at its end.
 
-The holder of a chunk may die, or lose the slot, after the last batch was applied and before it has completed the chunk,
-and the next holder of the slot goes on behind it. So the trainer that begins a pass of a sync job completes what is
-open of the one before. At the end of any job the first shard does so for all passes, before the job is complete.
+A chunk's holder may die, or lose the slot, after the last batch was applied and before it has completed the chunk. So
+the trainer that begins a pass of a sync job completes what is open of the one before, and at the end of any job the
+first shard does so for all passes.
 """
 
 from __future__ import annotations

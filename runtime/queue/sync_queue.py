@@ -1,11 +1,8 @@
 """The chunk queue of sync training.
 
-The pass plan says which chunk a slot works on, so claims never contend; the records (see `protocol.chunk_queue`) say
-what is todo, pending and done, and count failures. Of a batch that is discarded, the slot contributes "empty".
-
-A step waits for none of it: chunks are claimed some steps before they are begun, as many as are worth about a second,
-and completed later (`BackgroundTasks`). A claim is made under the slot's key before the chunk's first batch, and only
-its holder may discard a batch; so it does not matter when it was made.
+The pass plan says which chunk a slot works on, so claims never contend; the records say what is todo, pending and done,
+and count failures. Of a batch that is discarded, the slot contributes "empty". A step waits for none of it: chunks are
+claimed under the slot's key some steps before they are begun, and completed later (`BackgroundTasks`).
 """
 
 from __future__ import annotations

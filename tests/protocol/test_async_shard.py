@@ -60,7 +60,6 @@ def acks(effects: list[Any]) -> list[tuple[str, int, bool]]:
 
 
 def test_a_batch_is_applied_when_all_of_its_buckets_are_in_and_acknowledged_behind_it() -> None:
-    """Done is what was applied, not what was read or received."""
     rig = AsyncRig()
     assert rig.push("a", 2, 1) == []
     effects = rig.push("a", 2, 0)
@@ -75,7 +74,6 @@ def test_a_batch_is_applied_when_all_of_its_buckets_are_in_and_acknowledged_behi
 
 
 def test_a_repeated_batch_is_acknowledged_not_applied() -> None:
-    """A retried push was applied twice."""
     rig = AsyncRig()
     rig.batch("a", 1)
     effects = rig.batch("b", 1)
@@ -87,7 +85,6 @@ def test_a_repeated_batch_is_acknowledged_not_applied() -> None:
 
 
 def test_the_ledger_survives_with_the_checkpoint() -> None:
-    """The high-water mark must be inside the shard's checkpoint."""
     rig = AsyncRig(checkpoint_every=2)
     rig.batch("a", 1)
     (checkpoint,) = of(TakeCheckpoint, rig.batch("a", 3))
@@ -101,7 +98,6 @@ def test_the_ledger_survives_with_the_checkpoint() -> None:
 
 
 def test_a_dead_trainers_half_batch_is_replaced_by_its_successors() -> None:
-    """It neither stays in a buffer nor mixes with another gradient."""
     rig = AsyncRig()
     rig.push("a", 0, 0)
     rig.feed(PeerLeft("a"))
@@ -156,7 +152,6 @@ def pull(rig: AsyncRig, peer: str) -> None:
 
 
 def test_a_gradient_is_compensated_with_the_version_it_was_computed_from() -> None:
-    """The copies that are kept are those that somebody may still push from."""
     rig = AsyncRig(compensate=True)
     pull(rig, "a")
     pull(rig, "b")
@@ -196,7 +191,6 @@ def test_a_trainer_on_a_new_connection_still_computes_from_what_it_had() -> None
 
 @pytest.mark.parametrize("version", [-1, 0])
 def test_without_a_copy_a_gradient_is_applied_as_it_is_and_that_is_counted(version: int) -> None:
-    """Of another generation (-1), or of before a restart (0, which was never sent from here)."""
     rig = AsyncRig(compensate=True, version=3, max_staleness=3)
     effects = rig.batch("a", 0, version=version)
     assert [(a.base, a.staleness) for a in of(ApplyBatch, effects)] == [(-1, 3)]
@@ -206,7 +200,6 @@ def test_without_a_copy_a_gradient_is_applied_as_it_is_and_that_is_counted(versi
 
 
 def test_copies_are_bounded_whoever_asks_for_how_many() -> None:
-    """The oldest, which the trainer most likely computes from, and the newest stay."""
     rig = AsyncRig(compensate=True, batches=(30,))
     for batch in range(20):
         pull(rig, "b")

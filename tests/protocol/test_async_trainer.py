@@ -204,7 +204,6 @@ def test_a_broken_connection_gets_the_batch_again() -> None:
 
 
 def test_a_shard_in_a_new_generation_is_asked_what_it_has() -> None:
-    """What it acknowledged before is worth nothing now, and its versions count anew."""
     rig = Rig().ready()
     for batch in (0, 1, 2):
         rig.compute(batch)

@@ -110,7 +110,6 @@ def release(store: MiniStore, chunk: int, fence: int, todo: Any) -> bool:
 
 
 def test_only_the_owner_completes(store: MiniStore) -> None:
-    """The fence is the claim's revision: a zombie cannot finish the new owner's chunk."""
     _, zombie = claim(store, "a")
     store.expire("a")
     _, owner = claim(store, "b")
@@ -123,7 +122,6 @@ def test_only_the_owner_completes(store: MiniStore) -> None:
 
 
 def test_a_pass_is_over_when_nothing_is_to_do_which_includes_pending_and_discarded(store: MiniStore) -> None:
-    """`todo` stays while a chunk is pending, and goes when it is done, with or without all batches."""
     for chunk in (1, 2):
         store.apply(chunk_queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
     fail(store, 3)
@@ -167,7 +165,6 @@ def test_a_batch_that_fails_too_often_is_discarded_and_its_chunk_goes_on(store: 
 def test_records_are_discarded_that_all_failures_blame(
     store: MiniStore, blamed: Sequence[Sequence[int]], discarded: tuple[int, ...]
 ) -> None:
-    """A record that could be read the other times stays; one failure that does not tell is no reason to lose more."""
     fail(store, 2, batch=7, records=(8,))  # of another batch: it does not count
     for records in blamed:
         fail(store, 1, records=records)

@@ -34,7 +34,6 @@ def decided(config: ValidationConfig, losses: list[float]) -> Decided:
 def test_learning_rates_go_down_as_torchs_do(
     losses: list[float], patience: int, cooldown: int, mode: Any, threshold_mode: Any
 ) -> None:
-    """What is not finite is no better than anything; torch takes an infinite value for the best."""
     losses = [loss for loss in losses if not math.isinf(loss)]
     options: dict[str, Any] = {"mode": mode, "patience": patience, "cooldown": cooldown, "factor": 0.5}
     options |= {"threshold": 0.1, "threshold_mode": threshold_mode}

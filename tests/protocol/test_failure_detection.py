@@ -36,7 +36,6 @@ def test_a_slot_that_nothing_comes_of_is_taken_when_the_others_wait() -> None:
 
 
 def test_nothing_is_taken_while_nobody_has_contributed() -> None:
-    """A shard that comes back slowly holds all of them up."""
     assert Round().wait(100, {0, 1}, {0: A, 1: B}) == []
 
 
@@ -118,5 +117,4 @@ def fatal(story: Story) -> list[int]:
     ],
 )
 def test_whose_fault_it_is(story: Story, expected: list[int]) -> None:
-    """A crash is a failure of its batch; SIGKILL is one from the third in a row on, if nothing else died in between."""
     assert fatal(story) == expected

@@ -68,7 +68,6 @@ def push(rig: ShardRig, slot: int, finite: bool, peer: str = "a") -> list[Any]:
 
 @pytest.mark.parametrize("reduce", [False, True])
 def test_one_slot_that_is_not_finite_makes_a_shard_leave_the_step_out(reduce: bool) -> None:
-    """Before partial sums are made: every shard has the same flags, so none waits for another's."""
     rig = ShardRig(skips=True, reduce=reduce, shards=2 if reduce else 1)
     assert push(rig, 1, False) == []
     effects = push(rig, 0, True)

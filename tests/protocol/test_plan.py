@@ -41,7 +41,6 @@ def test_every_batch_is_computed_exactly_once_per_pass(plan: Plan) -> None:
 
 @given(plans)
 def test_a_plan_of_more_passes_begins_alike(plan: Plan) -> None:
-    """So a run that is complete can go on with more of them, to the bits of one that had them from the start."""
     longer = Plan(
         plan.records,
         slots=plan.slots,
@@ -86,7 +85,6 @@ def test_passes_differ_and_slots_share_the_order() -> None:
 
 
 def test_order_and_seeds_are_the_same_everywhere() -> None:
-    """No `hash()`, no library's stream: these values may never change."""
     assert mix(0) == 0xE220A8397B1DCDAF  # the first output of splitmix64 with seed 0
     assert mix(1, 2, 3) == 7702586659592502839
     assert permutation(10, 1, 2, 3).tolist() == [7, 0, 4, 1, 8, 2, 5, 6, 3, 9]

@@ -74,7 +74,6 @@ def test_a_slot_whose_holder_is_gone_is_free_only_when_its_key_is() -> None:
 def test_barred_trainers_end_with_no_slot_unless_all_are_barred(
     slots: int, live: list[str], data: st.DataObject
 ) -> None:
-    """Slots go to those that can work."""
     barred = set(data.draw(st.lists(st.sampled_from(live), unique=True)))
     holders = data.draw(st.dictionaries(st.integers(0, slots - 1), st.sampled_from(live)))
     settle(slots, live, holders, "takeover", data, barred)

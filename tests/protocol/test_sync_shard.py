@@ -48,7 +48,6 @@ def test_contributions_come_in_slot_order_not_in_order_of_arrival() -> None:
 
 
 def test_a_second_copy_is_ignored_and_its_want_is_remembered() -> None:
-    """A restarted trainer, or a zombie, does not count twice, and overwrites nothing."""
     rig = ShardRig()
     rig.push("a", 0, 0, 0)
     assert counted(rig.push("b", 0, 0, 0, want=True, payload="other bits")) == ["duplicate-push"]
@@ -93,7 +92,6 @@ def test_a_round_without_data_is_skipped_and_its_parameters_stay() -> None:
 
 
 def test_an_empty_contribution_replaces_half_a_one_but_not_a_whole_one() -> None:
-    """The chunk was discarded while its holder was sending."""
     rig = ShardRig()
     rig.push("a", 0, 0, 0)
     assert counted(rig.empty("b", 0, 0)) == []
@@ -105,7 +103,6 @@ def test_an_empty_contribution_replaces_half_a_one_but_not_a_whole_one() -> None
 
 
 def test_a_departed_trainers_contribution_counts_once_and_is_gone_with_its_step() -> None:
-    """Its gradient was added again in every later step."""
     rig = ShardRig()
     rig.contribute("b", 0, 1, want=True)
     rig.feed(PeerLeft("b"))
@@ -121,7 +118,6 @@ def test_a_departed_trainers_contribution_counts_once_and_is_gone_with_its_step(
 
 
 def test_a_push_of_a_past_step_changes_nothing_and_is_answered_with_the_current_parameters() -> None:
-    """Nothing is "got and cleared"; a lost answer is asked for again."""
     rig = ShardRig()
     rig.run_round()
     effects = rig.push("b", 0, 0, 0, want=True, payload="late")
@@ -131,7 +127,6 @@ def test_a_push_of_a_past_step_changes_nothing_and_is_answered_with_the_current_
 
 
 def test_a_push_from_the_future_means_that_this_shard_is_behind() -> None:
-    """It does not go on alone with an older version of the model."""
     rig = ShardRig(version=2)
     effects = rig.push("a", 3, 0, 0)
     assert codes(effects) == ["future-step"]
@@ -246,7 +241,6 @@ def test_recovery_mode_asks_for_a_rollback_when_the_first_barrier_times_out() ->
 
 
 def test_recovery_mode_can_proceed_with_what_is_there_and_names_what_is_missing() -> None:
-    """The original Fluid behaviour. A contribution that is half there counts as missing."""
     rig = ShardRig(slots=3, recovery=True, recovery_timeout=5.0, on_barrier_timeout="proceed")
     assert counted(rig.pass_time(5.0, Tick())) == ["barrier-timeout"]
     rig.contribute("a", 0, 0)
@@ -280,7 +274,6 @@ def test_checkpoints_are_taken_at_the_ends_of_passes() -> None:
 
 
 def test_checkpoints_are_taken_at_common_steps() -> None:
-    """The version decides, not a clock; a restarted shard goes on with them."""
     rig = ShardRig(checkpoint_every=3, version=2)
     assert [e.step for e in of(TakeCheckpoint, rig.run_round())] == [3]
     assert not of(TakeCheckpoint, rig.run_round())
@@ -290,7 +283,6 @@ def test_checkpoints_are_taken_at_common_steps() -> None:
 
 
 def test_the_last_version_is_saved_and_finishes_the_job() -> None:
-    """Nobody waits for anyone after the end."""
     rig = ShardRig(total_steps=1)
     effects = rig.run_round()
     assert [e.step for e in of(TakeCheckpoint, effects)] == [1]

@@ -62,7 +62,6 @@ def test_a_trainer_introduces_itself_and_waits_for_every_shard() -> None:
 
 
 def test_a_gained_slot_starts_at_the_lowest_version_among_the_shards() -> None:
-    """Its holder died after one shard had closed a step, and before the other had."""
     rig = TrainerRig(slots=(), version=7)
     assert sent(rig.feed(SlotGained(2))) == [(0, Query()), (1, Query())]
     assert rig.machine.next_work() is None
@@ -103,7 +102,6 @@ def test_a_lost_slot_is_work_changed() -> None:
 
 
 def test_a_slot_that_is_claimed_again_begins_anew() -> None:
-    """Changes of a slot are told by its claims, and not by who holds it."""
     rig = TrainerRig(())
     rig.feed(SlotGained(0, claim=7))
     rig.welcome(0, "A", 4)
@@ -153,7 +151,6 @@ def test_only_the_last_slot_of_a_step_asks_for_the_new_buckets() -> None:
 
 
 def test_a_version_that_is_one_behind_is_pulled_from_every_shard() -> None:
-    """Slot 1 is taken over at step 4: shard 0 has closed it, shard 1 has not; both must give version 4."""
     rig = TrainerRig((0,), version=4)
     rig.feed(Begin())
     arrive(rig, 4)
@@ -181,7 +178,6 @@ def test_a_refused_old_version_tells_where_the_shard_is() -> None:
 
 
 def test_unanswered_pulls_are_repeated_after_a_while() -> None:
-    """A lost answer is not lost data."""
     rig = TrainerRig((0,))
     rig.feed(Begin())
     rig.bucket(0, 0)
@@ -229,7 +225,6 @@ def test_half_a_contribution_cannot_be_closed() -> None:
 
 
 def test_what_a_shard_may_have_lost_is_contributed_again() -> None:
-    """It restarted at the step it was in, from its checkpoint; the others ignore the second copy."""
     rig = TrainerRig((0,), version=4)
     rig.feed(Begin())
     arrive(rig, 4)
@@ -257,7 +252,6 @@ def test_a_contribution_in_the_middle_of_which_a_shard_restarts_is_done_again() 
 
 
 def test_nothing_is_pushed_to_a_shard_that_came_back_older() -> None:
-    """It would take that for a sign that it has lost steps, and roll everyone back."""
     rig = TrainerRig((0,), version=4)
     rig.feed(Begin())
     arrive(rig, 4)
@@ -282,7 +276,6 @@ def test_a_shard_that_came_back_older_is_asked_though_all_buckets_are_here() -> 
 
 
 def test_a_shard_two_versions_behind_is_told_so() -> None:
-    """The pull of what it cannot have makes it ask for a rollback."""
     rig = TrainerRig((0,), version=6)
     rig.feed(ShardDown(1), ShardUp(1, "B2"))
     assert (1, Pull(0, 6, 0)) in sent(rig.welcome(1, "B2", 3))

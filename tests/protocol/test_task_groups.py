@@ -23,7 +23,6 @@ def test_a_group_that_is_cut_is_no_group(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("chunks", [1, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP])
 def test_a_pass_is_read_as_it_was_written(chunks: int) -> None:
-    """Also when its last group is not full, and some chunks are no tasks."""
     exists = bytes(n % 7 != 3 for n in range(chunks))
     one, other = PassTasks(2, exists, 5), PassTasks(2, exists, 5)
     order = []
@@ -47,7 +46,6 @@ def test_a_pass_is_read_as_it_was_written(chunks: int) -> None:
 
 
 def test_tasks_are_given_out_group_by_group() -> None:
-    """So few groups change at a time; in another order in each pass."""
     orders = []
     for index in range(2):
         tasks = PassTasks(index, b"\1" * (3 * GROUP), 5)

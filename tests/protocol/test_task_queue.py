@@ -57,7 +57,6 @@ def test_the_same_call_gets_the_same_answer() -> None:
 
 
 def test_an_echo_of_a_call_gets_nothing() -> None:
-    """Its trainer has its answer: it has made another call since. What the echo would get, nobody knows that it has."""
     rig = TaskRig()
     echo = GetTasks(1, "a", 0, 1)
     given = rig.ask(echo)
@@ -72,7 +71,6 @@ def test_an_echo_of_a_call_gets_nothing() -> None:
 
 
 def test_a_zombie_finishes_nothing_of_its_successors() -> None:
-    """ "finished" did not check the attempt number."""
     rig = TaskRig()
     zombie = take_all(rig)
     rig.live("bc")
@@ -89,7 +87,6 @@ def test_a_zombie_finishes_nothing_of_its_successors() -> None:
 
 
 def test_what_a_shard_forgot_meanwhile_is_to_do_again() -> None:
-    """Finished is what every shard has applied, in the generation that it is in."""
     rig = TaskRig()
     held = rig.get("a")
     (chunk,) = held
@@ -108,7 +105,6 @@ def test_what_a_shard_forgot_meanwhile_is_to_do_again() -> None:
 
 
 def test_what_a_trainer_held_that_vanished_is_todo_and_counts_when_it_is_claimed() -> None:
-    """No goodbye is needed."""
     rig = TaskRig()
     held = take_all(rig)
     rig.live("bc")
@@ -120,7 +116,6 @@ def test_what_a_trainer_held_that_vanished_is_todo_and_counts_when_it_is_claimed
 
 
 def test_a_task_that_is_not_renewed_is_taken_away() -> None:
-    """Also when another coordinator has it from etcd: each pending task has a timer."""
     rig = TaskRig()
     a, b = rig.get("a"), rig.get("b")
     assert rig.pass_time(60.0) == []
@@ -135,7 +130,6 @@ def test_a_task_that_is_not_renewed_is_taken_away() -> None:
 
 
 def test_a_renewal_frees_what_its_trainer_does_not_know_of() -> None:
-    """The answer to its call was lost, and it has made another one; but not what later calls gave."""
     rig = TaskRig()
     lost, known = rig.get("a"), rig.get("a")
     later = rig.get("a")
@@ -165,7 +159,6 @@ def test_a_task_at_which_too_many_vanish_is_hopeless_and_goes_on_without_its_res
 
 @pytest.mark.parametrize("how", ["released", "fenced", "failed", "vanished", "hopeless"])
 def test_a_pass_rolls_when_its_last_task_came_back_before(how: str) -> None:
-    """It rolled only on "finished", and never when the last pending task was discarded."""
     rig = TaskRig()
     *rest, (chunk, attempt) = take_all(rig).items()
     rig.finish("a", dict(rest))
@@ -211,8 +204,6 @@ def test_a_shard_that_went_back_has_its_tasks_done_again() -> None:
 
 
 def test_a_pass_that_was_over_and_forgotten_comes_back_with_all_that_is_done() -> None:
-    """Its records are deleted; a successor that found only those of the groups that came back would do the others
-    again."""
     rig = TaskRig(WIDE)
     for index in (0, 1):
         rig.finish("a", take_all(rig), index)

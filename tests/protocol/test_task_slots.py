@@ -27,7 +27,6 @@ def test_the_first_pass_begins_when_it_is_asked_for(rig: TaskRig) -> None:
 
 
 def test_who_holds_the_slot_displaces_who_held_it(rig: TaskRig) -> None:
-    """Which is not held against the task: no data is discarded for a trainer that was preempted."""
     zombie = rig.get_slot("a", 0, [0, 1])
     for _ in range(5):
         for trainer in "bc":
@@ -57,7 +56,6 @@ def test_what_was_done_in_a_generation_that_was_rolled_back_is_to_do_again(rig: 
 
 
 def test_a_rollback_to_a_pass_that_was_closed(rig: TaskRig) -> None:
-    """`/<job>/pass` says what is worked on; a late slot of the pass before does not lower it."""
     held = rig.get_slot("a", 0, [0, 1, 2])
     late = rig.get_slot("b", 1, [3])
     rig.finish("a", held)
@@ -88,7 +86,6 @@ def test_a_pass_closes_only_when_it_is_applied_and_left(rig: TaskRig) -> None:
 
 
 def test_a_pass_that_is_wholly_finished_leaves_no_records_behind() -> None:
-    """Nobody tells that it is applied: another coordinator took over before the next call."""
     rig = TaskRig(Plan([4, 4], slots=1, batch_size=2, passes=2), sync=True)
     rig.finish("a", rig.get_slot("a", 0, [0, 1]))
     assert rig.saved.groups

@@ -51,7 +51,6 @@ def begun() -> Play:
 
 
 def test_a_job_that_trains() -> None:
-    """Its goodput is told when it has trained for a while."""
     play = begun()
     assert play.spent == {"starting": 1.5, "productive": 9.5}
     assert play.ledger.pace == pytest.approx(10)
@@ -72,7 +71,6 @@ def test_steps_of_many_seconds_are_productive_from_their_first_look_on() -> None
 
 
 def test_steps_that_a_rollback_has_undone_are_computed_again() -> None:
-    """10 steps a second; in the half second in which the loss is seen there were 2 of them."""
     play = begun()
     assert play.look(step=102, members=frozenset("t")) == "recovering"
     assert play.ledger.left() is None
@@ -88,7 +86,6 @@ def test_steps_that_a_rollback_has_undone_are_computed_again() -> None:
 
 
 def test_while_a_shard_is_not_there_no_step_is_made() -> None:
-    """What a shard reports that was behind the lost one is no end of the recovery."""
     play = begun()
     assert play.look(step=101, members=frozenset("t"), whole=False) == "recovering"
     assert play.look(step=104) == "recovering"
@@ -98,7 +95,6 @@ def test_while_a_shard_is_not_there_no_step_is_made() -> None:
 
 
 def test_waits_for_data_and_for_a_straggler() -> None:
-    """Trainer a reads for a fifth of its time; b is slow, and all wait for it, a half second of each."""
     play = Play()
     play.look(trainers={"a": split(0.1), "b": split(0.1)})
     for n in range(41):
@@ -119,7 +115,6 @@ def test_a_trainer_that_has_no_work_is_no_straggler() -> None:
 
 
 def test_checkpoints() -> None:
-    """Copies for which steps wait; and the last one, with the model, for which all wait."""
     play = begun()
     for n in range(24):
         play.look(step=105 + n, checkpoints={"p": 1.0 if n < 12 else 1.2} | ({"another": 7.0} if n > 20 else {}))
@@ -182,7 +177,6 @@ def looks() -> st.SearchStrategy[Seen | None]:
 
 @given(st.lists(st.tuples(looks(), st.floats(-1000, 1000) | st.just(0.5), st.sampled_from((0, 0, 0, 1, 2)))))
 def test_all_seconds_are_given_and_none_twice(course: list[tuple[Seen | None, float, int]]) -> None:
-    """Whatever is seen, clocks that go back, launches that follow one another."""
     ledger, now = TimeLedger(1e9), 1e9
     before = dict(ledger.seconds)
     for seen, passed, what in course:

@@ -120,7 +120,6 @@ def test_a_job_that_would_lose_too_much_fails_and_loses_nothing_more(scene: Stag
 
 
 def test_a_batch_that_hangs_while_it_is_read_ahead_is_the_one_that_failed(scene: Stage) -> None:
-    """Its chunk is not begun: "no batch" and the chunk's first one were counted as two different failures."""
     trainer = begin(scene, 0)
     (claim,) = take(trainer, 1)
     trainer.queue.report_failure(claim.key, "it hangs", 3)
@@ -128,7 +127,6 @@ def test_a_batch_that_hangs_while_it_is_read_ahead_is_the_one_that_failed(scene:
 
 
 def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
-    """It acknowledged all batches in a generation that is over: it came back older, and has to say what it lacks."""
     trainer = begin(scene, 0)
     claims = take(trainer, 1)
     trainer.member.etcd.store.before_txn = lambda: raise_generation(scene, 1, 1)  # at the last moment
@@ -172,7 +170,6 @@ def ledger_of(chunks: Sequence[Any], last: Any, lacks: set[int]) -> Ledger:
 
 @pytest.mark.parametrize("lacks", [{2}, {1, 2}])
 def test_a_chunk_is_requeued_for_what_is_not_discarded(scene: Stage, lacks: set[int]) -> None:
-    """Other batches of it were applied, and a shard came back without them."""
     trainer = begin(scene, 0)
     *rest, last = take(trainer, CHUNKS)
     trainer.queue.report_failure(last.key, "it cannot be read", 2)
@@ -187,7 +184,6 @@ def test_a_chunk_is_requeued_for_what_is_not_discarded(scene: Stage, lacks: set[
 
 
 def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stage) -> None:
-    """Its answer was lost. Nobody else may be there, and the trainer's lease lives on: somebody has to look."""
     trainer = begin(scene, 0)
 
     def fail() -> None:

@@ -46,7 +46,6 @@ def sees(trainer: Any, key: str, there: bool = True) -> None:
 
 
 def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Stage) -> None:
-    """What it claimed before would wait, and all others with it."""
     trainer = scene.trainer(0)
     for shard in range(trainer.config.pservers):
         record = Registration(f"incarnation {shard}", "tcp://127.0.0.1:1", 1, "host")
@@ -58,7 +57,6 @@ def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Sta
 
 
 def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> None:
-    """Its daemon thread would take the slot back that it lost for this."""
     trainer = scene.trainer(0)
     trainer.member.progress.begin("computing")
     trainer.member.progress.limit = 1.0
@@ -79,7 +77,6 @@ def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> No
 
 
 def test_a_claim_that_a_restored_etcd_has_lost_is_made_again(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The revision of the claim is ahead of what the view ever comes to, as long as nothing is written."""
     monkeypatch.setattr(slot_trainer, "LATE_SECONDS", 0.2)
     trainer = scene.trainer(0)
     for shard in range(trainer.config.pservers):
@@ -97,7 +94,6 @@ def test_a_claim_that_a_restored_etcd_has_lost_is_made_again(scene: Stage, monke
 
 
 def test_a_trainer_that_is_barred_leaves_the_slots_to_others(scene: Stage) -> None:
-    """Unless all are."""
     trainer, other = scene.trainer(0), scene.trainer(1)
     until(lambda: len(trainer.member.view.trainers) == 2 == len(other.member.view.trainers))
     key = scene.keys.barred(trainer.member.id)
@@ -115,7 +111,6 @@ def test_a_trainer_that_is_barred_leaves_the_slots_to_others(scene: Stage) -> No
 
 
 def test_a_slot_that_is_given_away_and_claimed_again_between_two_looks(scene: Stage) -> None:
-    """The trainer held it in etcd, and worked on it no more."""
     trainer = scene.trainer(0)
     shards_at(trainer, 0)
     trainer.view.take_in()

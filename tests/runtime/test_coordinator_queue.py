@@ -78,7 +78,6 @@ def test_what_gathers_is_told_together(client: SlowClient, claims: CoordinatorOp
 
 
 def test_each_with_the_fences_of_its_time(client: SlowClient, claims: CoordinatorOpenQueue, fences: list[int]) -> None:
-    """A shard has gone back between two of them: only the tasks before are to do again."""
     claims.complete([Claim((0, 0), 1, 1)])
     assert client.called.wait(120)
     claims.complete([Claim((0, 1), 1, 2)])
@@ -91,7 +90,6 @@ def test_each_with_the_fences_of_its_time(client: SlowClient, claims: Coordinato
 
 
 def test_a_trainer_says_that_it_holds_nothing(client: SlowClient, claims: CoordinatorOpenQueue) -> None:
-    """What it was given by an answer that was lost would wait for its time-out, and the trainer be barred."""
     claims.renew([], 0.0)
     assert client.calls == [], "it never was given anything"
     (claim,) = claims.take(NO_TERMS)

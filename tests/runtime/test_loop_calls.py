@@ -92,7 +92,6 @@ def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(small: 
 
 
 def test_a_task_that_always_fails_is_discarded_as_a_whole(small: Scene) -> None:
-    """It comes back as one of which nothing is left, and is done."""
     small.coordinator().start(max_failures=3, max_discarded=8)
     failures: Counter[int] = Counter()
     done: list[int] = []
@@ -134,7 +133,6 @@ def test_a_job_is_complete_when_the_last_loop_that_saw_its_end_has_left(small: S
 
 @pytest.mark.parametrize("taken_over", [False, True])
 def test_who_dies_while_it_saves_the_model_is_waited_for(small: Scene, taken_over: bool) -> None:
-    """Else the job would be complete, and nobody could save it any more."""
     one = small.coordinator().start()
     where = small.job, small.server.endpoints[0]
     with graphft.TaskLoop(*where) as first:

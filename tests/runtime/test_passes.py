@@ -66,8 +66,6 @@ def finish(trainer: Any) -> None:
 
 
 def test_what_is_done_again_after_the_end_is_closed_again(scene: Stage) -> None:
-    """A pserver died after the last step, before its checkpoint: the chunk was claimed once more, and
-    nobody closed it, since each trainer had closed the last pass before."""
     trainer = scene.trainer(0)
     work_at(scene, trainer, LAST - 1)
     finish(trainer)
@@ -83,7 +81,6 @@ def test_what_is_done_again_after_the_end_is_closed_again(scene: Stage) -> None:
 
 @pytest.mark.parametrize("how", ["handed over", "lost"])
 def test_a_slot_that_goes_behind_its_chunks_last_batch_leaves_the_chunk_done(scene: Stage, how: str) -> None:
-    """The next pass had begun, so the chunk that was given back was never anybody's again."""
     holder, other = scene.trainer(0), scene.trainer(1)
     work_at(scene, holder, 1)
     for trainer in (holder, other):
@@ -96,7 +93,6 @@ def test_a_slot_that_goes_behind_its_chunks_last_batch_leaves_the_chunk_done(sce
 
 
 def test_what_a_dead_trainer_left_in_the_pass_before_is_closed_at_the_end(scene: Stage) -> None:
-    """It died between the last batch's application and its record, and the next pass had begun."""
     holder, other = scene.trainer(0), scene.trainer(1)
     work_at(scene, holder, 1)
     shards_at(other, 2)
@@ -108,7 +104,6 @@ def test_what_a_dead_trainer_left_in_the_pass_before_is_closed_at_the_end(scene:
 
 
 def test_whoever_lost_the_slot_puts_nothing_back(scene: Stage) -> None:
-    """A late claim of a chunk that is done by now opens it no more."""
     late, other = scene.trainer(0), scene.trainer(1)
     work_at(scene, late, 0)
     scene.etcd.put(scene.keys.slot(0), other.member.id.encode(), other.member.lease)
@@ -122,7 +117,6 @@ def test_whoever_lost_the_slot_puts_nothing_back(scene: Stage) -> None:
 
 
 def test_a_record_that_changes_while_the_job_is_closed_is_looked_at_again(scene: Stage) -> None:
-    """Its holder renewed it at that moment, and then left it to the others to close."""
     holder, trainer = scene.trainer(0), scene.trainer(1)
     work_at(scene, holder, LAST)
     todo = chunk_queue.todo_key(scene.keys.queue(1), 0)

@@ -90,7 +90,6 @@ def test_a_chunk_is_done_when_its_last_batch_is_applied_not_when_it_was_read(sce
 
 
 def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
-    """Its first step finds the claim, and asks etcd for nothing. Whoever goes gives it back with the other."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
     trainer.queue.get(TERMS)
@@ -108,7 +107,6 @@ def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
 
 
 def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) -> None:
-    """As many as last a second; on the way through them etcd is not asked. What is left at the end is given back."""
     trainer = scene.trainer(0)
     trainer.state.times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])  # five batches per second: three chunks of two
     begin(scene, trainer)
@@ -146,7 +144,6 @@ def test_whoever_lost_the_slot_claims_nothing(scene: Stage) -> None:
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_claim_that_etcd_did_not_answer_is_made_once(scene: Stage, applied: bool) -> None:
-    """Whether it arrived or not: in memory it counts from the answer on, in etcd there is one claim, which can end."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
     seen = []
@@ -166,7 +163,6 @@ def test_a_claim_that_etcd_did_not_answer_is_made_once(scene: Stage, applied: bo
 
 
 def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None:
-    """The timer is no process's: whoever looks sees it run out, also of a claim made before it started."""
     stuck = scene.trainer(0)
     begin(scene, stuck)
     stuck.queue.get(TERMS)
@@ -182,7 +178,6 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
 
 
 def test_a_trainer_that_begins_the_pass_late_changes_nothing(scene: Stage) -> None:
-    """It stops before its first write, and the pass begins and is worked on."""
     late, successor = scene.trainer(0), scene.trainer(1)
     before = []
 
@@ -208,7 +203,6 @@ def discarded(scene: Stage) -> dict[int, tuple[int, int]]:
 
 
 def test_a_pass_rolls_though_a_batch_was_discarded(scene: Stage) -> None:
-    """The slot has nothing to do there, and goes on with the chunk's next batch."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
     trainer.queue.get(TERMS)
@@ -229,7 +223,6 @@ def test_a_pass_rolls_though_a_batch_was_discarded(scene: Stage) -> None:
 
 
 def test_a_later_pass_leaves_out_the_records_of_the_batch(scene: Stage) -> None:
-    """They are in other batches then."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
     trainer.queue.get(TERMS)
@@ -251,8 +244,6 @@ def test_a_later_pass_leaves_out_the_records_of_the_batch(scene: Stage) -> None:
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_new_generation_begins_where_a_batch_is_discarded(scene: Stage, saved: bool) -> None:
-    """A holder before may have sent the batch to one of the shards, which would go on with it, and the others without.
-    No other failure undoes anything."""
     if saved:
         scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, 4, "step-4.g0")))
     trainer = scene.trainer(0)
@@ -271,7 +262,6 @@ def test_a_new_generation_begins_where_a_batch_is_discarded(scene: Stage, saved:
 
 
 def test_nothing_is_claimed_of_a_job_that_is_over(scene: Stage) -> None:
-    """A trainer that has not heard of the end opened a chunk again that was done: `status` showed it for ever."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
     close_passes(scene.etcd, scene.keys, trainer.plan, trainer.plan.total_steps)

@@ -67,7 +67,6 @@ class Asking(threading.Thread):
 
 
 def test_a_coordinator_takes_the_lock_then_loads_then_says_where_it_is(scene: Scene) -> None:
-    """The EDL design's order; another one finds the lock held, and neither loads nor says anything."""
     one, other = scene.coordinator(0), scene.coordinator(1)
     seen: list[tuple[bool, int, bytes]] = []
     loads = one.server.load_tasks
@@ -93,7 +92,6 @@ def test_a_coordinator_takes_the_lock_then_loads_then_says_where_it_is(scene: Sc
 
 
 def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
-    """Not even what has not to be saved, which would tell. Its lease lives: somebody has deleted the lock."""
     one = scene.coordinator().start()
     trainer = scene.trainer()
     held = take_all(trainer)
@@ -125,7 +123,6 @@ class Behind:
 
 
 def test_who_registered_just_before_memory_was_read_anew_is_known(scene: Scene, monkeypatch: Any) -> None:
-    """That the view is behind what was read matters for the first time alone: there is no later event to wait for."""
     one = scene.coordinator().start()
     first, others = scene.trainer(0), []
     revision = scene.etcd.put(scene.keys.of_shard(0).generation, b'{"number": 0}')
@@ -164,7 +161,6 @@ def discarded(scene: Scene, chunk: int) -> tuple[Discard, ...]:
 
 
 def test_a_batch_that_fails_too_often_is_discarded_and_its_task_goes_on(scene: Scene) -> None:
-    """The pass ends with it."""
     serving(scene, scene.coordinator().start(max_failures=2))
     trainer = scene.trainer()
     ((chunk, attempt), *rest) = take_all(trainer).items()

@@ -98,7 +98,6 @@ def test_what_is_saved_is_loaded(scene: Scene) -> None:
 
 
 def test_a_lost_lock_saves_and_loads_nothing(scene: Scene) -> None:
-    """What a coordinator has in memory that lost its lock is never saved over its successor's state."""
     one, other = Holder(scene, PLAN), Holder(scene, PLAN)
     queue = one.take()
     one.save(queue)
@@ -138,8 +137,6 @@ def test_fences_that_do_not_hold_are_named_and_nothing_is_saved(scene: Scene) ->
 
 @pytest.mark.parametrize("first", [True, False], ids=["the first save", "a later one"])
 def test_a_save_that_was_cut_is_no_harm(scene: Scene, first: bool) -> None:
-    """Its groups are there, its counts are not: nobody was told of anything. The numbers of its attempts are not used
-    again; and a call that is repeated gets what is there for it."""
     holder, successor = Holder(scene, WIDE), Holder(scene, WIDE)
     queue = holder.take()
     if not first:

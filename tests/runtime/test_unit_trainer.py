@@ -96,7 +96,6 @@ def test_a_unit_is_begun_once_and_computed_batch_by_batch(scene: Stage) -> None:
 
 
 def test_the_schedule_follows_what_the_shards_have_applied(scene: Stage) -> None:
-    """36 batches in 12 units: a version is 3 batches, on average."""
     trainer = begun(scene)
     trainer.run_unit(UNIT, "local", 4)
     assert trainer.local_batch(UNIT).number == 1
