@@ -99,6 +99,8 @@ class CoordinatorQueue(ChunkQueue):
         self.forget([claim])
         if change is not None:
             tell_discarded(self.member.events, *claim.key, change)
+        elif self.member.view.over or self.member.leaving():
+            raise WorkChanged
         return change is not None
 
     def forget(self, claims: Sequence[Claim]) -> None:

@@ -131,7 +131,7 @@ class EtcdSlotQueue(EtcdQueue, SlotQueue):
     # -- passes -------------------------------------------------------------------------------------------------
 
     def begin_pass(self, index: int) -> None:
-        """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
+        """Makes the pass's todo records, then `/<job>/pass`, which makes them count."""
         close_before = functools.partial(self._close_before, index)
         if self.passes.enqueue(index, lambda now: now is None or now.pass_index != index, close_before):
             self._forget_before(index)
