@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.transpiler import Job
 from tests.runtime.trainers import stage
@@ -37,13 +35,3 @@ def test_while_pservers_are_missing(etcd_server: EmbeddedEtcd, keys: Keys, job: 
         trainer = scene.trainer(0)
         with asked_soon(trainer):
             trainer.session.wait_pservers(2, FOR_EVER)
-
-
-def test_while_another_begins_the_pass(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        trainer = scene.trainer(0)
-        scene.etcd.put(keys.trainer("0"), msgspec.json.encode(Registration("0", "", 2, "host")))
-        trainer.member.watcher.wait(lambda kvs: keys.trainer("0") in kvs, 5.0)
-        trainer.ctx.step = 0
-        with asked_soon(trainer):
-            trainer.queue.begin_pass()
