@@ -69,7 +69,7 @@ class SyncShard(Shard):
         self.waiting: dict[tuple[str, int], None] = {}
         """(peer, bucket) that get the next version, in the order of asking."""
         self.previous: Source = ""
-        """Where version - 1 is: nowhere; after a skipped round, where the current one is."""
+        """The source of version - 1: nothing; after a skipped round, the current one."""
         self.checkpoints: set[int] = set()
         self.wanted = options.total_steps
         """Steps that are wanted so far; the next one may take any time."""

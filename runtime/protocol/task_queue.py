@@ -81,7 +81,7 @@ class TaskQueue(Machine):
         """Trainers that have said that the job is complete."""
         self._over: list[int] = []
         self._saved = self._head
-        """What the last changes had of it."""
+        """The head that the last changes had."""
 
     @property
     def _head(self) -> tuple[int, ModelSaver | None, bool, bool]:

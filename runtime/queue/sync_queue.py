@@ -32,8 +32,8 @@ CLAIM_CHUNKS = 24
 
 
 class Shards(Protocol):
-    """What the queue needs of a trainer's side of the data plane: the lowest version among the shards (-1: unknown),
-    the slots that the trainer holds, with the revisions of their claims, and the generation."""
+    """Declares what the queue needs of a trainer's side of the data plane: the lowest version among the shards (-1:
+    unknown), the slots that the trainer holds, with the revisions of their claims, and the generation."""
 
     def lowest(self) -> int: ...
     def slots(self) -> list[int]: ...

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 LIMITS = Limits(max_frame=4096, max_header=64 << 20)
-"""Of answers; the coordinator takes in much less."""
+"""Limits of answers; the coordinator takes in much less."""
 MAX_TASKS = 4096
 """Tasks that one call names."""
 ASK_AGAIN_SECONDS = 1.0
 """A call without an answer is sent again after so long."""
 LOOK_SECONDS = 0.25
 LEAVE_SECONDS = 5.0
-"""How long a process that was asked to leave waits for an answer: its lease gives back what it holds."""
+"""A process that was asked to leave waits no longer for an answer: its lease gives back what it holds."""
 WAIT_SECONDS, TELL_SECONDS = 5.0, 60.0
 """After so long without a coordinator there is a warning, and then one each `TELL_SECONDS`."""
 UNKNOWN_SECONDS = 0.05

@@ -32,7 +32,7 @@ WIDE = Plan([8 if chunk % 100 == 0 else 0 for chunk in range(600)], slots=1, bat
 
 @dataclass
 class Saved:
-    """What the driver has written of the changes that it was told."""
+    """The changes that the driver has written."""
 
     groups: dict[tuple[int, int], bytes] = field(default_factory=dict)
     counts: dict[str, TaskCounts] | None = None

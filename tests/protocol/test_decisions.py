@@ -1,4 +1,4 @@
-"""What a job decides by its validations: as torch and Keras do, whoever decides it."""
+"""A job decides by its validations as torch and Keras do."""
 
 from __future__ import annotations
 

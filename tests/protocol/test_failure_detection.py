@@ -19,7 +19,7 @@ class Round:
         self.idle, self.now, self.step = IdleSlots(timeout), 0.0, (0, 0)
 
     def wait(self, seconds: float, missing: set[int], holders: dict[int, tuple[str, int]]) -> list[int]:
-        """What is taken away first within this time."""
+        """Returns what is taken away first within this time."""
         end = self.now + seconds
         while self.now < end:
             self.now += 0.25

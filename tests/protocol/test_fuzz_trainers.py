@@ -44,7 +44,7 @@ GENERATIONS = st.integers(-1, 1)
 
 
 class Trainer(RuleBasedStateMachine):
-    """What is fuzzed alike in both modes. A trainer that fails ends; another one begins."""
+    """The rules of both modes. A trainer that fails ends; another one begins."""
 
     def new(self) -> None:
         raise NotImplementedError
@@ -126,7 +126,6 @@ class SyncTrainerFuzz(Trainer):
     @precondition(lambda self: hasattr(self, "rig") and self.trainer.current is not None)
     @rule(empty=st.booleans())
     def compute(self, empty: bool) -> None:
-        """What block step does, if it may go on."""
         work = self.trainer.current
         keys = [(s, b) for s, buckets in enumerate(BUCKETS) for b in buckets]
         if self.trainer.work_changed or not all(self.trainer.has(s, b) for s, b in keys):

@@ -53,7 +53,7 @@ FAULTS = st.sampled_from(["", "", "", "wrong size"])
 
 
 class Shard(RuleBasedStateMachine):
-    """What both modes have in common: a stranger, and messages with any values."""
+    """The rules of both modes: a stranger, and messages with any values."""
 
     EXPECTED: tuple[type[Message], ...]
     rig: Rig

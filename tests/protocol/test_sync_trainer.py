@@ -325,6 +325,7 @@ def test_a_rollback_voids_work_frames_and_what_is_in_flight() -> None:
     assert counted(rig.feed(FromShard(0, Parameters(0, 4, 0), "old"))) == ["other-bucket"]
     rig.welcome(0, "A", 4)
     rig.welcome(1, "B", 4)
+    assert counted(rig.feed(FromShard(0, Parameters(0, 4, 0), "old"))) == ["other-bucket"]
     assert sent(rig.feed(Begin())) == [(0, Pull(1, 4, 0)), (1, Pull(1, 4, 0))]
     assert not rig.machine.has(1, 0)
 

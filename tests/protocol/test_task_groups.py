@@ -1,4 +1,4 @@
-"""How tasks lie in etcd: what is read is what was written, and how long that is."""
+"""Tasks in etcd: what is read is what was written."""
 
 from __future__ import annotations
 

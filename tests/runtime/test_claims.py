@@ -1,4 +1,4 @@
-"""Which slots a trainer claims, keeps and gives away, on a real etcd; the test plays its main thread."""
+"""A trainer claims, keeps and gives away slots, on a real etcd; the test plays its main thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an async trainer tells the coordinator of finished tasks: in one call, what gathers while another is made."""
+"""An async trainer tells the coordinator of finished tasks in one call, if they gather while another is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop of a user's own may ask of the coordinator, and what it is told of the rest."""
+"""The calls of a loop of a user's own."""
 
 from __future__ import annotations
 

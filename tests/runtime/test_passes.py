@@ -1,4 +1,4 @@
-"""What is over has no open record, whatever happened at the boundary of two passes or at the job's end.
+"""A pass that is over has no open record, whatever happened at the boundary of two passes or at the job's end.
 
 Real trainers on a real etcd, and a job of one chunk: slot 0 computes its two batches in each of two passes.
 """
