@@ -44,7 +44,7 @@ def save(way: str, values: Values, folder: Path) -> tuple[float, float, float]:
     saving = getattr(place, way)({"values": values}, graphft.TrainStatus(0))
     returned = time.perf_counter() - start
     if way == "begin":
-        saving.wait()
+        saving.result()
     return returned, time.perf_counter() - start, cpu() - before
 
 

@@ -86,7 +86,7 @@ def graphft_save(state: State, folder: Path) -> Callable[[], bool]:
 
 def graphft_begin(state: State, folder: Path) -> Callable[[], bool]:
     saving = graphft.CheckPoints(str(folder)).begin(state, graphft.TrainStatus(0))
-    return lambda: saving.done and saving.wait() is not None
+    return lambda: saving.done() and saving.result() is not None
 
 
 def torch_save(state: State, folder: Path) -> Callable[[], bool]:

@@ -34,7 +34,6 @@ _PUBLIC = {
     "graphft.runtime.loop.check_points": ("CheckPoints",),
     "graphft.runtime.loop.ranks": ("PerRank",),
     "graphft.runtime.loop.snapshot": ("TrainStatus",),
-    "graphft.runtime.loop.loop_store": ("Keep",),
     "graphft.runtime.etcd": ("EmbeddedEtcd",),
     "graphft.runtime.prediction.predict": ("predict",),
     "graphft.runtime.queue.task_loop": ("LoopTask", "TaskLoop"),

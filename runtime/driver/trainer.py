@@ -43,7 +43,6 @@ from graphft.runtime.launcher.launch import prepare
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.loop import save_check_point
-from graphft.runtime.loop.loop_store import Keep
 from graphft.runtime.loop.snapshot import TrainStatus
 from graphft.runtime.process.role_process import ROLES, hear_of_children
 from graphft.transpiler import Job
@@ -280,11 +279,11 @@ class Trainer:
         return self._newest.state(self._running)
 
     def save(
-        self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None
+        self, path: str | os.PathLike[str], *, keep: int = 3, metrics: Mapping[str, float] | None = None
     ) -> int | None:
         """Saves `state_dict()` as a new version in a folder or below a URL, as `graphft.save_check_point` does. Returns
-        the version. `read_weights` and `init_from=` take the path, too. `keep`: so many of the newest, or a
-        `graphft.Keep`, which looks at the `metrics`: numbers that are saved beside it."""
+        the version. `read_weights` and `init_from=` take the path, too. `keep`: so many of the newest. `metrics`:
+        numbers that are saved beside it."""
         check_place(path, self.job_dir, self.storage)
         found = self._state()
         state = as_dict(found, self.job)

@@ -32,9 +32,6 @@ def add_parser(commands: Any) -> None:
     )
     prune = action("prune", "delete what is not to be kept, and what crashes left", "where a loop saves")
     prune.add_argument("--keep", type=int, required=True, help="how many of the newest to keep")
-    prune.add_argument("--every", type=int, default=0, help="and the first of each so many versions")
-    prune.add_argument("--best", default="", help="and the best by this metric")
-    prune.add_argument("--mode", choices=("min", "max"), help="which value is the best (default: min)")
     export = action(
         "export",
         "a model's weights, for plain torch, Hugging Face or torch.distributed.checkpoint",

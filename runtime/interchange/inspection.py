@@ -25,7 +25,6 @@ from graphft.runtime.coordination.job_files import MODEL
 from graphft.runtime.interchange.training_state import LOOKS, job_folder
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.loop.check_points import CheckPoints
-from graphft.runtime.loop.loop_store import Keep
 from graphft.runtime.loop.snapshot import STATUS, TrainStatus
 from graphft.transpiler.record import RECORD, read_record
 
@@ -194,9 +193,7 @@ def _verify_model(path: str) -> int:
 
 
 def prune_(options: argparse.Namespace) -> int:
-    if options.mode and not options.best:
-        raise UsageError("--mode is for --best", rule="usage", help="name the metric: --best loss")
-    place = _loop(options.path, keep=Keep(options.keep, options.every, options.best, options.mode or "min"))
+    place = _loop(options.path, keep=options.keep)
     if not place.store.all_committed():
         job = Path(options.path, RECORD).exists()
         raise UsageError(

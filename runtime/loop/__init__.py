@@ -12,7 +12,6 @@ from typing import Any
 from graphft.ir import Program
 from graphft.runtime.fs import FS
 from graphft.runtime.loop.check_points import CheckPoints
-from graphft.runtime.loop.loop_store import Keep
 from graphft.runtime.loop.ranks import PerRank
 from graphft.runtime.loop.snapshot import Found, TrainStatus, stateful_objects
 
@@ -25,7 +24,7 @@ def save_check_point(
     trainer_id: int = 0,
     *,
     main_program: Program | None = None,
-    keep: int | Keep = 3,
+    keep: int = 3,
     random_states: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int | None:
@@ -41,7 +40,7 @@ def save_check_point(
         fs: The file system that `path` is on; by default that of the URL, else this machine's.
         trainer_id: Only trainer 0 saves; for others nothing is done (call it in all of them, or in trainer 0 alone; in
             all of them where the state has a `graphft.PerRank`).
-        keep: How many of the newest versions are kept, or a `Keep`. Older ones are deleted, never the newest good one.
+        keep: How many of the newest versions are kept. Older ones are deleted, never the newest good one.
         random_states: Whether torch's, NumPy's and Python's generators are saved, too: those of trainer 0.
         storage_options: Go to fsspec, with a URL.
 

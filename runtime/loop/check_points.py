@@ -10,21 +10,24 @@ import posixpath
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from graphft.errors import GraphftError, describe
+from torch import Tensor
+
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
-from graphft.runtime.checkpoint.manifest import MADE, Manifest, directory_key, is_directory, made
+from graphft.runtime.checkpoint.manifest import LOOP, MADE, Manifest, directory_key, directory_name, is_directory, made
 from graphft.runtime.checkpoint.versioned_store import (
     MANIFEST,
     NO_MANIFEST,
     DamagedCheckpoint,
     DeletedCheckpoint,
+    VersionedStore,
     unavailable,
 )
 from graphft.runtime.fs import FS, file_system
-from graphft.runtime.loop.loop_store import Keep, LoopStore, superseded
 from graphft.runtime.loop.ranks import PerRank
 from graphft.runtime.loop.snapshot import (
     OPTIMIZERS,
@@ -42,6 +45,7 @@ from graphft.runtime.loop.snapshot import (
 
 log = logging.getLogger("graphft")
 T = TypeVar("T")
+Saving = Future["int | None"]
 
 TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 """A save that the storage refuses is tried again so often, with pauses (seconds) that double."""
@@ -51,42 +55,58 @@ WRITER = "writer"
 """In a manifest's `made`: which object saved the version."""
 
 
-class WaitedTooLong(GraphftError, TimeoutError):
-    """A checkpoint was not committed in time."""
+def superseded(what: str) -> GraphftError:
+    """Returns the error of two that save to one place: another has committed this version, or a later one."""
+    return GraphftError(
+        what,
+        rule="superseded",
+        help="only one process may save to a path: trainer 0. Is an earlier one of this job still running? One that "
+        "goes on from there loads it first",
+    )
 
 
-class Saving:
-    """A checkpoint that is being saved. `version`: None until it is committed."""
+class LoopStore(VersionedStore):
+    """A version has one file; its manifest is made only if there is none: that is the commit."""
 
-    def __init__(self, step: int, url: str) -> None:
-        self.what, self.tries = f"of step {step} to {url}", 0
-        self.version: int | None = None
-        self.superseded = False
-        """True if a newer one was to be saved before this one had its turn: it is not saved then."""
-        self._done = threading.Event()
-        self._error: BaseException | None = None
+    def versions(self) -> list[int]:
+        """Returns all that left a folder, whole or not; the newest first."""
+        return [number for number, generation in map(directory_key, self.directories()) if generation == LOOP]
 
-    @property
-    def done(self) -> bool:
-        return self._done.is_set()
+    def all_committed(self) -> list[int]:
+        """Returns the versions that count, if they are not damaged; the newest first.
 
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Returns its version when it is committed; None if a newer one took its place. Raises what it ended with;
-        WaitedTooLong, a TimeoutError, when it takes longer than `timeout` seconds."""
-        if not self._done.wait(timeout):
-            state = f"try {self.tries} of {TRIES} is under way" if self.tries else "its turn has not come"
-            raise WaitedTooLong(
-                f"the checkpoint {self.what} was not saved within {timeout:g} s: {state}",
-                rule="checkpoint-timeout",
-                help="it goes on being saved: wait() again, or look at .done; warnings tell what the storage says",
-            )
-        if self._error is not None:
-            raise self._error
-        return self.version
+        While another process saves and deletes here, all that were listed may be gone when they are looked at.
+        """
+        found: list[int] = []
+        listed: list[int] = []
+        while not found and listed != (now := self.versions()):
+            listed, found = now, [version for version in now if self.committed(version)]
+        return found
 
-    def _end(self, version: int | None = None, error: BaseException | None = None) -> None:
-        self.version, self._error = version, error
-        self._done.set()
+    def committed(self, version: int) -> bool:
+        """True if it has a manifest: then it counts, if it is not damaged."""
+        return self.has_manifest(directory_name(LOOP, version))
+
+    def manifest(self, version: int) -> Manifest:
+        """Raises DamagedCheckpoint; DeletedCheckpoint where there is none."""
+        return self.read_manifest(directory_name(LOOP, version))
+
+    def write(self, version: int, meta: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Writes a version and commits it. Raises OSError, GraphftError[superseded]; GraphftError[save] for a dtype
+        that cannot be saved."""
+        part = self.write_part(LOOP, version, 0, 1, tensors)
+        newer = [v for v in self.all_committed() if v > version]
+        if newer or not self.create_manifest(Manifest(LOOP, version, "", (part,), meta)):
+            self.fs.delete(self._at(part.file))
+            raise superseded(f"{self.url}: another process has saved version {max([version, *newer])} meanwhile")
+
+    def collect(self, keep: Collection[int]) -> list[int]:
+        """Deletes the versions older than the newest, but for those to keep; also what crashes left behind. Returns
+        these versions."""
+        newest = max(self.all_committed(), default=-1)
+        gone = [v for v in self.versions() if v < newest and v not in keep]
+        self.discard([directory_name(LOOP, v) for v in gone])
+        return gone
 
 
 class CheckPoints:
@@ -95,7 +115,7 @@ class CheckPoints:
         checkpoints = graphft.CheckPoints("s3://bucket/run", keep=3)
         saving = checkpoints.begin(state, graphft.TrainStatus(epoch))      # goes on beside the loop
 
-    `save`, `begin` and `offer` are for one thread of one process: that of trainer 0. A program that ends waits for what
+    `save` and `begin` are for one thread of one process: that of trainer 0. A program that ends waits for what
     it has begun to save.
     """
 
@@ -104,21 +124,20 @@ class CheckPoints:
         path: str | os.PathLike[str],
         fs: FS | None = None,
         *,
-        keep: int | Keep = 3,
-        every_seconds: float = 600.0,
+        keep: int = 3,
         storage_options: Mapping[str, Any] | None = None,
         sleep: Callable[[float], object] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The arguments are those of `save_check_point`; `every_seconds` is for `offer`."""
+        """The arguments are those of `save_check_point`."""
+        if keep < 1:
+            raise UsageError(f"keep={keep}: at least one version is kept", rule="keep", help="keep=3")
         self.url = path = os.fspath(path)
         self.fs, self.path = (fs, path) if fs is not None else file_system(path, storage_options)
-        self.keep, self._sleep = Keep(newest=keep) if isinstance(keep, int) else keep, sleep
+        self.keep, self._sleep = keep, sleep
         self.store = LoopStore(self.fs, self.path, self.url)
         self._changed = threading.Condition()
         self._waiting: tuple[Snapshot, Saving] | None = None
         self._thread: threading.Thread | None = None
-        self.every_seconds, self._clock, self._begun_at = every_seconds, clock, clock()
         self._writer, self._known = uuid.uuid4().hex[:12], -1
         """Tells this object's versions; the newest version when it loaded or saved last, -1 before that."""
 
@@ -129,40 +148,30 @@ class CheckPoints:
     ) -> int:
         """Saves now; returns the version. Raises StorageUnavailable after TRIES, GraphftError for what cannot be
         saved."""
-        targets = stateful_objects(state, main_program)
+        targets, saving = stateful_objects(state, main_program), Saving()
         self.wait()
-        self._begun_at = self._clock()
-        saving = Saving(status.step, self.url)
         self._write(take(targets, status, random_states, copy=False), saving)
-        version = saving.wait()
+        version = saving.result()
         assert version is not None
         return version
 
     def begin(
         self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
     ) -> Saving:
-        """Copies the state, and saves it beside what goes on. One save is at work; of those that wait, the newest."""
-        snapshot = take(stateful_objects(state, main_program), status, random_states, copy=True)
-        saving, self._begun_at = Saving(status.step, self.url), self._clock()
+        """Copies the state, and saves it beside what goes on. One save is at work; of those that wait, the newest.
+
+        The result of the `concurrent.futures.Future` is the version; None if a newer one took its place.
+        """
+        snapshot, saving = take(stateful_objects(state, main_program), status, random_states, copy=True), Saving()
         with self._changed:
             if self._waiting is not None:
-                self._waiting[1].superseded = True
-                self._waiting[1]._end()
+                self._waiting[1].set_result(None)
             self._waiting = snapshot, saving
             if self._thread is None:
                 # No daemon: a program that ends waits for what it has begun to save.
                 self._thread = threading.Thread(target=self._run, name=f"checkpoints {self.url}")
                 self._thread.start()
         return saving
-
-    def offer(
-        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
-    ) -> Saving | None:
-        """For the end of each step: as `begin`, when `every_seconds` have passed since the save before began (or since
-        this object was made), however short the epochs are; else None, at no cost."""
-        if self._clock() - self._begun_at < self.every_seconds:
-            return None
-        return self.begin(state, status, main_program=main_program, random_states=random_states)
 
     def wait(self) -> None:
         """Returns when nothing is being saved."""
@@ -181,24 +190,25 @@ class CheckPoints:
             del snapshot
 
     def _write(self, snapshot: Snapshot, saving: Saving) -> None:
-        pause, version = FIRST_PAUSE, None
+        pause, version, tries = FIRST_PAUSE, None, 0
         while version is None:
-            saving.tries += 1
+            tries += 1
             try:
                 version = self._commit(snapshot)
             except BaseException as error:
-                if not self._may_succeed(error, saving.tries):
-                    log.error("the checkpoint %s was NOT saved: %s", saving.what, describe(error))
+                if not self._may_succeed(error, tries):
+                    step = snapshot.meta[STATUS]["step"]
+                    log.error("the checkpoint of step %d to %s was NOT saved: %s", step, self.url, describe(error))
                     if isinstance(error, OSError) and not isinstance(error, GraphftError):
                         error = unavailable(self.url, error)
-                    saving._end(error=error)
+                    saving.set_exception(error)
                     return
                 log.warning("checkpoint in %s: %s; trying again in %.1f s", self.url, describe(error), pause)
                 self._sleep(pause)
                 pause = min(2 * pause, LAST_PAUSE)
-        saving._end(version)
+        saving.set_result(version)
         try:
-            self._collect(version)
+            self.store.collect({*self.store.all_committed()[: self.keep], version})
         except Exception as error:  # what cannot be deleted now goes with a later save
             log.warning("old checkpoints in %s stay for now: %s", self.url, describe(error))
 
@@ -233,22 +243,7 @@ class CheckPoints:
         deleted then.
         """
         good = self._first_whole(self.store.verify)
-        return self._collect(good[0]) if good is not None else []
-
-    def _collect(self, good: int) -> list[int]:
-        """`good`: a version that is whole."""
-        values = [(v, self._value_of(v)) for v in self.store.all_committed()]
-        if self.keep.best and not any(value is not None for _, value in values):
-            log.warning("keep best=%r: no checkpoint in %s has that metric; none is deleted", self.keep.best, self.url)
-            return []
-        return self.store.collect({*self.keep.of(values), good})
-
-    def _value_of(self, version: int) -> float | None:
-        if self.keep.best:
-            with contextlib.suppress(DamagedCheckpoint):
-                status = TrainStatus.from_json(self.store.manifest(version).meta[STATUS])
-                return status.metrics.get(self.keep.best)
-        return None
+        return self.store.collect({*self.store.all_committed()[: self.keep], good[0]}) if good is not None else []
 
     # -- loading ----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import graphft
-from graphft import Keep, TrainStatus
+from graphft import TrainStatus
 from graphft.errors import GraphftError
 
 
@@ -52,12 +52,3 @@ def test_storage_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
     assert isinstance(caught.value, OSError), "as before"
     with pytest.raises(GraphftError, match=url):
         graphft.load_check_point(nn.Linear(1, 1), url)
-
-
-def test_each_tenth_is_kept_also_where_a_kill_took_its_number() -> None:
-    versions = [0, 1, *range(11, 26)]
-    assert Keep(newest=1, every=10).of([(v, None) for v in versions]) == {0, 11, 20, 25}
-    there: list[int] = []
-    for version in versions:  # the same, when each save deletes
-        there = sorted(Keep(newest=1, every=10).of([(v, None) for v in [*there, version]]))
-    assert there == [0, 11, 20, 25]

@@ -12,7 +12,7 @@ import graphft
 from graphft import TrainStatus
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.loop.check_points import CheckPoints
-from tests.loop.loops import Loop, same, undisturbed
+from tests.loop.loops import Loop
 from tests.support.creating import create_together
 from tests.support.s3_server import s3_server
 
@@ -33,28 +33,6 @@ def options() -> Iterator[dict[str, Any]]:
 @pytest.fixture
 def place(options: dict[str, Any], request: pytest.FixtureRequest) -> tuple[FS, str]:
     return file_system(f"s3://bucket/{request.node.name}", options)
-
-
-class StoppedError(Exception):
-    """The process ends here."""
-
-
-@pytest.mark.slow
-def test_a_loop_goes_on_from_s3(options: dict[str, Any]) -> None:
-    path, loop = "s3://bucket/loop", Loop()
-
-    def stop(status: TrainStatus) -> None:
-        graphft.save_check_point(loop.state, status, path, storage_options=options)
-        if status.step == 8:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        loop.train(None, stop)
-    again = Loop()
-    status = graphft.load_check_point(again.state, path, storage_options=options)
-    assert status is not None
-    assert (status.next(), status.step, status.offset) == (1, 8, 2)
-    assert same(again.train(status), undisturbed())
 
 
 def test_of_those_that_create_an_object_one_does(place: tuple[FS, str]) -> None:

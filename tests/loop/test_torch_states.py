@@ -108,30 +108,6 @@ def test_a_scaler_and_an_average_go_on(tmp_path: Path) -> None:
     assert all(same(later[name].state_dict(), first[name].state_dict()) for name in first)
 
 
-class Lists(nn.Module):
-    """Keeps lists of tensors, as a metric of torchmetrics does with persistent list states."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.preds: list[torch.Tensor] = []
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "preds"] = [tensor.detach() for tensor in self.preds]
-
-    def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
-        self.preds = state.pop(prefix + "preds")
-        super()._load_from_state_dict(state, prefix, *more)  # type: ignore[no-untyped-call]
-
-
-def test_a_module_that_keeps_lists(tmp_path: Path) -> None:
-    first, later = Lists(), Lists()
-    first.preds = [torch.ones(2), torch.zeros(3)]
-    graphft.save_check_point({"metric": first}, TrainStatus(0), tmp_path)
-    graphft.load_check_point({"metric": later}, tmp_path)
-    assert same(later.preds, first.preds)
-
-
 class Second(nn.Linear):
     """Its first version had the weights negated: weights of no version are taken for such."""
 
