@@ -206,7 +206,6 @@ class Channel:
         self._channel = open_channel(parsed, ca_cert, cert_key, cert_cert)
         self._kv, self._lease = etcdrpc.KVStub(self._channel), etcdrpc.LeaseStub(self._channel)
         self._watch, self._auth = etcdrpc.WatchStub(self._channel), etcdrpc.AuthStub(self._channel)
-        self._cluster = etcdrpc.ClusterStub(self._channel)
         self._maintenance = etcdrpc.MaintenanceStub(self._channel)
 
     @uninterrupted()
@@ -219,40 +218,44 @@ class Channel:
         """Makes a call that may be made any number of times, until `deadline` seconds have passed."""
         return self.attempt(lambda timeout: self.once(method, request, timeout), request, deadline)
 
-    def attempt(self, call: Callable[[float], Any], request: Any, deadline: float | None = None) -> Any:
-        """Makes `call(timeout)` until it answers; `EtcdUnreachable` when `deadline` seconds have passed.
+    def attempt(
+        self,
+        call: Callable[[float], Any],
+        request: Any,
+        deadline: float | None = None,
+        *,
+        repeats: bool = True,
+        silent: Callable[[float, int, grpc.RpcError], EtcdError] | None = None,
+    ) -> Any:
+        """Makes `call(timeout)` until it answers, or once, if it must not be repeated.
 
-        `request` is named when etcd refuses it.
+        When `deadline` seconds have passed, raises what `silent` makes of (seconds, tries, last error), by default
+        `EtcdUnreachable`. `request` is named when etcd refuses it.
         """
         started = time.monotonic()
         limit = self.deadline if deadline is None else deadline
         pause, tries = FIRST_PAUSE, 0
         while True:
-            left = started + limit - time.monotonic()
+            left = max(0.01, started + limit - time.monotonic())
             tries += 1
             try:
-                return call(max(0.01, min(self.timeout, left)))
+                return call(min(self.timeout, left) if repeats else left)
             except grpc.RpcError as e:
                 if e.code() not in NO_ANSWER:
                     raise self.refused(e, request) from None
                 seconds = time.monotonic() - started
-                if seconds + pause >= limit:
-                    raise self._unreachable(seconds, tries, e) from None
+                if not repeats or seconds + pause >= limit:
+                    raise (silent or self._unreachable)(seconds, tries, e) from None
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE)
 
     def ping(self, deadline: float | None = 3.0) -> None:
         """Returns when a majority answers; `EtcdUnreachable` when none did in `deadline` seconds."""
-        request = etcdrpc.RangeRequest(key=b"\0", count_only=True)
-
-        def call(timeout: float) -> None:
-            try:
-                self.once(self._kv.Range, request, timeout)
-            except grpc.RpcError as e:
-                if e.code() is not Code.PERMISSION_DENIED:  # which is an answer, too
-                    raise
-
-        self.attempt(call, request, deadline)
+        try:
+            self.repeat(self._kv.Range, etcdrpc.RangeRequest(key=b"\0", count_only=True), deadline)
+        except EtcdUsageError as error:
+            if error.rule != "etcd-denied":  # which is an answer, too
+                raise
 
     def once(self, method: Callable[..., Any], request: Any, timeout: float, *, wait: bool = False) -> Any:
         """Makes one try. `wait`: stay queued while there is no connection. Raises `grpc.RpcError`."""

@@ -6,7 +6,7 @@
 | --- | --- | --- | --- |
 | get, range, count | yes | nothing was read | never raised |
 | put, delete, delete_prefix | yes | no try was answered: perhaps applied | never raised |
-| lease_grant | yes, with the same id | perhaps an unused lease; it expires | never raised |
+| lease_grant | yes | perhaps unused leases; they expire | never raised |
 | lease_keepalive_once, lease_revoke | yes | unknown; own deadlines decide | never raised |
 | txn without token or verify | no | it was never sent | sent, outcome unknown |
 | txn with token or verify | yes, looks first | it was never sent | sent, and no later try was answered |
@@ -18,7 +18,6 @@ right for keys with one writer; everything else belongs in a `txn` that compares
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import Any
 
 import grpc
 
-from graphft.runtime.etcd.channel import FIRST_PAUSE, LAST_PAUSE, LEASE_HELP, NO_ANSWER, Channel, etcdrpc
+from graphft.runtime.etcd.channel import LEASE_HELP, Channel, etcdrpc
 from graphft.runtime.etcd.model import (
     KV,
     Ambiguous,
@@ -115,8 +114,7 @@ class Etcd(Channel):
         if token is not None:
             failure = (*failure, get_op(token))
             verify = verify_by_token(token, success)
-        started = time.monotonic()
-        limit = self.deadline if deadline is None else deadline
+        started, limit = time.monotonic(), self.deadline if deadline is None else deadline
         if self._suspect:  # so that nothing is sent, and hence nothing ambiguous, while etcd is away
             self.ping(limit)
         request = etcdrpc.TxnRequest(
@@ -124,7 +122,15 @@ class Etcd(Channel):
             success=[_op(op) for op in success],
             failure=[_op(op) for op in failure],
         )
-        answer, tries = self._send_txn(request, verify, started, limit)
+        tries = 0
+
+        def call(timeout: float) -> Any:
+            nonlocal tries
+            tries += 1
+            return self.once(self._kv.Txn, request, timeout, wait=verify is None)
+
+        left = started + limit - time.monotonic()
+        answer = self.attempt(call, request, left, repeats=verify is not None, silent=self._ambiguous)
         revision = answer.header.revision
         result = TxnResult(answer.succeeded, revision, tuple(_response(r, revision) for r in answer.responses))
         if result.ok:
@@ -136,22 +142,8 @@ class Etcd(Channel):
 
     def lease_grant(self, ttl: int, *, deadline: float | None = None) -> tuple[int, int]:
         """Returns (id, granted TTL in seconds) of a new lease. etcd grants more than asked below its least TTL."""
-        request = etcdrpc.LeaseGrantRequest(TTL=ttl, ID=secrets.randbits(62) + 1)
-        tries = 0
-
-        def call(timeout: float) -> tuple[int, int]:
-            nonlocal tries
-            tries += 1
-            try:
-                answer = self.once(self._lease.LeaseGrant, request, timeout)
-            except grpc.RpcError as e:
-                if tries > 1 and e.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    return request.ID, ttl  # it exists: an earlier try was applied
-                raise
-            return answer.ID, answer.TTL
-
-        lease, granted = self.attempt(call, request, deadline)
-        return lease, granted
+        answer = self.repeat(self._lease.LeaseGrant, etcdrpc.LeaseGrantRequest(TTL=ttl), deadline)
+        return answer.ID, answer.TTL
 
     def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int:
         """Renews a lease; returns its TTL in seconds. `LeaseLost` when it has expired (etcd answers TTL 0)."""
@@ -179,10 +171,6 @@ class Etcd(Channel):
             return False
         return True
 
-    def member_names(self, *, deadline: float | None = None) -> list[str]:
-        answer = self.repeat(self._cluster.MemberList, etcdrpc.MemberListRequest(), deadline)
-        return [member.name for member in answer.members]
-
     def watch(self, prefix: str, start_revision: int) -> EtcdStream:
         """Subscribes to changes from `start_revision` on. One stream, no retries: `Watch` adds them."""
         return EtcdStream(self, self._watch.Watch, prefix, start_revision)
@@ -190,29 +178,13 @@ class Etcd(Channel):
     def _range(self, request: Any, deadline: float | None) -> Any:
         return self.repeat(self._kv.Range, request, deadline)
 
-    def _send_txn(self, request: Any, verify: Verify | None, started: float, limit: float) -> tuple[Any, int]:
-        """Returns the answer and the number of tries."""
-        pause, tries = FIRST_PAUSE, 0
-        while True:
-            left = max(0.01, started + limit - time.monotonic())
-            tries += 1
-            try:
-                if verify is None:  # one try only: let it wait for a connection, and for its answer
-                    return self.once(self._kv.Txn, request, left, wait=True), tries
-                return self.once(self._kv.Txn, request, min(left, self.timeout)), tries
-            except grpc.RpcError as e:
-                if e.code() not in NO_ANSWER:
-                    raise self.refused(e, request) from None
-                seconds = time.monotonic() - started
-                if verify is None or seconds + pause >= limit:
-                    raise Ambiguous(
-                        f"a write was sent to etcd at {', '.join(self.endpoints)}, and no answer came in {seconds:.1f} "
-                        f"s ({e.code().name}, {e.details()}): it may or may not have been applied",
-                        rule="etcd-ambiguous",
-                        help="read the keys again and decide, or give the transaction a token",
-                    ) from None
-            time.sleep(pause)
-            pause = min(2 * pause, LAST_PAUSE)
+    def _ambiguous(self, seconds: float, tries: int, error: grpc.RpcError) -> Ambiguous:
+        return Ambiguous(
+            f"a write was sent to etcd at {', '.join(self.endpoints)}, and no answer came in {seconds:.1f} s "
+            f"({error.code().name}, {error.details()}): it may or may not have been applied",
+            rule="etcd-ambiguous",
+            help="read the keys again and decide, or give the transaction a token",
+        )
 
 
 def open_etcd(endpoints: Sequence[str], environ: Mapping[str, str] = os.environ) -> Etcd:

@@ -16,7 +16,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -115,16 +114,8 @@ def install_etcd(dest: Path) -> Path:
 
 
 def _download(folder: Path) -> Path:
-    """Returns the package, whose checksum apt compares with that in the distribution's signed list. apt's own list may
-    be empty or old: on failure, once more with a list of our own."""
-    try:
-        _run(["apt-get", "download", PACKAGE], folder)
-    except EtcdError:
-        for name in ("lists/partial", "cache/archives/partial"):
-            (folder / name).mkdir(parents=True)
-        private = ["-o", f"Dir::State::Lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"]
-        _run(["apt-get", *private, "-o", "Debug::NoLocking=1", "update"], folder)
-        _run(["apt-get", *private, "download", PACKAGE], folder)
+    """Returns the package, whose checksum apt compares with that in the distribution's signed list."""
+    _run(["apt-get", "download", PACKAGE], folder)
     return next(folder.glob(f"{PACKAGE}_*.deb"))
 
 
@@ -138,7 +129,9 @@ def _run(command: list[str], folder: Path) -> None:
         if done.returncode == 0:
             return
         said = ((done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"])[-1]
-    raise EtcdUsageError(f"{' '.join(command[:2])} failed: {said}", rule="etcd-missing", help=HELP)
+    raise EtcdUsageError(
+        f"{' '.join(command[:2])} failed: {said}", rule="etcd-missing", help=f"apt-get update may help; else {HELP}"
+    )
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
@@ -224,8 +217,7 @@ class EmbeddedEtcd:
     ) -> None:
         self.data_dir = Path(data_dir).resolve()
         self.log = self.data_dir / "etcd.log"
-        # A name of its own: an answer on our port from somebody else's server is told apart by it.
-        self.name = f"graphft-{uuid.uuid4().hex}"
+        self.name = "graphft"
         self.host, self._port, self._peer_port, self.options = host, port, peer_port, tuple(options)
         self._child: _Child | None = None
 
@@ -293,7 +285,6 @@ class EmbeddedEtcd:
         with Etcd(self.endpoints) as client:
             while not self._answers(client):
                 if not self.running:
-                    self._check_ports()
                     raise self._failed("ended while it was starting")
                 if time.monotonic() > end:
                     raise self._failed(f"did not answer within {timeout:.0f} s")
@@ -325,11 +316,11 @@ class EmbeddedEtcd:
             return False
         try:
             client.ping(deadline=0.5)
-            return self.name in client.member_names(deadline=0.5)
         except EtcdUnreachable:
             return False
         except EtcdError:  # it wants a login, which is an answer, too
-            return True
+            pass
+        return True
 
     def _check_ports(self) -> None:
         for host, port in ((self.host, self._port), (HOST, self._peer_port)):

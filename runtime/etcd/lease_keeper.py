@@ -24,6 +24,7 @@ begins to be late.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import select
@@ -51,101 +52,85 @@ END, REST, RENEW = "end", "rest", "renew"
 
 
 def steady_clock() -> float:
-    """Seconds that go on while the machine is suspended, as the server's do; the same in all processes of a machine."""
+    """Returns seconds that go on while the machine is suspended, the same in all of its processes."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
 
 
-class _Number:
-    """A number in the page: 8 bytes that are written at once, by one of the two processes only."""
+class LeasePage(ctypes.Structure):
+    """The page by which a role and its keeper tell each other: numbers of 8 bytes, each written by one of the two.
 
-    def __init__(self, place: int) -> None:
-        self.place = place
+    Times are of `steady_clock`, but for `beat`. Without a file, no other process can map it.
+    """
 
-    def __get__(self, page: LeasePage, owner: object = None) -> float:
-        return page.numbers[self.place]
-
-    def __set__(self, page: LeasePage, value: float) -> None:
-        page.numbers[self.place] = value
-
-
-class LeasePage:
-    """The page by which a role and its keeper tell each other. Times are of `steady_clock`, but for `beat`."""
-
-    SIZE = 15 * 8
-
-    # The role writes these.
-    ttl = _Number(0)
-    deadline = _Number(1)
-    """Until when the lease is certain to live, by the role's own renewals."""
-    renewed = _Number(2)
-    """When the role sent its last renewal that was answered."""
-    beat = _Number(3)
-    """The main thread's last mark, by `time.monotonic`; ..."""
-    limit = _Number(4)
-    """... how many seconds it may go without one, ..."""
-    beats = _Number(5)
-    """... and how many there were."""
-    closed = _Number(6)
-    """Not 0: the role has closed its session, or takes the lease for lost."""
-    # The keeper writes these.
-    kept_deadline = _Number(7)
-    """As `deadline`, by the keeper's renewals."""
-    kept_renewed = _Number(8)
-    kept = _Number(9)
-    """The number of the keeper's renewals that were answered."""
-    ended = _Number(10)
-    """Not 0: etcd says that the lease does not exist any more."""
-    seen = _Number(11)
-    """When the keeper looked last."""
-    ready = _Number(12)
-    """Not 0: the keeper has loaded what it renews with."""
-    late = _Number(13)
-    """The `renewed` after which the keeper has seen the role late, ..."""
-    late_beats = _Number(14)
-    """... and how many marks there were then: those before it say nothing about the time since."""
-
-    def __init__(self, file: int = -1) -> None:
-        """The page that this file holds; without one, a page that no other process can map."""
-        self.file = file
-        self.numbers = memoryview(mmap.mmap(file, LeasePage.SIZE)).cast("d")
+    _fields_ = [
+        (name, ctypes.c_double)
+        for name in (
+            # The role writes these.
+            "ttl",
+            "deadline",  # until when the lease is certain to live, by the role's own renewals
+            "renewed",  # when the role sent its last renewal that was answered
+            "beat",  # the main thread's last mark, by `time.monotonic`, ...
+            "limit",  # ... how many seconds it may go without one, ...
+            "beats",  # ... and how many there were
+            "closed",  # not 0: the role has closed its session, or takes the lease for lost
+            # The keeper writes these.
+            "kept_deadline",  # as `deadline`, by the keeper's renewals
+            "kept_renewed",
+            "kept",  # the number of the keeper's renewals that were answered
+            "ended",  # not 0: etcd says that the lease does not exist any more
+            "seen",  # when the keeper looked last
+            "ready",  # not 0: the keeper has loaded what it renews with
+            "late",  # the `renewed` after which the keeper has seen the role late, ...
+            "late_beats",  # ... and how many marks there were then: those before say nothing about the time since
+        )
+    ]
+    late: float
+    file = -1
 
     def __del__(self) -> None:
         if self.file >= 0:
             os.close(self.file)
 
     @staticmethod
+    def of(file: int) -> LeasePage:
+        """Returns the page that this file holds."""
+        page = LeasePage.from_buffer(mmap.mmap(file, ctypes.sizeof(LeasePage)))
+        page.file = file
+        return page
+
+    @staticmethod
     def make() -> LeasePage:
-        """A new page; its file, which a child can inherit, is -1 where there is no such thing."""
+        """Returns a new page; its file, which a child can inherit, is -1 where there is no such thing."""
         if not hasattr(os, "memfd_create"):
             return LeasePage()
         file = os.memfd_create("lease")
-        os.ftruncate(file, LeasePage.SIZE)
-        return LeasePage(file)
+        os.ftruncate(file, ctypes.sizeof(LeasePage))
+        return LeasePage.of(file)
 
     def begin(self, started: float, ttl: float) -> None:
-        """The lease was granted; the request was sent at `started`."""
+        """Notes that the lease was granted; the request was sent at `started`."""
         self.ttl, self.limit = ttl, float("inf")
         self.renewed, self.deadline = started, started + ttl * MARGIN
 
     def renew(self, sent: float, ttl: float) -> None:
-        """A renewal of the role's own was answered."""
+        """Notes that a renewal of the role's own was answered."""
         self.deadline, self.renewed = sent + ttl * MARGIN, sent
 
     def look(self, now: float) -> None:
-        """The keeper looks: notes the marks when it sees that the role is late."""
+        """Notes that the keeper looks, and the marks when it sees that the role is late."""
         self.seen = now
         if self.late != self.renewed and now - self.renewed >= LATE * self.ttl:
             self.late, self.late_beats = self.renewed, self.beats
 
     def live_until(self) -> float:
-        """Until when the lease is certain to live, by all renewals."""
+        """Returns until when the lease is certain to live, by all renewals."""
         return max(self.deadline, self.kept_deadline)
 
 
 def decide(page: LeasePage, now: float, idle: float, state: str) -> tuple[str, str]:
-    """(what to do, why). `idle`: seconds since the main thread's last mark; `state`: the role's, "" if it is gone."""
+    """Returns what to do, and why. `idle`: seconds since the main thread's last mark; `state`: as `state_of`."""
     if page.closed:
         return END, "the role has closed its lease, or takes it for lost"
     if state in ("", "Z", "X"):
@@ -164,7 +149,7 @@ def decide(page: LeasePage, now: float, idle: float, state: str) -> tuple[str, s
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state in /proc; "" if it is gone."""
+    """Returns the letter of a process's state in /proc; "" if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()
@@ -236,7 +221,6 @@ class Keeper:
 
 def main(arguments: list[str]) -> None:
     """ARGUMENTS: descriptors of page and pipe, the role's process id, the lease, endpoints (by comma), sys.path."""
-    import ctypes
     import signal
 
     if sys.platform == "linux":  # the pipe tells the same, but not to a keeper that is stopped
@@ -244,7 +228,7 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it ends with the role, which may take a moment
         signal.signal(number, signal.SIG_IGN)
     file, pipe, role, lease = map(int, arguments[:4])
-    Keeper(LeasePage(file), pipe, role, lease, arguments[4].split(","), arguments[5:]).run()
+    Keeper(LeasePage.of(file), pipe, role, lease, arguments[4].split(","), arguments[5:]).run()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from graphft.runtime.etcd.model import (
 
 T = TypeVar("T")
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # seconds between tries while etcd is away
-PING, LIST = 0.5, 2.0  # seconds until a call on the watch's thread gives up (and looks whether to close)
+LIST = 2.0  # seconds until a list on the watch's thread gives up (and looks whether to close)
 
 
 @dataclass(slots=True)
@@ -155,10 +155,11 @@ class Watch:
         try:
             pause = FIRST_PAUSE
             self._follow()
-            while not self._closed.is_set():
+            while True:
                 pause = FIRST_PAUSE if self.connected else min(2 * pause, LAST_PAUSE)
                 self.connected = False
-                self._await_etcd(pause)
+                if self._closed.wait(pause):
+                    return
                 with contextlib.suppress(TransientEtcdError):
                     self._relist(LIST)
                     self._follow()
@@ -168,15 +169,6 @@ class Watch:
                 self._changed.notify_all()
         finally:
             self.connected = False
-
-    def _await_etcd(self, pause: float) -> None:
-        """Sleeps until etcd answers; the login, if any, is renewed on the way."""
-        while not self._closed.wait(pause):
-            try:
-                self._store.ping(deadline=PING)
-                return
-            except TransientEtcdError:
-                pause = min(2 * pause, LAST_PAUSE)
 
     def _follow(self) -> None:
         """Reads one stream until it ends."""

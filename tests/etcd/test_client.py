@@ -26,11 +26,9 @@ from graphft.runtime.etcd import (
     absent,
     free_ports,
     get_op,
-    mod_is,
     put_op,
 )
 from graphft.runtime.etcd.channel import Endpoint, etcdrpc, target_of
-from tests.support.etcd_servers import pause, resume
 from tests.support.waiting import until
 
 HERE = Path(__file__).parent
@@ -64,22 +62,6 @@ def test_nobody_there_is_a_clear_error_soon() -> None:
         assert f"127.0.0.1:{port}" in str(caught.value)
         with pytest.raises(EtcdUnreachable):  # never sent, hence not ambiguous
             client.txn([], [put_op("/a", b"")], deadline=0.3)
-
-
-def test_a_frozen_server_does_not_hang_a_call(tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, timeout=0.2, deadline=60) as client:
-        client.put("/a", b"1")
-        pause(server)
-        started = time.monotonic()
-        with pytest.raises(EtcdUnreachable):
-            client.get("/a", deadline=0.6)
-        with pytest.raises(EtcdUnreachable):
-            client.txn([], [put_op("/a", b"2")], deadline=0.3)
-        assert time.monotonic() - started < 30
-        resume(server)
-        kv = client.get("/a")
-        assert kv is not None
-        assert kv.value == b"1"
 
 
 def test_reads_and_puts_outlast_lost_answers(far: Etcd, proxy: Proxy, prefix: str) -> None:
@@ -149,45 +131,6 @@ if os.fork() == 0:
 os.wait()
 client.ping(deadline=60)
 """
-
-
-def test_tokens_make_every_transaction_happen_once_over_kills(tmp_path: Path) -> None:
-    done = [0] * 4
-    errors: list[BaseException] = []
-    stop = threading.Event()
-
-    def count(worker: int, endpoints: list[str]) -> None:
-        try:
-            with Etcd(endpoints, timeout=0.5, deadline=120) as client:
-                for i in range(10_000):
-                    if stop.is_set():
-                        return
-                    kv = client.get("/sum")
-                    value, revision = (int(kv.value), kv.mod_revision) if kv else (0, 0)
-                    own = f"/own/{worker}/{i}"
-                    puts = [put_op("/sum", b"%d" % (value + 1)), put_op(own, b"")]
-                    done[worker] += client.txn([mod_is("/sum", revision)], puts, token=own).ok
-        except BaseException as e:
-            errors.append(e)
-
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as client:
-        threads = [threading.Thread(target=count, args=(n, server.endpoints)) for n in range(len(done))]
-        for thread in threads:
-            thread.start()
-        for _ in range(6):
-            before = sum(done)
-            time.sleep(0.2)
-            until(lambda before=before: errors or sum(done) > before)  # type: ignore[misc]
-            server.restart()
-        until(lambda: errors or min(done) > 0)
-        stop.set()
-        for thread in threads:
-            thread.join()
-        assert not errors
-        kv = client.get("/sum")
-        assert kv is not None
-        assert int(kv.value) == sum(done) == client.count("/own/")
-        assert min(done) > 0
 
 
 def test_use_in_a_forked_child_is_refused(etcd_server: EmbeddedEtcd) -> None:

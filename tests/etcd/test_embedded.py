@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -50,20 +48,6 @@ def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
         EmbeddedEtcd(tmp_path).start()
     assert caught.value.rule == "etcd-start"
     assert "data" in caught.value.message.split("the end of")[1]
-
-
-def test_it_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
-    etcd = EmbeddedEtcd(tmp_path)
-    thread = threading.Thread(target=etcd.start)
-    thread.start()
-    thread.join()
-    time.sleep(0.2)
-    try:
-        assert etcd.running
-        with Etcd(etcd.endpoints, deadline=60) as client:
-            client.ping(deadline=60)
-    finally:
-        etcd.stop()
 
 
 PARENT = """

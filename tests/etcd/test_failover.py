@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, Session, Watch, absent, put_op
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Session, Watch, absent, put_op
 from tests.support.etcd_servers import EmbeddedCluster
 from tests.support.waiting import until
 
@@ -57,20 +57,3 @@ def test_work_goes_on_when_the_leader_is_killed(cluster: EmbeddedCluster) -> Non
         assert kv is not None
         assert kv.lease == session.lease
     assert seen == expected
-
-
-@pytest.mark.slow
-def test_without_a_majority_nothing_is_reported_as_done(cluster: EmbeddedCluster) -> None:
-    with Etcd(cluster.endpoints, timeout=0.5, deadline=120) as etcd:
-        etcd.put("/a", b"1")
-        for member in cluster.members[1:]:
-            member.kill()
-        with pytest.raises(EtcdUnreachable, match="did not answer"):
-            etcd.get("/a", deadline=1.0)
-        with pytest.raises(EtcdError):
-            etcd.txn([], [put_op("/a", b"2")], deadline=1.0)
-        for member in cluster.members[1:]:
-            member.launch()
-        kv = etcd.get("/a", deadline=120)
-        assert kv is not None
-        assert kv.value == b"1"

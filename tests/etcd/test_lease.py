@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdUnreachable, LeaseLost, Session, lease
-from graphft.runtime.etcd.lease_keeper import steady_clock
+from graphft.runtime.etcd import EtcdUnreachable, LeaseLost, Session
 from tests.sim.etcd_store import SimEtcd
-from tests.support.etcd_servers import pause, resume
-from tests.support.waiting import until
 
 
 class World(SimEtcd):
@@ -118,35 +111,3 @@ def test_whoever_is_alive_has_a_lease(steps: list[tuple[float, bool, float, bool
         if looks and session.alive():
             assert not lost
             assert world.get("/mine") is not None
-
-
-def await_renewal(session: Session) -> None:
-    """Till one that is sent after this is answered."""
-    asked = steady_clock()
-    until(lambda: session.page.renewed > asked or not session.alive())
-    session.check()
-
-
-@pytest.mark.slow
-def test_a_frozen_etcd_ends_the_session_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost: list[LeaseLost] = []
-    over = threading.Event()
-    monkeypatch.setattr(lease, "INTERVAL", 1 / 10)
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as client:
-        session = Session(client, 10)
-        session.run_thread(lambda error: (lost.append(error), over.set()))
-        await_renewal(session)
-        pause(server)
-        frozen = looked = trusted = time.monotonic()
-        while session.alive():
-            trusted = looked  # the last look that began while it did: the answer may have come late
-            time.sleep(0.01)
-            looked = time.monotonic()
-        assert trusted - frozen < session.ttl, "the session trusted its lease for longer than its TTL"
-        assert over.wait(120)
-        assert "no renewal" in lost[0].message
-        resume(server)
-        with pytest.raises(LeaseLost):
-            session.tick()
-        session.close()
-        session.close()

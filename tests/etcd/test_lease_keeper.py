@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphft.runtime.etcd import Etcd, LeaseLost, Session
+from graphft.runtime.etcd import Etcd, Session
 from graphft.runtime.etcd.lease_keeper import END, RENEW, REST, ROUNDS, LeasePage, decide
 from tests.support.waiting import ended, until
 
@@ -97,19 +97,6 @@ def session(etcd: Etcd, request: pytest.FixtureRequest) -> Iterator[Session]:
         yield session
 
 
-def await_end(etcd: Etcd, lease: int) -> None:
-    """Till etcd knows it no more. A renewal would prolong it."""
-
-    def gone() -> bool:
-        try:
-            etcd.put("/of-the-ended", b"", lease)
-        except LeaseLost:
-            return True
-        return False
-
-    until(gone)
-
-
 def hold_the_lock(seconds: int) -> None:
     """`sleep` of the C library, called without giving the interpreter's lock away."""
     ctypes.PyDLL(None).sleep(seconds)
@@ -146,19 +133,6 @@ def test_a_keeper_that_dies_or_is_stopped_is_replaced(session: Session, etcd: Et
     session.check()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("session", [6], indirect=True)
-def test_a_lease_that_somebody_revoked_is_over_at_once(session: Session, etcd: Etcd) -> None:
-    """The keeper is the first to learn of it, if this process cannot."""
-    until(lambda: session.page.seen)
-    etcd.lease_revoke(session.lease)
-    kept = session.page.kept
-    hold_the_lock(6)
-    with pytest.raises(LeaseLost):
-        session.check()
-    assert session.page.kept <= kept + 1, "one that was answered before may be noted after"
-
-
 ROLE = """
 import sys, time
 from graphft.runtime.etcd import Etcd, Session
@@ -191,15 +165,4 @@ def test_it_ends_with_its_role(role: tuple[subprocess.Popen[str], int, int]) -> 
     assert psutil.pid_exists(keeper)
     os.kill(keeper, signal.SIGSTOP)
     process.kill()
-    until(lambda: ended(keeper))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("role", [6], indirect=True)
-def test_a_role_that_is_stopped_loses_its_lease(role: tuple[subprocess.Popen[str], int, int], etcd: Etcd) -> None:
-    """Its keeper runs on, and does not renew."""
-    process, lease, keeper = role
-    process.send_signal(signal.SIGSTOP)
-    await_end(etcd, lease)
-    process.send_signal(signal.SIGCONT)
     until(lambda: ended(keeper))

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from etcd.servers import cure, enable_login, fill, full_etcd
+from etcd.servers import cure, fill, full_etcd
 
-from graphft.runtime.etcd import (
-    EmbeddedEtcd,
-    Etcd,
-    EtcdError,
-    EtcdFull,
-    TransientEtcdError,
-    Watch,
-    absent,
-    channel,
-    put_op,
-)
-from tests.support.waiting import until
+from graphft.runtime.etcd import Etcd, EtcdError, EtcdFull, TransientEtcdError, Watch, absent, channel, put_op
 
 
 @pytest.fixture(autouse=True)
@@ -60,26 +48,3 @@ def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
         assert not etcd.is_full()
         assert etcd.txn([absent("/w/a")], [put_op("/w/a", b"1")], token="/w/a").ok
         assert watch.wait(lambda view: set(view) == {"/w/before", "/w/a"}, 60)
-
-
-@pytest.mark.slow
-def test_a_login_that_expires_is_renewed(tmp_path: Path) -> None:
-    """Tokens end after seconds here: by the server's clock, or with its memory. Nothing ends with them."""
-    server = EmbeddedEtcd(tmp_path, options=["--auth-token-ttl=4"])
-    with server:
-        enable_login(server)
-        root, other = (
-            Etcd(server.endpoints, user="root", password="secret", timeout=10, deadline=60) for _ in range(2)
-        )
-        with root as client, other, Watch(client, "/w/") as watch:
-            lease, ttl = client.lease_grant(120)
-            other.ping(deadline=60)  # it has a token, too
-            time.sleep(5.5)
-            assert client.lease_keepalive_once(lease) == ttl
-            assert other.txn([absent("/w/a")], [put_op("/w/a", b"1", lease)], token="/w/a").ok
-            assert watch.wait(lambda view: "/w/a" in view, 60), "the watch goes on"
-            server.restart()
-            assert client.lease_keepalive_once(lease) == ttl
-            assert client.txn([absent("/w/b")], [put_op("/w/b", b"1")]).ok, "without a token of the caller's, too"
-            assert watch.wait(lambda view: "/w/b" in view, 60)
-            until(lambda: watch.connected)

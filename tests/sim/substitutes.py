@@ -110,7 +110,6 @@ class _Secrets:
 class _LeasePages:
     """`LeasePage`: no other process maps them, and of a process that is killed nobody would close the file."""
 
-    SIZE = LeasePage.SIZE
     make = staticmethod(LeasePage)
 
 

@@ -27,6 +27,8 @@ class EmbeddedCluster:
         self.members = [
             EmbeddedEtcd(Path(data_dir, str(i)), port=ports[2 * i], peer_port=ports[2 * i + 1]) for i in range(size)
         ]
+        for i, member in enumerate(self.members):
+            member.name = f"member-{i}"
         cluster = ",".join(f"{m.name}=http://{HOST}:{ports[2 * i + 1]}" for i, m in enumerate(self.members))
         for member in self.members:
             member.options = (

@@ -138,20 +138,6 @@ def test_a_part_larger_than_any_bucket_ends_the_connection_of_its_sender() -> No
         transport.close()
 
 
-def test_of_a_message_with_too_many_parts_only_the_first_ones_are_kept() -> None:
-    server = ZmqServer(LIMITS)
-    context = zmq.Context()
-    with context.socket(zmq.DEALER) as faulty:
-        faulty.linger = 0
-        faulty.connect(server.bind())
-        faulty.send_multipart([encode(Query()), *[b""] * 10_000])
-        faulty.send(encode(Query()))
-        assert [g.message for g in collect(server, 1)] == [Query()]
-        assert server.counters["refused.parts"] == 1
-    context.destroy(linger=0)
-    server.close()
-
-
 def test_what_a_peer_makes_a_server_queue_has_a_bound() -> None:
     """It asks and reads nothing: answers beyond the bound are dropped. It is asked for again what is missing."""
     server = ZmqServer(Limits(max_queued=50))

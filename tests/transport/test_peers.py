@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 import zmq
-from transport.rigs import LIMITS, WAIT, ServerProcess, collect
+from transport.rigs import WAIT, ServerProcess, collect
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Parameters, Push, Query, Welcome, encode
-from graphft.runtime.transport.address import split_endpoint
-from graphft.runtime.transport.port import Limits, Received, Reply
+from graphft.runtime.transport.port import Limits, Reply
 from graphft.runtime.transport.zeromq import ZmqClient, ZmqServer
 from tests.support.waiting import until
 
@@ -70,20 +67,6 @@ def test_a_killed_server_that_returns_at_its_address_is_found_again(client: ZmqC
             assert all(s.wait(120) for s in sent)
 
 
-def test_a_killed_server_that_returns_elsewhere_gets_only_what_is_sent_to_it(client: ZmqClient) -> None:
-    with ServerProcess() as first, ServerProcess(incarnation="second") as second:
-        client.connect(0, first.address)
-        client.send(0, Query())
-        assert receive(client).message == welcome("first")
-        first.kill()
-        sent = [client.send(0, push(step), bytes(1 << 20)) for step in range(50)]
-        client.connect(0, second.address)
-        client.send(0, Query())
-        assert receive(client).message == welcome("second")
-        assert client.receive(0.1) is None
-        assert all(s.wait(120) for s in sent)
-
-
 def test_a_kill_in_the_middle_of_a_frame_leaves_no_half_message(client: ZmqClient) -> None:
     with ServerProcess() as first:
         client.connect(0, first.address)
@@ -114,57 +97,6 @@ def test_a_frozen_server_is_noticed_and_found_again() -> None:
         server.signal(signal.SIGCONT)
         ask(client, 3)
     client.close()
-
-
-def test_a_frozen_peer_becomes_unroutable() -> None:
-    server = ZmqServer(Limits(heartbeat=0.1, heartbeat_timeout=0.4))
-    address = split_endpoint(server.bind())
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(24, b"\x00") + bytes(31)
-    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x01x"
-    query = encode(Query())
-    arrived: list[Received] = []
-    with contextlib.ExitStack() as open_ones:
-
-        def asks() -> bool:
-            """A peer that greets as ZeroMQ 3 does (its routing id: x), asks, and then neither reads nor writes. On a
-            busy machine it may be given up before it is heard: then another one asks."""
-            peer = open_ones.enter_context(socket.create_connection(address))
-            with contextlib.suppress(OSError):
-                peer.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
-                heard = b""
-                while b"READY" not in heard and (more := peer.recv(1000)):
-                    heard += more
-                peer.sendall(b"\x00" + bytes([len(query)]) + query)
-            arrived.extend(server.poll(5))
-            return bool(arrived)
-
-        until(asks)
-        got = arrived[0]
-        assert got.peer == b"x"
-        assert not server.counters["unroutable"]
-        end = time.monotonic() + 120
-        while not server.counters["unroutable"] and time.monotonic() < end:
-            server.send(got.peer, welcome("first"))
-            server.poll(0.1)
-        assert server.counters["unroutable"]
-    server.close()
-
-
-def test_a_gigantic_message_costs_its_sender_the_connection(client: ZmqClient) -> None:
-    server = ZmqServer(LIMITS)
-    address = server.bind()
-    context = zmq.Context()
-    with context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.connect(address)
-        stranger.send_multipart([encode(push(0)), bytes(8 * LIMITS.max_frame)])
-        assert server.poll(0.3) == []
-        client.connect(0, address)
-        client.send(0, Query())
-        assert [g.message for g in collect(server, 1)] == [Query()]
-        assert server.counters == {"received": 1}
-    context.destroy(linger=0)
-    server.close()
 
 
 def test_a_client_counts_and_drops_malformed_answers(client: ZmqClient) -> None:
