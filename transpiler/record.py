@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft.disk.fileio import read_regular
 from graphft.disk.sealed_json import parse_json
 from graphft.errors import GraphftError, UsageError
 from graphft.transpiler.config import JobConfig
@@ -115,7 +114,7 @@ def read_record(folder: Path) -> JobRecord:
     """Raises GraphftError for a folder that is missing, damaged or no job's."""
     path = folder / RECORD
     try:
-        record = parse_json(read_regular(path))
+        record = parse_json(path.read_bytes())
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             text = f"{path} is of another format than this graphft's ({FORMAT})"
             raise GraphftError(text, rule="load", help="use the graphft that saved the job, or transpile it again")

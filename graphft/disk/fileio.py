@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
-import re
 import shutil
-import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 _NO_FSYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 PIECE = 8 << 20
@@ -43,7 +40,7 @@ class PieceWriter:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[PieceWriter]:
-    """What is written inside becomes the content of `path`, whole, at the end: fsynced, renamed, its folder fsynced.
+    """Yields what takes the new content of `path`, whole, at the end: fsynced, renamed, its folder fsynced.
 
     Makes the folder if needed. After an exception `path` is what it was. Raises OSError.
     """
@@ -72,8 +69,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def make_folder(folder: Path) -> None:
     """Makes a folder and those above it that are missing; the entry of each is on the disk then.
 
-    So is that of the first one that is there: who made it may have ended, or its disk refused, before it could see to
-    that. Raises OSError: nothing is made in a folder whose own entry may be lost.
+    So is that of the first one that is there: who made it may have ended before it could see to that. Raises OSError.
     """
     missing, there = [], folder
     while not there.exists():
@@ -94,8 +90,8 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Deletes a folder, if it is there; all of it, or none: who is killed meanwhile leaves the rest under another name,
-    which the next call deletes. In the place of a link's folder there is an empty one then. Raises OSError."""
+    """Deletes a folder, if it is there; all of it, or none: what a kill leaves has another name, and the next call
+    deletes it. In the place of a link's folder there is an empty one then. Raises OSError."""
     place = folder.resolve()
     if place.is_dir():
         place.rename(place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}{_REMOVED}"))
@@ -108,51 +104,11 @@ def remove_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(target: Path) -> Iterator[Path]:
-    """A new folder beside `target` and on its file system, deleted at the end: its `job` is to be renamed to `target`.
-    Those that killed processes have left there for the same target are deleted first. Raises OSError."""
-    name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}")  # as tempfile makes them
-    for left in [path for path in target.parent.iterdir() if name.fullmatch(path.name)]:
-        _remove_left(left)
-    while True:
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        if (descriptor := _held(scratch)) is not None:
-            break
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _held(scratch: Path) -> int | None:
-    """Shows others that its process lives, until the descriptor is closed. None: one of them has taken it for left."""
-    try:
-        descriptor = os.open(scratch, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError:  # of a file system whose folders cannot be locked: nobody deletes any
-        return descriptor
-    if not scratch.exists():
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _remove_left(scratch: Path) -> None:
-    """Unless its process lives, or it is something else."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(scratch, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if {path.name for path in scratch.iterdir()} <= {"job"}:
-                shutil.rmtree(scratch, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+    """Makes a new folder beside `target` and on its file system, which is deleted at the end. Raises OSError."""
+    with tempfile.TemporaryDirectory(
+        prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
+    ) as scratch:
+        yield Path(scratch)
 
 
 def fsync(path: Path) -> None:
@@ -164,41 +120,15 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-class NotRegular(OSError):
-    """A FIFO, a socket or a device in a file's place."""
-
-
-def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
-    """Opens a file to be read, of a folder of unknown origin: never waits for who writes into a FIFO, and reads from no
-    device. Raises OSError: IsADirectoryError, and NotRegular."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
-            raise NotRegular(errno.EINVAL, "it is no regular file", str(path))
-        return open(descriptor, "rb", buffering)
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def read_regular(path: Path) -> bytes:
-    """All of a file, as `open_regular` opens it. Raises OSError."""
-    with open_regular(path) as file:
-        return file.read()
-
-
 def tensor_file_metadata(path: Path) -> dict[str, str]:
-    """The metadata in the header of a safetensors file; without torch. Raises OSError, ValueError."""
-    with open_regular(path) as file:
+    """Returns the metadata in the header of a safetensors file; without torch. Raises OSError, ValueError."""
+    with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return dict(header.get("__metadata__", {}))
 
 
 def size_in_words(count: int) -> str:
-    """Bytes, for a person: 512 B, 3.2 KB (of 1,000 B), 1.2 GB."""
+    """Returns bytes for a person: 512 B, 3.2 KB (of 1,000 B), 1.2 GB."""
     size, unit = float(count), "B"
     for larger in ("KB", "MB", "GB", "TB"):
         if size < 999.5:

@@ -12,7 +12,7 @@ from graphft.errors import plain
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Of a file that may be damaged. Raises ValueError, also for what is nested deeper than Python follows."""
+    """Parses a file that may be damaged. Raises ValueError, also for what is nested too deep."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -20,12 +20,12 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def readable_json(content: Any) -> str:
-    """Over several lines, for people and programs."""
+    """Encodes over several lines, for people and programs."""
     return msgspec.json.format(encode_json(content), indent=1).decode()
 
 
 def encode_json(content: Any) -> bytes:
-    """What is not finite is null; what is no text (a folder's name may be bytes) has escapes."""
+    """Encodes what is not finite as null; what is no text (a folder's name may be bytes) has escapes."""
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:
@@ -33,7 +33,7 @@ def encode_json(content: Any) -> bytes:
 
 
 def seal(content: Any) -> bytes:
-    """`content`: what JSON has words for; no NaN."""
+    """Encodes `content`, of JSON's words without NaN, with a checksum."""
     body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     return b'{"checksum":"%s","content":%s}\n' % (xxhash.xxh3_128_hexdigest(body).encode(), body)
 

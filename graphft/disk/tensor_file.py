@@ -1,9 +1,7 @@
 """Tensors in safetensors' format, each with a checksum, written and read piece by piece.
 
-The format is a header (its length in 8 bytes, little-endian; JSON; padded with spaces to a multiple of 8 bytes), then
-the tensors' bytes. The package writes the same bytes from one buffer that holds everything, and keeps the interpreter's
-lock meanwhile: no other thread of the process runs, and memory is needed twice. Here a tensor's memory goes to the file
-as it is, and each piece gives the lock up.
+The package writes the same bytes from one buffer that holds everything, and keeps the interpreter's lock meanwhile.
+Here a tensor's memory goes to the file as it is, and each piece gives the lock up.
 
 The metadata has a checksum of each tensor, by its name, with its dtype and shape. It is checked where graphft reads the
 file; to others it is metadata like any other.
@@ -11,7 +9,6 @@ file; to others it is metadata like any other.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -24,7 +21,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from graphft.disk.fileio import PIECE, Writer, open_regular, replacing
+from graphft.disk.fileio import PIECE, Writer, replacing
 from graphft.errors import GraphftError
 
 _DTYPES = {
@@ -100,26 +97,9 @@ def tensor_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | Non
     """
     others = dict(metadata or {})
     found = {"": _checksum(others)} | {n: _checksum_of(n, t) for n, t in sorted(tensors.items())}
-    return _laid_out(tensors, others | {CHECKSUMS: json.dumps(found, separators=(",", ":"))})
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes a safetensors file, whole or not at all. Raises OSError, and GraphftError as `tensor_file`."""
-    made = tensor_file(tensors, metadata)
-    with replacing(path) as file:
-        made.write(file)
-
-
-def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Returns what a safetensors file of them would hold, without checksums: for a message."""
-    packed = io.BytesIO()
-    _laid_out(tensors, metadata).write(packed)
-    return packed.getvalue()
-
-
-def _laid_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> TensorFile:
-    order = sorted(tensors, key=lambda name: (_ORDER[_known(name, tensors[name])], name))
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    others |= {CHECKSUMS: json.dumps(found, separators=(",", ":"))}
+    order = sorted(tensors, key=lambda name: (_ORDER[tensors[name].dtype], name))
+    entries: dict[str, Any] = {"__metadata__": others}
     end = 0
     for name in order:
         start, end = end, end + tensors[name].nbytes
@@ -128,6 +108,13 @@ def _laid_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Ten
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return TensorFile(len(text).to_bytes(8, "little") + text, [tensors[name] for name in order])
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a safetensors file, whole or not at all. Raises OSError, and GraphftError as `tensor_file`."""
+    made = tensor_file(tensors, metadata)
+    with replacing(path) as file:
+        made.write(file)
 
 
 def _known(name: str, tensor: Tensor) -> torch.dtype:
@@ -160,16 +147,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises OSError; GraphftError[tensor-file] for what is no whole safetensors file, and for one of ours in which
     anything is not what was written.
     """
-    with open_regular(path, 0) as file:
+    with path.open("rb", 0) as file:
         header = read_header(file, os.fstat(file.fileno()).st_size, path)
         return dict(each_tensor(file, header, path)), header.metadata
-
-
-def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The inverse of `pack_tensors`. Raises GraphftError[tensor-file] for anything else."""
-    file = io.BytesIO(data)
-    header = read_header(file, len(data), "a message")
-    return dict(each_tensor(file, header, "a message")), header.metadata
 
 
 def read_header(file: BinaryIO, size: int, path: Path | str, checksum: str = "") -> Header:

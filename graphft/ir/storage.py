@@ -10,7 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from graphft.disk.fileio import fsync, read_regular
+from graphft.disk.fileio import fsync
 from graphft.disk.tensor_file import checksum_of, read_tensors, write_tensors
 from graphft.errors import GraphftError
 from graphft.ir import Program
@@ -64,7 +64,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
     """The program in directory `path`. Raises GraphftError for files that are missing, damaged or do not fit."""
     directory = Path(path)
     try:
-        text = read_regular(directory / TEXT)
+        text = (directory / TEXT).read_bytes()
         values, metadata = read_tensors(directory / VALUES)
     except OSError as error:
         raise GraphftError(

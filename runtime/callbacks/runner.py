@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from graphft.disk.fileio import NotRegular, read_regular, write_atomically
+from graphft.disk.fileio import write_atomically
 from graphft.disk.sealed_json import seal, unseal
 from graphft.errors import UsageError
 from graphft.runtime.callbacks.callbacks import Callbacks, Run
@@ -54,10 +54,10 @@ class Cursor:
         """Returns the beginning if nothing was noted of this run. Raises OSError, and UsageError for a damaged file."""
         path = job_dir / CURSOR
         try:
-            noted = Cursor(**unseal(read_regular(path)))
+            noted = Cursor(**unseal(path.read_bytes()))
         except FileNotFoundError:
             return Cursor(run)
-        except (ValueError, TypeError, IsADirectoryError, NotRegular) as error:
+        except (ValueError, TypeError, IsADirectoryError) as error:
             raise UsageError(
                 f"{path} does not say up to where callbacks were called ({error!r})",
                 rule="callbacks",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from graphft.disk.fileio import read_regular, write_atomically
+from graphft.disk.fileio import write_atomically
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.job_files import is_complete
 from graphft.runtime.coordination.keys import Keys
@@ -88,7 +88,7 @@ def read_note(job_dir: Path) -> EtcdNote:
     """Returns the note there; an empty one if it is damaged: the next launcher writes it anew."""
     path = job_dir / NOTE
     try:
-        return msgspec.json.decode(read_regular(path), type=EtcdNote)
+        return msgspec.json.decode(path.read_bytes(), type=EtcdNote)
     except FileNotFoundError:
         return EtcdNote()
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from graphft.disk.fileio import NotRegular, open_regular, read_regular, scratch_folder, write_atomically
+from graphft.disk.fileio import scratch_folder, write_atomically
 from graphft.disk.sealed_json import parse_json
 from graphft.errors import GraphftError, UsageError, plain_text
 from graphft.runtime.coordination.result_files import DISCARDED
@@ -53,8 +53,8 @@ def url_of(job_dir: Path) -> str:
     not to be read."""
     path = job_dir / MARKER
     try:
-        return str(parse_json(read_regular(path))["url"]) if path.exists() else ""
-    except (ValueError, KeyError, TypeError, IsADirectoryError, NotRegular) as error:
+        return str(parse_json(path.read_bytes())["url"]) if path.exists() else ""
+    except (ValueError, KeyError, TypeError, IsADirectoryError) as error:
         raise GraphftError(
             f"{path} is damaged: {error}",
             rule="load",
@@ -96,7 +96,7 @@ def stored_run(url: str) -> str:
 def is_published(job_dir: Path) -> bool:
     """True if the storage of the job in this folder has held it, as far as the folder tells."""
     try:
-        return read_regular(job_dir / _PUBLISHED).decode() == read_record(job_dir).run_id
+        return (job_dir / _PUBLISHED).read_bytes().decode() == read_record(job_dir).run_id
     except FileNotFoundError:
         return False
 
@@ -193,7 +193,7 @@ def _saved_files(job_dir: Path) -> Iterator[str]:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    with open_regular(path, 0) as file:
+    with path.open("rb", 0) as file:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
@@ -372,7 +372,7 @@ def check_launcher(job_dir: Path) -> None:
     if not url or not (job_dir / _LAUNCHER).exists():
         return
     found = _read(url, _LAUNCHER)
-    if found == read_regular(job_dir / _LAUNCHER):
+    if found == (job_dir / _LAUNCHER).read_bytes():
         return
     if found is None and size_at(url, RECORD) is None:
         raise OSError(f"nothing of the job is in {url}: is its file system mounted?")

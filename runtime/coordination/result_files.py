@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from graphft.disk.fileio import read_regular, write_atomically
+from graphft.disk.fileio import write_atomically
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import PassMetrics, Validated, decode
@@ -72,7 +72,7 @@ def write_discarded(job_dir: Path, found: Sequence[Discarded]) -> None:
 
 def read_discarded(job_dir: Path) -> tuple[Discarded, ...]:
     try:
-        return tuple(msgspec.json.Decoder(Discarded).decode_lines(read_regular(job_dir / DISCARDED)))
+        return tuple(msgspec.json.Decoder(Discarded).decode_lines((job_dir / DISCARDED).read_bytes()))
     except FileNotFoundError:
         return ()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -121,7 +121,7 @@ def read_validations(job_dir: Path) -> dict[int, ValidationRow]:
     """Returns them by step, in order; without lines that the disk did not take whole."""
     found: dict[int, ValidationRow] = {}
     with contextlib.suppress(OSError):
-        for line in read_regular(job_dir / VALIDATIONS).splitlines():
+        for line in (job_dir / VALIDATIONS).read_bytes().splitlines():
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 row = msgspec.json.decode(line, type=ValidationRow, strict=False)  # "inf" is text there
                 metrics = {name: value for name, value in row.metrics.items() if not math.isnan(value)}

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from graphft.disk.fileio import PieceWriter, fsync, make_folder, open_regular, replacing
+from graphft.disk.fileio import PieceWriter, fsync, make_folder, replacing
 from graphft.runtime.fs.base import FS
 
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -36,7 +36,7 @@ class LocalFS(FS):
         return Path(path).exists()
 
     def open(self, path: str) -> BinaryIO:
-        return open_regular(Path(path), 0)
+        return Path(path).open("rb", 0)
 
     def mkdir(self, path: str) -> None:
         make_folder(Path(path))

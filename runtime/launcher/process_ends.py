@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from graphft.disk.fileio import read_regular
 from graphft.errors import plain_text
 from graphft.runtime.coordination.records import Event, PassMetrics
 from graphft.runtime.launcher.ending import tell
@@ -62,7 +61,7 @@ def note(job_dir: Path, kind: str, what: str = "", name: str = "") -> bool:
 def _ends(job_dir: Path, *kinds: str) -> Iterator[_End]:
     """Yields the lines of these kinds; not those that the disk did not take whole."""
     with contextlib.suppress(OSError):
-        for line in read_regular(job_dir / FILE).splitlines():
+        for line in (job_dir / FILE).read_bytes().splitlines():
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 end = msgspec.json.decode(line, type=_End)
                 if end.kind in kinds:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphft.disk.fileio import read_regular
 from graphft.disk.sealed_json import seal, unseal
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.protocol.time_ledger import GAP_SECONDS, Seen, TimeLedger
@@ -49,7 +48,7 @@ def seen_of(status: JobStatus) -> Seen:
 def read_time(job_dir: Path, run: str) -> Mapping[str, Any] | None:
     """Returns what was kept of this run in its folder: `TimeLedger.export`. None if nothing was, or it is damaged."""
     try:
-        kept: Mapping[str, Any] = unseal(read_regular(job_dir / FILE))
+        kept: Mapping[str, Any] = unseal((job_dir / FILE).read_bytes())
         if kept["run"] == run:
             TimeLedger.load(kept["ledger"])
             return kept["ledger"]

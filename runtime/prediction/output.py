@@ -127,7 +127,7 @@ def write_output(path: Path, names: Sequence[str], records: int, parts: Parts) -
     folder = path.absolute().parent
     make_folder(folder)
     with scratch_folder(path) as scratch:
-        new = scratch / "job"  # the name by which `scratch_folder` knows what a killed process has left
+        new = scratch / path.name
         _WRITERS[path.suffix](new, names, records, parts)
         fsync(new)
         os.replace(new, path)

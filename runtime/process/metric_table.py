@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphft.disk.fileio import open_regular, replacing
+from graphft.disk.fileio import replacing
 from graphft.disk.sealed_json import parse_json
 
 FILE = "metrics.rows"
@@ -89,7 +89,7 @@ def read_rows(job_dir: Path, first: int = 0, most: int | None = None) -> Rows:
     """Returns the rows from number `first` on (at most so many) of the table in this folder; none without one. Raises
     OSError, ValueError for a file that is no table."""
     try:
-        file = open_regular(job_dir / FILE)
+        file = (job_dir / FILE).open("rb")
     except FileNotFoundError:
         return Rows((), first, np.empty(0, _dtype(())))
     with file:
@@ -172,7 +172,7 @@ class TableWriter:
         path, left = self._job_dir / FILE, self._written * self._row.size
         with replacing(path) as new:
             new.write(self._header)
-            with contextlib.suppress(FileNotFoundError), open_regular(path) as old:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as old:
                 left *= old.readline(PIECE) == self._header  # else it is no table of this job
                 while left and (piece := old.read(min(left, PIECE))):
                     new.write(piece)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft.disk.fileio import read_regular, write_atomically
+from graphft.disk.fileio import write_atomically
 from graphft.disk.sealed_json import seal, unseal
 from graphft.errors import describe
 from graphft.runtime.checkpoint.versioned_store import storage
@@ -127,7 +127,7 @@ class BestModels:
     def _here(self) -> Iterator[Kept]:
         for file in sorted(self.folder.glob("*.json")):
             with contextlib.suppress(OSError):
-                yield from _parse(file, read_regular(file))
+                yield from _parse(file, file.read_bytes())
 
     def _there(self) -> Iterator[Kept]:
         fs = self._fs

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from graphft.disk.fileio import open_regular
 from graphft.runtime import roles
 from graphft.runtime.data import reset_signals_in_forks
 from graphft.runtime.etcd.lease import Session
@@ -167,7 +166,6 @@ def substituted(
         id(ZmqServer): network.make_server,
         id(reset_signals_in_forks): lambda: None,
         id(prepare_structs): lambda: None,
-        id(open_regular): lambda path, buffering=-1: path.open("rb"),
         id(settings): dict,
         **{id(real): substitute for real, substitute in others.items()},
     }
