@@ -1,22 +1,17 @@
 """One gRPC channel to all endpoints of etcd, with time-outs, retries, fail-over and login.
 
-The target `ipv4:host:port,host:port,...` with round-robin was measured: after a leader is killed, writes go on in 1
-to 2 seconds at etcd's default timings. A frozen server (stopped, or cut off without a reset) is noticed by the
-keep-alive pings after 6 to 9 seconds; without the ping time-out that takes a minute. At pings more often than every
-5 seconds the server would hang up, and also at pings while no call is in progress: a channel at rest sends none.
+The options were measured: after a leader is killed, writes go on in 1 to 2 seconds; a frozen server is noticed by the
+keep-alive pings after 6 to 9 seconds (at pings more often than every 5 seconds the server would hang up).
 
 The status code alone decides what may be retried:
 
 * UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED, INTERNAL, UNKNOWN, ABORTED: no answer. The request may have been applied.
-* UNAUTHENTICATED, INVALID_ARGUMENT with a login: refused before anything was done; log in again once (tokens end with
-  the server's memory, after some minutes, and when users are changed).
+* UNAUTHENTICATED, INVALID_ARGUMENT with a login: refused before anything was done; log in again once.
 * RESOURCE_EXHAUSTED: refused; the quota is used up, or etcd is busy, or the request is too large (`_exhausted`).
 * everything else: refused for good, nothing was changed.
 
-The messages are python `etcd3` 0.12.0's. Its generated code builds descriptors one by one, which protobuf >= 4.21
-refuses, and a pin to an older protobuf would hold back our users' other packages. The serialized file descriptors
-inside that code are good, though: they are read from its source, put into a private pool (so that another `kv.proto` in
-the process does no harm), and the modules are registered under the names that `import etcd3` looks for.
+The messages are python `etcd3`'s, whose generated code protobuf >= 4.21 refuses. The serialized file descriptors in it
+are good: they are read from its source into a private pool, and registered under the names that etcd3 looks for.
 """
 
 from __future__ import annotations

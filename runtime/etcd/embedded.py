@@ -140,8 +140,7 @@ def _run(command: list[str], folder: Path) -> None:
 def free_ports(count: int, host: str = HOST) -> list[int]:
     """Returns ports of `host` that are free now, below those that the kernel gives to outgoing connections.
 
-    A client that keeps trying to reach a dead server on a port *among* those can get connected to itself, and then
-    the server cannot have its port back.
+    A client that tries to reach a dead server on one of *those* can get connected to itself.
     """
     found: set[int] = set()
     draw = SystemRandom()
@@ -163,53 +162,25 @@ def port_free(port: int, host: str = HOST) -> bool:
     return True
 
 
-class _Child:
-    """One run of a program that dies with this process, its output appended to `log`, in a session of its own (Ctrl-C
-    does not reach it). A thread starts it and waits for it: the kernel takes the thread for its parent (`tied`)."""
-
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        started: Future[subprocess.Popen[bytes]] = Future()
-        self._thread = threading.Thread(target=self._run, args=(tied(command), log, started), daemon=True)
-        self._thread.start()
-        try:
-            self.process = started.result()
-        except OSError as error:
-            raise EtcdError(f"{command[0]} does not start: {error}", rule="etcd-start") from error
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
-
-    def send(self, number: signal.Signals) -> None:
-        """Sends a signal, if the child still runs."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Returns True if the child has ended (and was collected) within `timeout` seconds."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    @staticmethod
-    def _run(command: Sequence[str], log: Path, started: Future[subprocess.Popen[bytes]]) -> None:
-        try:
-            with open(log, "ab") as out:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-                )
-        except OSError as error:
-            started.set_exception(error)
-            return
-        started.set_result(process)
-        process.wait()
+def _run_child(command: Sequence[str], log: Path, started: Future[subprocess.Popen[bytes]]) -> None:
+    """Starts a program, its output appended to `log`, and waits for its end: the kernel takes the thread that starts it
+    for its parent (`tied`). In a session of its own, Ctrl-C does not reach it."""
+    try:
+        with open(log, "ab") as out:
+            started.set_result(
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            )
+    except OSError as error:
+        started.set_exception(EtcdError(f"{command[0]} does not start: {error}", rule="etcd-start"))
+        return
+    started.result().wait()
 
 
 class EmbeddedEtcd:
     """A single etcd, with its data and its log (`etcd.log`) in `data_dir`. `start` it, or use `with`.
 
     A later `start`, of this object or of another with the same `data_dir`, finds the same data; this object keeps its
-    port, too. The server dies with this process, however that ends. `host`: the address of this machine at which it
-    listens; anybody who reaches it may read and write. `port` 0 picks a free one. `options`: of etcd, before ours.
+    port. The server dies with this process. Anybody who reaches `host` may read and write. `port` 0 picks a free one.
     """
 
     def __init__(
@@ -219,7 +190,7 @@ class EmbeddedEtcd:
         self.log = self.data_dir / "etcd.log"
         self.name = "graphft"
         self.host, self._port, self._peer_port, self.options = host, port, peer_port, tuple(options)
-        self._child: _Child | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> EmbeddedEtcd:
         return self.start()
@@ -236,18 +207,11 @@ class EmbeddedEtcd:
 
     @property
     def running(self) -> bool:
-        return self._child is not None and self._child.running
+        return self._process is not None and self._process.poll() is None
 
     @property
     def has_data(self) -> bool:
         return (self.data_dir / "data" / "member").exists()
-
-    @property
-    def pid(self) -> int:
-        """Process id of the running server."""
-        if self._child is None or not self._child.running:
-            raise EtcdError("this etcd does not run", rule="etcd-start", help="start it first")
-        return self._child.process.pid
 
     def start(self, timeout: float = START_TIMEOUT) -> EmbeddedEtcd:
         """Starts it and returns when it answers. `EtcdError` with the end of its log when it does not."""
@@ -277,7 +241,10 @@ class EmbeddedEtcd:
             f"--initial-advertise-peer-urls={peers}",
             f"--initial-cluster={self.name}={peers}",
         )
-        self._child = _Child([str(find_etcd()), *OPTIONS, *ours, *self.options], self.log)  # the last of two counts
+        command = tied([str(find_etcd()), *OPTIONS, *ours, *self.options])  # the last of two counts
+        started: Future[subprocess.Popen[bytes]] = Future()
+        threading.Thread(target=_run_child, args=(command, self.log, started), daemon=True).start()
+        self._process = started.result()
 
     def await_healthy(self, timeout: float = START_TIMEOUT) -> None:
         """Returns when it answers through a majority. `EtcdError` when it has ended, or `timeout` has passed."""
@@ -292,17 +259,19 @@ class EmbeddedEtcd:
 
     def stop(self) -> None:
         """Ends it cleanly (SIGTERM), by force after 5 seconds. Does nothing when it does not run."""
-        if self._child is not None:
-            self._child.send(signal.SIGTERM)
-            self._child.send(signal.SIGCONT)
-            if not self._child.wait(STOP_TIMEOUT):
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)
+            try:
+                self._process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
                 self.kill()
 
     def kill(self) -> None:
         """SIGKILL, and wait for its end."""
-        if self._child is not None:
-            self._child.send(signal.SIGKILL)
-            self._child.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def restart(self) -> EmbeddedEtcd:
         """`kill` and `start`: same data, same port."""

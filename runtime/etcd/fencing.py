@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from graphft.errors import UsageError
@@ -53,7 +52,7 @@ CHECK = 0.2  # seconds between looks at one's own lease while waiting
 
 
 class Lock:
-    """Mutual exclusion: `with Lock(session, "/job/lock") as lock: store.txn([lock.fence(), ...], ...)`.
+    """Mutual exclusion: after `acquire`, `store.txn([lock.fence(), ...], ...)` writes while it is held.
 
     Not thread-safe; one object per contending thread. The session must be renewed elsewhere (`run_thread`, or a daemon
     block) while this waits.
@@ -65,47 +64,32 @@ class Lock:
         self.revision = 0  # the key's create_revision, once it holds
         self._store = session.store
 
-    @property
-    def held(self) -> bool:
-        """True if this was acquired and its lease is certain to live. Writes need the fence all the same."""
-        return self.revision > 0 and self.session.alive()
-
     def fence(self) -> Compare:
         """Returns the condition under which a write may rely on this; to be part of every such transaction."""
         if not self.revision:
             raise EtcdError(f"{self.name} is not held by this session", rule="etcd-lock", help="acquire it first")
         return create_is(self.key, self.revision)
 
-    def __enter__(self) -> Lock:
-        self.acquire()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
-
-    def acquire(self, timeout: float | None = None, while_waiting: Callable[[], object] = bool) -> bool:
-        """Waits until this holds. False after `timeout` seconds (0: just try), having withdrawn. `LeaseLost`.
+    def acquire(self, while_waiting: Callable[[], object] = bool) -> None:
+        """Waits until this holds. Raises `LeaseLost`.
 
         `while_waiting` is called some times a second meanwhile; an exception in it ends the wait, and withdraws.
         """
-        if self.revision:
-            raise EtcdError(f"{self.name} is held already", rule="etcd-lock", help="release it first")
         self.session.check()
-        end = None if timeout is None else time.monotonic() + timeout
         self.key = f"{self.name}/{self.session.lease:016x}-{secrets.token_hex(8)}"
         try:
             put = put_op(self.key, b"", self.session.lease)
             own = self._store.txn([absent(self.key)], [put], token=self.key).revision
-            while (before := self._predecessor(own)) is not None:
-                if not self._await_deleted(before, end, while_waiting):
-                    self.release()
-                    return False
+            while before := self._predecessor(own):
+                with Watch(self._store, before) as watch:
+                    while not watch.wait(lambda view: before not in view, CHECK):
+                        self.session.check()
+                        while_waiting()
         except BaseException:
             with contextlib.suppress(EtcdError):  # the key goes with the lease; what led here matters more
                 self.release()
             raise
         self.revision = own
-        return True
 
     def release(self) -> None:
         """Gives the lock up. Does nothing if it is not held."""
@@ -113,8 +97,8 @@ class Lock:
             self._store.delete(self.key)
             self.key, self.revision = "", 0
 
-    def _predecessor(self, own: int) -> KV | None:
-        """Returns the youngest key older than the own one; None: this holds. `LeaseLost` when the own key is gone."""
+    def _predecessor(self, own: int) -> str:
+        """Returns the youngest key older than the own one; "": this holds. `LeaseLost` when the own key is gone."""
         self.session.check()
         kvs = self._store.range(f"{self.name}/").kvs
         if all(kv.key != self.key for kv in kvs):
@@ -123,22 +107,8 @@ class Lock:
                 rule="etcd-lease",
                 help="the session's lease ended; start anew with a new one",
             )
-        older = [kv for kv in kvs if kv.create_revision < own]
-        return max(older, key=lambda kv: kv.create_revision, default=None)
-
-    def _await_deleted(self, before: KV, end: float | None, while_waiting: Callable[[], object]) -> bool:
-        def gone(view: Mapping[str, KV]) -> bool:
-            return before.key not in view
-
-        with Watch(self._store, before.key) as watch:
-            while True:
-                self.session.check()
-                while_waiting()
-                left = CHECK if end is None else min(CHECK, end - time.monotonic())
-                if watch.wait(gone, left):
-                    return True
-                if left <= 0:
-                    return False
+        older = [(kv.create_revision, kv.key) for kv in kvs if kv.create_revision < own]
+        return max(older, default=(0, ""))[1]
 
 
 class FencedStore:

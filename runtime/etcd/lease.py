@@ -2,11 +2,7 @@
 
 etcd ends a lease TTL seconds after it *received* the last renewal. The holder counts from *before it sent* that
 renewal, and stops at a fraction (MARGIN) of the TTL, so it always stops first. Nothing but an answered renewal
-moves that deadline: a dead refresher, a frozen server and a lost network all end in the same way. Once lost, a lease
-stays lost.
-
-A renewal needs the interpreter's lock, which other code of this process may hold for long. `keep` starts a process that
-renews meanwhile (`lease_keeper.py`); its renewals count as the session's own.
+moves that deadline. Once lost, a lease stays lost.
 """
 
 from __future__ import annotations
@@ -33,10 +29,9 @@ INTERVAL = 1 / 3  # of the TTL: between renewals, and the longest that one may t
 
 
 class Session:
-    """A lease of `ttl` seconds, renewed by `tick` (an op of a daemon block, say) or by `run_thread`.
+    """A lease of `ttl` seconds, renewed by `tick` (an op of a daemon block, say) or by `run_thread`, and by its keeper.
 
-    `lease` is its id, `ttl` what etcd granted, `page` what its keeper reads. Thread-safe. `with Session(...) as s:`
-    revokes it at the end.
+    `lease` is its id, `ttl` what etcd granted. Thread-safe. `with Session(...)` revokes it at the end.
     """
 
     def __init__(self, store: Store, ttl: int = 10, *, clock: Callable[[], float] = steady_clock) -> None:
@@ -113,11 +108,6 @@ class Session:
             if urls and not self._closed:
                 self._keeper = self._keeper or KeeperProcess(self.page, self.lease, urls)
                 self._keeper.ensure()
-
-    @property
-    def keeper(self) -> int:
-        """Process id of the keeper; 0 if there is none."""
-        return self._keeper.process.pid if self._keeper is not None and self._keeper.process is not None else 0
 
     def close(self) -> None:
         """Stops renewing and revokes the lease; its keys vanish now, or within a TTL when etcd does not answer."""

@@ -1,21 +1,18 @@
 """The lease keeper: a small process beside a role that renews the role's lease while the role itself cannot.
 
-A role renews its lease from a thread (the op `etcd_keep_alive` of its daemon block), and a thread of Python runs only
-when it gets the interpreter's lock. Code that holds the lock for longer than the lease lasts (a record that is
-unpickled, an extension in C, a large JSON text) would end a process that works. So a child process watches, through a
-page of memory that both map, when the lease was renewed last; it renews when half of the TTL has passed, and writes the
-new deadline into the page, where the role's `Session` finds it. (A native thread would need wheels for each platform;
-longer leases would make each death that no launcher sees cost more.)
+A role renews its lease from a thread, which runs only when it gets the interpreter's lock: code that holds the lock for
+longer than the lease lasts (an extension in C, a large JSON text) would end a process that works. So a child process
+watches, through a page of memory that both map, when the lease was renewed last; it renews when half of the TTL has
+passed, and writes the new deadline into the page, where the role's `Session` finds it.
 
 It must not make a process that does not work look alive. It renews only while the role
 
 * lives (the child ends with it: by the kernel's signal, by the end of a pipe, or when it sees that its parent is gone),
-* is not stopped (SIGSTOP, a debugger): such a role loses its lease, as without a keeper,
+* is not stopped (SIGSTOP, a debugger),
 * has a main thread that is within its limit (see `process/progress.py`),
 * has no daemon thread that hangs: then the main thread goes round and round while no renewal of its own is answered.
 
-It never revives a lease: after the deadline, or when the role has closed it or takes it for lost, the keeper ends. A
-keeper that dies or hangs changes nothing as long as the role renews by itself, and is replaced (`lease.py`).
+It never revives a lease: after the deadline, or when the role has closed it or takes it for lost, the keeper ends.
 
 This file runs by itself (`python -I -S lease_keeper.py ...`), so it imports little: starting takes 20 ms and 9 MB.
 gRPC and the etcd client (0.2 s of CPU, 26 MB) are loaded when the role is through with its start, or when a renewal

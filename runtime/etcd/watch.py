@@ -29,10 +29,9 @@ LIST = 2.0  # seconds until a list on the watch's thread gives up (and looks whe
 
 @dataclass(slots=True)
 class View:
-    """A prefix of the store as of `revision`, kept up to date by lists and events. Pure: no threads, no I/O, no clock.
+    """A prefix of the store as of `revision`. Pure: no threads, no I/O, no clock.
 
-    Both methods return the events that lead from the old state to the new: they say what is true now, not how often
-    something happened.
+    Both methods return the events that lead from the old state to the new.
     """
 
     kvs: dict[str, KV] = field(default_factory=dict)
@@ -77,11 +76,10 @@ class Watch:
     """Keeps a view of all keys under `prefix`, on a thread of its own.
 
     The constructor lists the prefix (`EtcdUnreachable` when it cannot) and hands the keys that are there to `on_event`
-    as puts; from then on the thread does, in order, for every change. When the stream ends, the prefix is listed, the
-    differences are handed over, and a stream is opened from there: etcd may have been restored from a backup meanwhile,
-    and its revisions may be used again. So the view misses nothing that lasts, and events never contradict it. The view
-    changes first, then `on_event` is called, on the thread of the watch, which it must not block; an exception in it
-    ends the watch, and shows in `snapshot` and `wait`.
+    as puts; from then on the thread does, in order, for every change. When the stream ends, the prefix is listed anew
+    and the differences are handed over (etcd may have been restored from a backup). So the view misses nothing that
+    lasts, and events never contradict it. An exception in `on_event`, which must not block, ends the watch, and shows
+    in `snapshot` and `wait`.
     """
 
     def __init__(self, store: Store, prefix: str, on_event: Callable[[Sequence[Event]], None] | None = None) -> None:

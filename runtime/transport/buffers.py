@@ -7,8 +7,6 @@ rotation and reuses one only when its `Sent` is done.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,33 +16,6 @@ from graphft.runtime.transport.port import Sent
 
 Slices = Sequence[tuple[int, int]]
 """Per tensor, the [start, end) range of its flattened elements that travels."""
-
-
-@dataclass(frozen=True)
-class BucketLayout:
-    """The bytes of a bucket: the slices of its tensors in order, all of one dtype."""
-
-    dtype: torch.dtype
-    slices: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor], slices: Slices) -> BucketLayout:
-        """Returns the layout of these slices. Raises GraphftError unless the tensors have them, and one dtype."""
-        dtypes = {t.dtype for t in tensors}
-        if len(dtypes) != 1 or any(
-            not 0 <= start <= end <= tensor.numel() for tensor, (start, end) in zip(tensors, slices, strict=True)
-        ):
-            shapes = [f"{t.dtype} {list(t.shape)}" for t in tensors]
-            raise GraphftError(
-                f"a bucket holds slices {list(slices)} of tensors of one dtype, got {shapes}",
-                rule="bucket",
-                help="give the tensors of the bucket in its program's order",
-            )
-        return cls(dtypes.pop(), tuple((start, end) for start, end in slices))
-
-    @cached_property
-    def numel(self) -> int:
-        return sum(end - start for start, end in self.slices)
 
 
 def byte_view(tensor: Tensor) -> memoryview:
@@ -115,7 +86,7 @@ def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
 
 
 class BucketBuffers:
-    """The flat buffers of one bucket, in rotation.
+    """The flat buffers of one bucket, in rotation: of the slices of its tensors, all of one dtype.
 
         frame = buffers.pack(gradients)
         buffers.pin(client.send(shard, Push(...), frame))
@@ -123,9 +94,19 @@ class BucketBuffers:
     Owned by one thread. `copies` is how many sends may be under way at once.
     """
 
-    def __init__(self, layout: BucketLayout, copies: int = 2) -> None:
-        self.layout = layout
-        self._buffers = [torch.empty(layout.numel, dtype=layout.dtype) for _ in range(copies)]
+    def __init__(self, tensors: Sequence[Tensor], slices: Slices, copies: int = 2) -> None:
+        dtypes = {t.dtype for t in tensors}
+        if len(dtypes) != 1 or any(
+            not 0 <= start <= end <= tensor.numel() for tensor, (start, end) in zip(tensors, slices, strict=True)
+        ):
+            shapes = [f"{t.dtype} {list(t.shape)}" for t in tensors]
+            raise GraphftError(
+                f"a bucket holds slices {list(slices)} of tensors of one dtype, got {shapes}",
+                rule="bucket",
+                help="give the tensors of the bucket in its program's order",
+            )
+        self._slices, numel = slices, sum(end - start for start, end in slices)
+        self._buffers = [torch.empty(numel, dtype=tensors[0].dtype) for _ in range(copies)]
         self._sent: list[list[Sent]] = [[] for _ in range(copies)]
         self._current = 0
 
@@ -143,7 +124,7 @@ class BucketBuffers:
             )
         self._current = oldest
         self._sent[oldest] = []
-        pack(self._buffers[oldest], tensors, self.layout.slices)
+        pack(self._buffers[oldest], tensors, self._slices)
         return byte_view(self._buffers[oldest])
 
     def pin(self, sent: Sent) -> None:

@@ -1,8 +1,7 @@
 """Messages on ZeroMQ's sockets: their parts, who may send them, socket options, waking a poll.
 
-A message is [header] or [header, frame]; it is checked before anything looks inside. A peer shows the run's id and
-secret (mechanism PLAIN) at the handshake of each connection, before it can send a message. The words travel readable:
-PLAIN keeps out those who do not know them, not those who can listen on the network in between.
+A message is [header] or [header, frame]. A peer shows the run's id and secret (mechanism PLAIN) at the handshake of
+each connection, before it can send a message. The words travel readable on the network.
 """
 
 from __future__ import annotations
@@ -85,12 +84,6 @@ def frame_bytes(frame: Frame | None, limits: Limits) -> memoryview | None:
     return view
 
 
-def count_sent(counters: Counter[str], frame: memoryview | None) -> None:
-    counters["sent"] += 1
-    if frame is not None:
-        counters["sent_bytes"] += frame.nbytes
-
-
 @dataclass(frozen=True, slots=True)
 class Login:
     """The words of a run: its id, and its secret, which no text shows."""
@@ -133,8 +126,7 @@ class Gate:
         admitted = len(question) == 8 and question[5] == b"PLAIN" and self._login.admits(*question[6:])
         if not admitted:
             self._counters["refused.login"] += 1
-        version, number = [*question[:2], b"", b""][:2]
-        return [version, number, b"200" if admitted else b"400", b"", b"", b""]
+        return [*question[:2], b"200" if admitted else b"400", b"", b"", b""]
 
 
 class Waker:
@@ -205,8 +197,17 @@ def configure(socket: zmq.Socket, limits: Limits) -> None:
     socket.tcp_maxrt = int(limits.heartbeat_timeout * 1000)
 
 
-def send_message(socket: zmq.Socket, message: Message, frame: memoryview | None, limits: Limits) -> Sent:
-    """Queues header and frame on the socket (after the routing part, if any)."""
+def count_sent(counters: Counter[str], frame: memoryview | None) -> None:
+    counters["sent"] += 1
+    if frame is not None:
+        counters["sent_bytes"] += frame.nbytes
+
+
+def send_message(
+    socket: zmq.Socket, message: Message, frame: memoryview | None, limits: Limits, counters: Counter[str]
+) -> Sent:
+    """Queues header and frame on the socket (after the routing part, if any), and counts them."""
+    count_sent(counters, frame)
     if frame is None:
         socket.send(encode(message), DONTWAIT)
         return Released()

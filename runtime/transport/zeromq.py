@@ -1,8 +1,6 @@
 """The ZeroMQ drivers: a trainer's sockets, one DEALER per shard, behind a lock; and a shard's, one ROUTER.
 
-ZeroMQ's own thread is the communication thread: it writes and reads the network without the interpreter's lock while
-torch computes. `send` only hands it a pointer, and `receive` takes what it has put together, so a thread of ours in
-between would add nothing but two more switches per message.
+ZeroMQ's own thread writes and reads the network without the interpreter's lock while torch computes.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from graphft.runtime.transport.wire import (
     Waker,
     accept,
     configure,
-    count_sent,
     drain,
     frame_bytes,
     readable,
@@ -118,8 +115,7 @@ class ZmqClient:
             if socket is None:
                 self.counters["unroutable"] += 1
                 return Released()
-            count_sent(self.counters, view)
-            sent = send_message(socket, message, view, self._limits)
+            sent = send_message(socket, message, view, self._limits, self.counters)
             # Sending takes in ZeroMQ's notices; the thread that waits for them would not see them any more.
             if self._waiting and readable(socket):
                 self._waker.wake()
@@ -247,8 +243,7 @@ class ZmqServer:
                 raise
             self.counters["unroutable"] += 1
             return Released()
-        count_sent(self.counters, view)
-        return send_message(self._socket, message, view, self._limits)
+        return send_message(self._socket, message, view, self._limits, self.counters)
 
     def wake(self) -> None:
         self._waker.wake()

@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from etcd.servers import Proxy, enable_login
-from google.protobuf import descriptor_pool
+from etcd.servers import enable_login
 
 from graphft.runtime.etcd import (
     Ambiguous,
@@ -28,7 +27,8 @@ from graphft.runtime.etcd import (
     get_op,
     put_op,
 )
-from graphft.runtime.etcd.channel import Endpoint, etcdrpc, target_of
+from graphft.runtime.etcd.channel import Endpoint, target_of
+from tests.support.proxy import Proxy
 from tests.support.waiting import until
 
 HERE = Path(__file__).parent
@@ -209,13 +209,3 @@ def test_bad_options(endpoints: list[str], options: dict[str, str], rule: str) -
     with pytest.raises(EtcdError) as caught:
         Etcd(endpoints, **options)
     assert caught.value.rule == rule
-
-
-def test_messages_stay_out_of_others_way() -> None:
-    import etcd3
-
-    assert etcd3.etcdrpc is etcdrpc is sys.modules["etcd3.etcdrpc"]
-    assert etcdrpc.RangeRequest.DESCRIPTOR.file.pool is not descriptor_pool.Default()
-    for name in ("kv.proto", "rpc.proto", "auth.proto"):
-        with pytest.raises(KeyError):
-            descriptor_pool.Default().FindFileByName(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 
@@ -200,32 +199,12 @@ def test_a_lease_takes_its_keys_along(store: Store, root: str) -> None:
     assert store.count(root) == 1
 
 
-def test_a_lease_expires_unless_renewed(store: Store, root: str) -> None:
-    end = time.monotonic() + 120
-
-    def outlives() -> bool:
-        """Whether the renewed one does; not if it was renewed late, on a busy machine: then it is tried again."""
-        sent = time.monotonic()
-        kept, left = (store.lease_grant(3)[0] for _ in range(2))
-        try:
-            store.put(root + "kept", b"", kept)
-            store.put(root + "left", b"", left)
-            while store.get(root + "left") is not None:
-                now = time.monotonic()
-                assert now < end, "the lease did not expire"
-                store.lease_keepalive_once(kept)
-                sent = now
-                time.sleep(0.1)
-            lives = store.get(root + "kept") is not None
-        except LeaseLost:
-            lives = False
-        assert lives or time.monotonic() - sent > 2, "it ended though it was renewed"
-        if lives:
-            with pytest.raises(LeaseLost):
-                store.lease_keepalive_once(left)
-        return lives
-
-    until(outlives)
+def test_a_lease_expires(store: Store, root: str) -> None:
+    lease, _ = store.lease_grant(1)
+    store.put(root + "left", b"", lease)
+    until(lambda: store.get(root + "left") is None)
+    with pytest.raises(LeaseLost):
+        store.lease_keepalive_once(lease)
 
 
 def test_a_stream_replays_the_history_from_a_revision(store: Store, root: str) -> None:

@@ -97,6 +97,12 @@ def session(etcd: Etcd, request: pytest.FixtureRequest) -> Iterator[Session]:
         yield session
 
 
+def keeper_of(session: Session) -> int:
+    assert session._keeper is not None
+    assert session._keeper.process is not None
+    return session._keeper.process.pid
+
+
 def hold_the_lock(seconds: int) -> None:
     """`sleep` of the C library, called without giving the interpreter's lock away."""
     ctypes.PyDLL(None).sleep(seconds)
@@ -124,9 +130,9 @@ def test_a_keeper_that_dies_or_is_stopped_is_replaced(session: Session, etcd: Et
     for number in (signal.SIGKILL, signal.SIGSTOP):
         until(lambda: session.page.ready)
         session.page.ready = 0
-        keeper = session.keeper
+        keeper = keeper_of(session)
         os.kill(keeper, number)
-        until(lambda keeper=keeper: (session.keep(etcd.urls), session.keeper != keeper)[1])  # type: ignore[misc]
+        until(lambda keeper=keeper: (session.keep(etcd.urls), keeper_of(session) != keeper)[1])  # type: ignore[misc]
         until(lambda keeper=keeper: ended(keeper))  # type: ignore[misc]
     session.check()
     until(lambda: session.page.ready)
@@ -141,7 +147,7 @@ with Etcd([sys.argv[1]], timeout=20, deadline=60) as etcd:
     session.keep(etcd.urls)
     while not session.page.seen:  # it ignores SIGTERM by then
         time.sleep(0.01)
-    print(session.lease, session.keeper, flush=True)
+    print(session.lease, session._keeper.process.pid, flush=True)
     time.sleep(600)
 """
 

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from etcd.servers import Proxy, compact
+from etcd.servers import compact
 
 from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd, Event, RangeResult, Watch, WatchBatch
 from graphft.runtime.etcd.watch import View
 from tests.support.etcd_servers import pause, resume
+from tests.support.proxy import Proxy
 from tests.support.waiting import until
 
 

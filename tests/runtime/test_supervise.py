@@ -22,7 +22,7 @@ from graphft.runtime.launcher.supervise import EtcdKeeper, _registered, why_fail
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.roles.environment import ROLES
 from tests.support.disks import small_file_system
-from tests.support.etcd_servers import pause
+from tests.support.etcd_servers import pause, pid_of
 from tests.support.waiting import until
 
 
@@ -55,16 +55,16 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         with Etcd(server.endpoints, deadline=60) as client:
             client.put("/a", b"1")
         supervisor: Any = Mock()
-        keeper, first = EtcdKeeper(server, supervisor), server.pid
+        keeper, first = EtcdKeeper(server, supervisor), pid_of(server)
         pause(server)
         keeper.heard(False)
         time.sleep(0.2)
         keeper.step()
-        second = server.pid
+        second = pid_of(server)
         assert second != first
         server.kill()
         keeper.step()
-        assert server.pid != second
+        assert pid_of(server) != second
         told = [call.args[1] for call in supervisor.events.emit.call_args_list]
         assert [text.split()[1] for text in told] == ["has", "died;"]
         with Etcd(server.endpoints, deadline=60) as client:

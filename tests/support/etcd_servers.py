@@ -70,14 +70,19 @@ class EmbeddedCluster:
         raise EtcdError("the cluster has no leader now", rule="etcd-cluster", help="wait for the election")
 
 
+def pid_of(server: EmbeddedEtcd) -> int:
+    assert server._process is not None
+    return server._process.pid
+
+
 def pause(server: EmbeddedEtcd) -> None:
     """Freezes it (SIGSTOP), all of its threads: it keeps its connections, and answers nothing."""
-    os.kill(server.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
+    os.kill(pid_of(server), signal.SIGSTOP)
+    os.waitid(os.P_PID, pid_of(server), os.WSTOPPED | os.WNOWAIT)
 
 
 def resume(server: EmbeddedEtcd) -> None:
-    os.kill(server.pid, signal.SIGCONT)
+    os.kill(pid_of(server), signal.SIGCONT)
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,11 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.waiting import until
 
 HOME = Path(__file__).parents[2] / ".hdfs"
 MISSING = "" if (HOME / "libhdfs.so").exists() and importlib.util.find_spec("pyarrow") else "no HDFS is here: make hdfs"
@@ -35,56 +36,16 @@ _SITE = {
 }
 
 
-class HDFS:
-    """`start` and `kill` may be called again and again: the files stay."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._processes = folder, list[subprocess.Popen[bytes]]()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self._configure()
-        self._run("namenode.NameNode", "-format", "-force").wait(120)
-
-    def _configure(self) -> None:
-        conf = self.folder / "conf"
-        for name in ("hdfs", "datanode"):  # of the servers' pages, which nobody looks at
-            (conf / "webapps" / name).mkdir(parents=True)
-        values = ((name, value.format(port=self.port, folder=self.folder)) for name, value in _SITE.items())
-        site = "".join(f"<property><name>{name}</name><value>{value}</value></property>" for name, value in values)
-        (conf / "log4j.properties").write_text(_LOGGING)
-        for name in ("core-site.xml", "hdfs-site.xml"):
-            (conf / name).write_text(f"<configuration>{site}</configuration>")
-
-    def _run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        opened = [option for part in _OPENED for option in ("--add-opens", f"{part}=ALL-UNNAMED")]
-        command = ["java", *opened, "-Xmx256m", "-cp", f"{self.folder}/conf:{HOME}/*"]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, f"org.apache.hadoop.hdfs.server.{name}", *arguments], stdout=log, stderr=log, cwd=self.folder
-            )
-
-    def start(self) -> None:
-        self._processes = [self._run("namenode.NameNode"), self._run("datanode.DataNode")]
-        log, end = self.folder / "datanode.DataNode.log", time.monotonic() + 90
-        before = self._registered(log)
-        while self._registered(log) == before:
-            assert all(process.poll() is None for process in self._processes), log.read_text()[-3000:]
-            assert time.monotonic() < end, f"HDFS does not start: {log.read_text()[-3000:]}"
-            time.sleep(0.1)
-
-    def _registered(self, log: Path) -> int:
-        return log.read_text(errors="replace").count("successfully registered with NN") if log.exists() else 0
-
-    def kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+def _run(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    opened = [option for part in _OPENED for option in ("--add-opens", f"{part}=ALL-UNNAMED")]
+    command = ["java", *opened, "-Xmx256m", "-cp", f"{folder}/conf:{HOME}/*", f"org.apache.hadoop.hdfs.server.{name}"]
+    with (folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen([*command, *arguments], stdout=log, stderr=log, cwd=folder)
 
 
 @contextmanager
-def hdfs_server(folder: Path) -> Iterator[HDFS]:
-    """What pyarrow needs is in the environment of this process then, for good: it loads a JVM, once."""
+def hdfs_server(folder: Path) -> Iterator[int]:
+    """Yields its port. The environment of this process has what pyarrow needs from then on: it loads a JVM, once."""
     java = Path(shutil.which("java") or "").resolve().parent.parent
     conf = HOME / "client"
     conf.mkdir(exist_ok=True)
@@ -95,9 +56,23 @@ def hdfs_server(folder: Path) -> Iterator[HDFS]:
         "ARROW_LIBHDFS_DIR": str(HOME),
         "LIBHDFS_OPTS": "-Xmx256m -Xrs --add-opens=java.base/java.lang=ALL-UNNAMED",
     }
-    server = HDFS(folder)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    for name in ("hdfs", "datanode"):  # of the servers' pages, which nobody looks at
+        (folder / "conf" / "webapps" / name).mkdir(parents=True)
+    values = ((name, value.format(port=port, folder=folder)) for name, value in _SITE.items())
+    site = "".join(f"<property><name>{name}</name><value>{value}</value></property>" for name, value in values)
+    (folder / "conf" / "log4j.properties").write_text(_LOGGING)
+    for name in ("core-site.xml", "hdfs-site.xml"):
+        (folder / "conf" / name).write_text(f"<configuration>{site}</configuration>")
+    _run(folder, "namenode.NameNode", "-format", "-force").wait(120)
+    processes = [_run(folder, name) for name in ("namenode.NameNode", "datanode.DataNode")]
+    log = folder / "datanode.DataNode.log"
     try:
-        server.start()
-        yield server
+        until(lambda: "successfully registered with NN" in log.read_text(errors="replace"))
+        yield port
     finally:
-        server.kill()
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Query
-from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, byte_view, fault_of, pack, unpack
+from graphft.runtime.transport.buffers import BucketBuffers, as_tensor, byte_view, fault_of, pack, unpack
 from tests.sim.transport import SimNetwork
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]
@@ -34,7 +34,7 @@ def test_a_bucket_of_any_dtype_and_strides_comes_back(dtype: torch.dtype) -> Non
     slices = [(0, 15), (3, 20), (0, 1), (0, 4), (0, 24), (2, 5)]
     sent, received = make(), make()
     before = [t.clone() for t in received]
-    frame = BucketBuffers(BucketLayout.of(sent, slices)).pack(sent)
+    frame = BucketBuffers(sent, slices).pack(sent)
     unpack(memoryview(bytearray(frame)), received, slices)
     for s, r, b, (start, end) in zip(sent, received, before, slices, strict=True):
         flat, old = r.reshape(-1), b.reshape(-1)
@@ -57,8 +57,7 @@ def test_random_slices_come_back(spec: list[tuple[int, int, bool, int, int]]) ->
 
     slices = [tuple(sorted((a % (r * c + 1), b % (r * c + 1)))) for r, c, _, a, b in spec]
     sent, received = make(0), make(1000)
-    layout = BucketLayout.of(sent, slices)
-    flat = torch.empty(layout.numel, dtype=torch.int32)
+    flat = torch.empty(sum(b - a for a, b in slices), dtype=torch.int32)
     pack(flat, sent, slices)
     assert torch.equal(flat, torch.cat([t.reshape(-1)[a:b] for t, (a, b) in zip(sent, slices, strict=True)]))
     unpack(byte_view(flat), received, slices)
@@ -113,7 +112,7 @@ def test_a_bucket_has_one_dtype_and_slices_of_its_tensors(
     dtypes: tuple[torch.dtype, ...], slices: list[tuple[int, int]]
 ) -> None:
     with pytest.raises(GraphftError) as raised:
-        BucketLayout.of([torch.zeros(2, dtype=dtype) for dtype in dtypes], slices)
+        BucketBuffers([torch.zeros(2, dtype=dtype) for dtype in dtypes], slices)
     assert raised.value.rule == "bucket"
 
 
@@ -134,7 +133,7 @@ def test_buffers_rotate_and_are_not_reused_while_lent() -> None:
     for shard in range(2):
         client.connect(shard, network.server().bind())
     tensor = torch.zeros(100_000)
-    buffers = BucketBuffers(BucketLayout.of([tensor], [(0, 100_000)]), copies=2)
+    buffers = BucketBuffers([tensor], [(0, 100_000)])
     frames = []
     for i in range(2):
         frames.append(buffers.pack([tensor + i], timeout_s=0))

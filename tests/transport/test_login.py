@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
-from itertools import product
 
 import psutil
 import pytest
@@ -15,7 +13,6 @@ from transport.rigs import LIMITS, WAIT, collect
 from graphft.runtime.protocol.messages import Hello, Push, Query, Welcome, encode
 from graphft.runtime.transport import Login, ZmqClient, ZmqServer
 from graphft.runtime.transport.port import Limits
-from graphft.runtime.transport.wire import Gate
 from tests.support.waiting import until
 
 LOGIN = Login("run-1", "secret of the run")
@@ -54,8 +51,6 @@ WORDS = {
     "none": None,
     "another secret": (b"run-1", b"secret of the ru"),
     "another run": (b"run-2", LOGIN.secret.encode()),
-    "long": (b"r" * 255, b"s" * 255),
-    "no text": (b"\xff\xfe", b"\xff"),
 }
 
 
@@ -95,28 +90,6 @@ def test_a_server_that_asks_nobody_is_told_nothing(context: zmq.Context) -> None
         client.send(0, Query())
         assert listener.poll(300) == 0
         client.close()
-
-
-def test_the_gate_lets_in_plain_with_both_words_only() -> None:
-    context = zmq.Context()
-    counters: Counter[str] = Counter()
-    gate = Gate(context, LOGIN, counters)
-    name, secret = LOGIN.run.encode(), LOGIN.secret.encode()
-
-    def status(mechanism: bytes, *words: bytes) -> bytes:
-        answer = gate.answer([b"1.0", b"7", b"graphft", b"1.2.3.4", b"id", mechanism, *words])
-        assert (len(answer), answer[:2], answer[3:]) == (6, [b"1.0", b"7"], [b""] * 3), "no reason is told"
-        return answer[2]
-
-    assert status(b"PLAIN", name, secret) == b"200"
-    refused = [w for w in product((name, b"", b"x"), (secret, b"", b"x")) if w != (name, secret)]
-    assert [status(b"PLAIN", *words) for words in refused] == [b"400"] * 8
-    assert [status(b"NULL"), status(b"CURVE", b"key"), status(b"PLAIN", name), status(b"PLAIN", name, secret, b"")] == [
-        b"400"
-    ] * 4
-    assert gate.answer([]) == [b"", b"", b"400", b"", b"", b""]
-    assert counters == {"refused.login": 13}
-    context.term()
 
 
 def test_no_text_shows_the_secret() -> None:

@@ -24,7 +24,7 @@ from graphft.runtime.roles.programs import received_buckets
 from graphft.runtime.roles.trainer.finite_check import RULE, FiniteCheck, NonFinite
 from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
 from graphft.runtime.transport import ClientTransport
-from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, fault_of
+from graphft.runtime.transport.buffers import BucketBuffers, as_tensor, fault_of
 
 log = logging.getLogger("graphft")
 
@@ -138,7 +138,7 @@ class ShardLink:
         data, and meets it anew at last; returns False then. `check`: the bucket must be finite."""
         key = (shard, bucket)
         if key not in self._buffers:
-            self._buffers[key] = BucketBuffers(BucketLayout.of(tensors, slices))
+            self._buffers[key] = BucketBuffers(tensors, slices)
         try:
             frame = self._pack(self._buffers[key], tensors)
         except GraphftError as error:

@@ -43,7 +43,7 @@ from graphft.runtime.queue.async_queue import batches_of
 from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.role import Blocks
 from graphft.runtime.roles.start_check import compare, digest, is_recorded, undisturbed
-from graphft.runtime.transport.buffers import BucketLayout, byte_view, pack, unpack
+from graphft.runtime.transport.buffers import byte_view, pack, unpack
 from graphft.transpiler import Job
 
 log = logging.getLogger("graphft")
@@ -189,8 +189,8 @@ class TrialComm(CommPort):
         return torch.cat([moved(value, generator) if kind is Kind.PARAM else value for kind, value in slices])
 
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None:
-        layout = BucketLayout.of(tensors, slices)
-        flat = self.pushed[shard, bucket] = torch.empty(layout.numel, dtype=layout.dtype)
+        numel = sum(end - start for start, end in slices)
+        flat = self.pushed[shard, bucket] = torch.empty(numel, dtype=tensors[0].dtype)
         pack(flat, tensors, slices)
 
     def end_pull(self, shards: int) -> None: ...
