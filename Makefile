@@ -103,7 +103,7 @@ sim: setup  ## real roles in a simulated world: SEEDS sync and async jobs, with 
 	@for mode in sync async; do $(PY) -m tests.sim --mode $$mode --dispatch coordinator --seeds $(SEEDS) || exit; done
 
 hdfs: setup .hdfs  ## the tests on a real HDFS (gets 220 MB once, and needs Java and a C compiler; without it they are skipped)
-	@$(PY) -m pytest -q -k hdfs tests/fs tests/loop/test_hdfs.py
+	@$(PY) -m pytest -q -k hdfs tests/fs tests/loop/test_loop.py
 
 ray: setup  ## the tests on a real Ray of several nodes (gets Ray once; without it they are skipped)
 	@$(PY) -c 'import ray' 2>/dev/null || $(PIP) --editable '.[ray]'

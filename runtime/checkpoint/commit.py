@@ -1,4 +1,4 @@
-"""Which checkpoint counts, and which generation the job is in: decided in etcd, fenced by revision.
+"""Decides in etcd, fenced by revision, which checkpoint counts, and which generation the job is in.
 
 A checkpoint is committed by one transaction that compares the generation's record and the record of the checkpoint
 before it; so one that began before a rollback cannot be committed after it, and two shards cannot commit twice.
@@ -64,9 +64,8 @@ class Commits:
         """Records this shard's part; commits the checkpoint if it was the last one missing. `meta`: the manifest's.
 
         Returns the manifest if the checkpoint is committed now (by whomever), None if parts are missing or the
-        generation has moved on (the checkpoint is then void). Raises EtcdError; it may be repeated then.
-
-        One transaction for a part and one for the commit: a job of many checkpoints is not to keep etcd busy.
+        generation has moved on (the checkpoint is then void). Raises EtcdError; it may be repeated then. One
+        transaction for a part and one for the commit.
         """
         key = f"{self.keys.parts(generation, step)}{self.shard}"
         mine = [put_op(key, msgspec.json.encode(part)), range_op(self.keys.all_parts), get_op(self.keys.committed)]
@@ -107,9 +106,9 @@ class Commits:
         ]
 
     def _validations(self, target: Manifest | None) -> list[Op]:
-        """For everyone to go (back) to `target`: what is decided is of no later step, and an etcd that was lost, or
-        restored, knows again what was until then. Its own validation is opened if it was not made, or has to be made
-        again to decide."""
+        """Returns what makes the decisions those of `target`, to which everyone goes (back): nothing is decided of a
+        later step, and an etcd that was lost, or restored, knows again what was until then. Its own validation is
+        opened if it was not made, or has to be made again to decide."""
         kv, step = self.etcd.get(self.keys.decided), target.step if target is not None else 0
         known = msgspec.json.decode(kv.value, type=Decided) if kv is not None else None
         kept = target.meta.get(DECIDED) if target is not None else None
@@ -128,7 +127,7 @@ class Commits:
         return ops + (self._opens(target) if opens else [])
 
     def _undone(self, step: int) -> list[Op]:
-        """Of later steps, validations that are not over: everyone goes back to this one, and comes there again."""
+        """Returns what closes the validations of later steps that are not over: everyone comes there again."""
         open_ones = [kv.key for kv in self.etcd.range(self.keys.all_validating).kvs]
         return [delete_op(key) for key in open_ones if int(key.removeprefix(self.keys.all_validating)) > step]
 
@@ -196,27 +195,31 @@ class Commits:
     def ensure_generation(self, resume: bool = True) -> Generation | None:
         """Makes the first generation: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new.
 
-        Returns it if this process made it of a checkpoint. Raises StorageUnavailable.
+        Its number is none that has written files here, committed or not. Returns it if this process made it of a
+        checkpoint. Raises StorageUnavailable.
         """
         if self.etcd.get(self.keys.generation) is not None:
             return None
         newest = self._newest_on_disk((-1, -1)) if resume else None
-        if newest is None:
-            self.store.check_initial(self.run)
-        # Never a generation again that has written files here, committed or not.
-        generation = self.store.latest_generation() + 1
-        current, ops = Generation(generation, reason="start"), []
-        if newest is not None:
-            self.store.make_durable(newest)
-            tell_again(self.etcd, self.keys, newest.meta)
-            current = Generation(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
-            ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest))), *self._validations(newest)]
-        made = self.etcd.txn(
-            [absent(self.keys.generation)],
-            [put_op(self.keys.generation, msgspec.json.encode(current)), *ops],
-            token=self.keys.generation,
-        ).ok
+        reason = "start" if newest is None else "etcd is new; checkpoint found on disk"
+        current, ops = self._generation(self.store.latest_generation() + 1, newest, reason, None)
+        made = self.etcd.txn([absent(self.keys.generation)], ops, token=self.keys.generation).ok
         return current if made and newest is not None else None
+
+    def _generation(
+        self, number: int, target: Manifest | None, reason: str, committed: Committed | None
+    ) -> tuple[Generation, list[Op]]:
+        """Returns a generation that begins at `target` (None: the initial values), and what makes it the job's."""
+        if target is None:
+            self.store.check_initial(self.run)
+        else:
+            self.store.make_durable(target)
+            tell_again(self.etcd, self.keys, target.meta)
+        step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
+        raised = Generation(number, step, checkpoint, plain_text(reason))
+        put = put_op(self.keys.generation, msgspec.json.encode(raised))
+        ops = [put, *self._recommit(committed, target), *self._undone(step), *self._validations(target)]
+        return raised, ops
 
     def catch_up(self) -> Generation | None:
         """Makes up for an etcd that was restored from a backup: the job goes on from what lies on disk.
@@ -260,16 +263,8 @@ class Commits:
             assert current_kv is not None
             assert current is not None
             target = self._target(current, committed, below)
-            if target is None:
-                self.store.check_initial(self.run)
-            else:
-                self.store.make_durable(target)
-                tell_again(self.etcd, self.keys, target.meta)
-            step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
             generation = max(current.number, above, self.store.latest_generation()) + 1
-            raised = Generation(generation, step, checkpoint, plain_text(reason))
-            ops = [put_op(self.keys.generation, msgspec.json.encode(raised)), *self._recommit(committed, target)]
-            ops += [*self._undone(step), *self._validations(target)]
+            raised, ops = self._generation(generation, target, reason, committed)
             compare = [
                 mod_is(self.keys.generation, current_kv.mod_revision),
                 mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0),

@@ -1,7 +1,6 @@
 """Describes what a checkpoint consists of, the name of its folder, and its metadata.
 
-Most of the metadata are for people: where a job goes on follows from the step and the plan of the data (sync), or from
-the ledgers in the parts (async). But an etcd that was lost, or restored, is told again of what was discarded.
+Most of the metadata are for people; but an etcd that was lost, or restored, is told again of what was discarded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A checkpoint of a sync job for another number of pservers, or for more passes: the same bits, cut elsewhere.
 
-What a shard holds is slices of variables, their optimizer's state, and a few counters that are the same on all shards.
-Where an async job's shards are differs, each at batches of its own: it has no state as a whole before its end.
+An async job's shards are each at batches of its own: it has no state as a whole before its end.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ LAYOUT = ("pservers", "slice_unit", "min_block")
 
 
 def layout_differences(job: Job, folder: Path) -> list[str]:
-    """How the run in a folder differs from the job, if that is in nothing but where what lies, and in that the job has
-    more passes, and both are sync and fault-tolerant; else []. A job's passes begin as those of one that has more.
-
-    Raises GraphftError for a folder that holds no job.
-    """
+    """Returns how the run in a folder differs from the job, if both are sync and fault-tolerant, and that is in nothing
+    but where what lies, and in that the job has more passes; else []. Raises GraphftError for a folder that holds no
+    job."""
     from graphft.transpiler.differences import differences, drawn
     from graphft.transpiler.record import read_record
 
@@ -67,15 +64,13 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
 
 
 def reshard(old: Job, shards: Sequence[Mapping[str, Tensor]], new: Job) -> list[dict[str, Tensor]]:
-    """What each shard of `new` is to hold, of what those of `old` held.
-
-    Raises GraphftError[reshard] if the two jobs do not hold the same.
-    """
+    """Returns what each shard of `new` is to hold, of what those of `old` held. Raises GraphftError[reshard] if the two
+    jobs do not hold the same."""
     return cut(new, *whole_state(old, shards))
 
 
 def cut(new: Job, whole: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """What each shard of `new` is to hold, of `whole_state`. Raises GraphftError[reshard] as `reshard`."""
+    """Returns what each shard of `new` is to hold, of `whole_state`. Raises GraphftError[reshard]."""
     found: list[dict[str, Tensor]] = [dict(rest) for _ in range(new.config.pservers)]
     for v in evolving(new.trainer_program()):
         for s in slices_of(v):

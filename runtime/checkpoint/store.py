@@ -118,25 +118,11 @@ class CheckpointStore(VersionedStore):
     ) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
         """Reads the newest checkpoint of a run (of its latest generation; of one step) that is whole. Returns its
         manifest, and what the shards held; None if there is none. Raises DamagedCheckpoint if none is whole."""
-        damaged: list[DamagedCheckpoint] = []
         own = [m for m in self.manifests() if m.run == run and step in (None, m.step)]
-        for manifest in sorted(own, key=lambda m: (m.generation, m.step), reverse=True):
-            try:
-                tensors = [self.read_part(manifest, shard)[0] for shard in shards]
-            except DamagedCheckpoint as error:
-                log.error("%s", error.message)
-                damaged.append(error)
-                continue
-            if damaged:
-                log.error("going back to the checkpoint of step %d, the newest that is whole", manifest.step)
-            return manifest, tensors
-        if damaged:
-            raise DamagedCheckpoint(
-                f"none of the {len(damaged)} checkpoints is whole: {damaged[0].message}",
-                rule="checkpoint",
-                help="bring one back as it was",
-            )
-        return None
+        newest_first = sorted(own, key=lambda m: (m.generation, m.step), reverse=True)
+        return self.first_whole(
+            [m.directory for m in newest_first], lambda m: (m, [self.read_part(m, shard)[0] for shard in shards])
+        )
 
     def latest_generation(self) -> int:
         """Returns the highest generation that has left anything here; -1 if none has."""

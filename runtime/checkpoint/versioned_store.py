@@ -5,21 +5,21 @@
                             manifest.json                         last: the checkpoint exists from here on
 
 A training loop's folders are called `checkpoint-00000012`. A file has the token of its process in its name, so that no
-process changes what another one wrote. No pickle: safetensors and JSON.
+process changes what another one wrote.
 
-A manifest is sealed, and checked against the sizes of its files; a file against its checksums when it is read. Two
-errors are told apart: `DamagedCheckpoint`, where what was read is provably not what was written (an older checkpoint is
-used then), and `StorageUnavailable`, where nothing can be said, because the storage fails or is not there.
+Two errors are told apart: `DamagedCheckpoint`, where what was read is provably not what was written (an older
+checkpoint is used then), and `StorageUnavailable`, where the storage fails or is not there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import posixpath
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import (
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from graphft.disk.tensor_file import Header
+
+log = logging.getLogger("graphft")
+T = TypeVar("T")
 
 MANIFEST = "manifest.json"
 NOTE = "note"
@@ -163,6 +166,33 @@ class VersionedStore:
             with self._opened(manifest, part) as (_, tensors):
                 for _ in tensors:
                     pass
+
+    def first_whole(self, directories: Iterable[str], read: Callable[[Manifest], T]) -> T | None:
+        """Returns what `read` makes of the first of these checkpoints that is whole; None if there are none at all.
+
+        Names those that are damaged. Raises DamagedCheckpoint if all are, DeletedCheckpoint if one was deleted
+        meanwhile.
+        """
+        damaged: list[str] = []
+        for directory in directories:
+            try:
+                found = read(self.read_manifest(directory))
+            except DeletedCheckpoint:
+                raise
+            except DamagedCheckpoint as error:
+                damaged.append(error.message)
+                log.error("%s", error.message)
+                continue
+            if damaged:
+                log.error("going back to %s, the newest that is whole", self.where(directory))
+            return found
+        if damaged:
+            raise DamagedCheckpoint(
+                f"{self.url}: none of its {len(damaged)} checkpoints is whole: {'; '.join(damaged[:3])}",
+                rule="checkpoint",
+                help="restore them from a copy",
+            )
+        return None
 
     @contextlib.contextmanager
     def _opened(self, manifest: Manifest, part: Part) -> Iterator[tuple[Header, Iterator[tuple[str, Tensor]]]]:

@@ -34,10 +34,6 @@ NONFINITE = "nonfinite"
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 5.0
 PUBLISH_SECONDS = 5.0
 """A part whose checkpoint is not committed after so long is recorded again."""
-REMIND_SECONDS = 60.0
-"""While checkpoints cannot be written, this is said again and again."""
-MAX_REDO = 3
-"""So many final checkpoints may turn out to be damaged, as one process sees it, before it ends with the error."""
 MISTAKES = (FileExistsError, NotADirectoryError, IsADirectoryError)
 """What no waiting mends: something else lies where the checkpoints should."""
 
@@ -80,8 +76,7 @@ Work = Snapshot | Committed | Published
 
 
 class PendingSnapshots:
-    """A queue between a shard's loop and the thread that writes. Bounded: a disk that is slow, or fails, must not fill
-    the memory.
+    """A bounded queue between a shard's loop and the thread that writes.
 
     Which snapshots are given up is a function of their steps alone, and so the same on all shards: those that are left
     become whole, although each shard writes at a pace of its own.
@@ -143,9 +138,9 @@ class PendingSnapshots:
 class Saver:
     """Writes this shard's parts in order, and commits a checkpoint when its part was the last.
 
-    While etcd does not answer, or the storage fails, the thread retries and the job goes on: a checkpoint is late
-    then. When more of them wait than `PendingSnapshots` keeps, some are given up, and it says so. An unexpected error
-    ends the thread, and `check` raises it in the shard's loop.
+    While etcd does not answer, or the storage fails, the thread retries and the job goes on. When more snapshots wait
+    than `PendingSnapshots` keeps, some are given up. An unexpected error ends the thread, and `check` raises it in the
+    shard's loop.
     """
 
     def __init__(
@@ -161,14 +156,12 @@ class Saver:
         self._pending = PendingSnapshots()
         self._failure: BaseException | None = None
         self._finishing = False
-        self._redone = 0
         self._pause = RETRY_SECONDS
         self._last: Manifest | None = None
         """What this shard committed last."""
         self._published: Published | None = None
         self._published_at = 0.0
         self._failing_since: float | None = None
-        self._told = 0.0
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 
@@ -269,18 +262,15 @@ class Saver:
                 )
 
     def _tell_trouble(self, error: OSError) -> None:
-        now = time.monotonic()
-        self._failing_since = now if self._failing_since is None else self._failing_since
         text = error.message if isinstance(error, StorageUnavailable) else str(error)
-        if self._told and now - self._told < REMIND_SECONDS:
+        if self._failing_since is not None:
             self.events.log.warning("checkpoint: %s; trying again", text)
             return
-        self._told = now
+        self._failing_since = time.monotonic()
         self.events.emit(
             "checkpoint-trouble",
-            f"shard {self.commits.shard} has not been able to write its checkpoint "
-            f"for {now - self._failing_since:.0f} s ({text}); training goes on, and it tries again: free "
-            "some space, or mend the storage",
+            f"shard {self.commits.shard} cannot write its checkpoint ({text}); training goes on, and it tries again: "
+            "free some space, or mend the storage",
             shard=self.commits.shard,
         )
 
@@ -292,7 +282,7 @@ class Saver:
                 f"shard {self.commits.shard} writes its checkpoints again, after {seconds:.0f} s",
                 shard=self.commits.shard,
             )
-        self._failing_since, self._told = None, 0.0
+        self._failing_since = None
 
     def _save(self, item: Snapshot) -> None:
         commits = self.commits
@@ -333,8 +323,9 @@ class Saver:
         return {msgspec.json.decode(kv.value, type=Validating).checkpoint for kv in kvs}
 
     def _may_be_saved(self, item: Snapshot) -> bool:
-        """Whether all is finite, or the job goes on with what is not. What trainers look at does not show it all: an
-        update may overflow, and so may a buffer or the optimizer's state. A generation that is over does not count."""
+        """Returns True if all is finite, or the job goes on with what is not. What trainers look at does not show it
+        all: an update may overflow, and so may a buffer or the optimizer's state. A generation that is over does not
+        count."""
         bad = nonfinite_of(item.values, self._initial)
         if not bad or not self.commits.is_current(item.generation):
             return True
@@ -361,10 +352,7 @@ class Saver:
         try:
             shards = self.read_final(committed)
         except DamagedCheckpoint as error:
-            if self._redone == MAX_REDO:
-                raise
             self.redo(committed, error)
-            self._redone += 1
             self._finishing = False
             return
         write_discarded(self.job_dir, discarded_of(self.job.config, read_discards(commits.etcd, commits.keys)))
@@ -386,13 +374,13 @@ class Saver:
             self.events.emit("complete", f"the model is in {model}", path=str(model))
 
     def read_final(self, committed: Committed) -> list[dict[str, Tensor]]:
-        """What each shard holds at the end of the job. Raises DamagedCheckpoint."""
+        """Returns what each shard holds at the end of the job. Raises DamagedCheckpoint."""
         store = self.commits.store
         manifest = store.read_manifest(committed.checkpoint)
         return [store.read_part(manifest, i)[0] for i in range(self.commits.shards)]
 
     def redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
-        """The final checkpoint cannot be read: everyone goes back to one that can, and trains to the end again."""
+        """Everyone goes back to a checkpoint that can be read, unlike the final one, and trains to the end again."""
         if decode(self.commits.etcd.get(self.commits.keys.committed), Committed) == committed:
             generation = self.commits.rollback("the final checkpoint is damaged", below=committed.step)
             self.events.emit(

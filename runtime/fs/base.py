@@ -42,7 +42,8 @@ class FS(ABC):
 
     @abstractmethod
     def writing(self, path: str) -> AbstractContextManager[Writer]:
-        """What is written inside is the file's content at the end, durably. After an exception it is not."""
+        """Yields what takes the content of the file, which is there durably at the end; after an exception it is
+        not."""
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> bool:

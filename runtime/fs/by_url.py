@@ -27,8 +27,8 @@ PYARROWS = "fsspec.implementations.arrow"
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
-    """An error of a store's own package (botocore's EndpointConnectionError) becomes an OSError: it is tried again,
-    and says nothing about what lies there. So does RuntimeError ("Session is closed"); others of Python's own pass."""
+    """Turns an error of a store's own package (botocore's EndpointConnectionError), and RuntimeError ("Session is
+    closed"), into an OSError: it is tried again. Others of Python's own pass."""
     try:
         yield
     except Exception as error:
@@ -38,22 +38,23 @@ def _as_os_error() -> Iterator[None]:
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
 
-class _File:
-    """A file of a store, whose errors are OSErrors."""
+class _Wrapped:
+    """A file system of fsspec's, or a file that it opened: what its calls raise are OSErrors."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._file, name)
+        found = getattr(self._inner, name)
 
-        def called(*arguments: Any) -> Any:
+        def called(*arguments: Any, **options: Any) -> Any:
             with _as_os_error():
-                return found(*arguments)
+                answer = found(*arguments, **options)
+            return _Wrapped(answer) if name == "open" else answer
 
         return called if callable(found) else found
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> _Wrapped:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -68,62 +69,53 @@ class FsspecFS(FS):
 
     def __init__(self, fs: Any) -> None:
         """`fs`: an `fsspec.AbstractFileSystem`. Its own cache of listings is not used: others write here, too."""
-        self.fs = fs
+        self.fs = _Wrapped(fs)
 
     def ls_dir(self, path: str) -> list[str]:
-        self._forget()
+        self.fs.invalidate_cache()
         try:
-            with _as_os_error():
-                found = self.fs.ls(path, detail=False)
+            found = self.fs.ls(path, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
         own = path.strip("/")  # some name the folder itself
         return sorted(posixpath.basename(name.rstrip("/")) for name in found if name.strip("/") != own)
 
     def size(self, path: str) -> int | None:
-        self._forget()
+        self.fs.invalidate_cache()
         try:
-            with _as_os_error():
-                found = self.fs.info(path)
+            found = self.fs.info(path)
         except FileNotFoundError:
             return None
         return int(found["size"]) if found["type"] == "file" else None
 
     def stat(self, path: str) -> bool:
-        self._forget()
-        with _as_os_error():
-            return bool(self.fs.exists(path))
+        self.fs.invalidate_cache()
+        return bool(self.fs.exists(path))
 
     def open(self, path: str) -> BinaryIO:
-        self._forget()
-        with _as_os_error():
-            return _File(self.fs.open(path, "rb"))  # type: ignore[return-value]
+        self.fs.invalidate_cache()
+        return self.fs.open(path, "rb")
 
     def mkdir(self, path: str) -> None:
-        if not OBJECT_STORES.intersection(self._protocols()):
-            with _as_os_error():
-                self.fs.makedirs(path, exist_ok=True)
-
-    def _protocols(self) -> tuple[str, ...]:
-        return (self.fs.protocol,) if isinstance(self.fs.protocol, str) else tuple(self.fs.protocol)
+        names = self.fs.protocol
+        if not OBJECT_STORES.intersection([names] if isinstance(names, str) else names):
+            self.fs.makedirs(path, exist_ok=True)
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[Writer]:
         self.mkdir(posixpath.dirname(path))
-        with _as_os_error():
-            file = self.fs.open(path, "wb")
+        file = self.fs.open(path, "wb")
         try:
-            yield _File(file)
+            yield file
         except BaseException:
             self._give_up(file, path)
             raise
-        with _as_os_error():
-            file.close()
+        file.close()
 
     def create(self, path: str, data: bytes) -> bool:
         self.mkdir(posixpath.dirname(path))
         try:
-            with _as_os_error(), _MEMORY if self.fs.protocol == "memory" else contextlib.nullcontext():
+            with _MEMORY if self.fs.protocol == "memory" else contextlib.nullcontext():
                 self.fs.pipe_file(path, data, mode="create")
         except FileExistsError:
             return False
@@ -132,8 +124,7 @@ class FsspecFS(FS):
     def delete(self, path: str) -> None:
         is_file = self.size(path) is not None
         if is_file or self.stat(path):
-            with _as_os_error():
-                self.fs.rm_file(path) if is_file else self.fs.rm(path, recursive=True)
+            self.fs.rm_file(path) if is_file else self.fs.rm(path, recursive=True)
 
     def _give_up(self, file: Any, path: str) -> None:
         """A file that was written in part is not to come to be."""
@@ -142,14 +133,11 @@ class FsspecFS(FS):
         with contextlib.suppress(Exception):  # the error that led here is the one to tell of
             file.discard()
         with contextlib.suppress(Exception):
-            if isinstance(file, AbstractBufferedFile):
-                file.closed = True  # else it would be written when it is collected
+            if isinstance(file._inner, AbstractBufferedFile):
+                file._inner.closed = True  # else it would be written when it is collected
             else:
                 file.close()
                 self.delete(path)
-
-    def _forget(self) -> None:
-        self.fs.invalidate_cache()
 
 
 class RenamingFS(FsspecFS):
@@ -166,8 +154,7 @@ class RenamingFS(FsspecFS):
         if self.size(path) is not None:
             self.delete(scratch)
             return False
-        with _as_os_error():
-            self.fs.mv(scratch, path)
+        self.fs.mv(scratch, path)
         return True
 
 

@@ -25,7 +25,6 @@ def save_check_point(
     *,
     main_program: Program | None = None,
     keep: int = 3,
-    random_states: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int | None:
     """Saves the state of a training loop as the next version in a folder: wholly, or not at all.
@@ -41,7 +40,6 @@ def save_check_point(
         trainer_id: Only trainer 0 saves; for others nothing is done (call it in all of them, or in trainer 0 alone; in
             all of them where the state has a `graphft.PerRank`).
         keep: How many of the newest versions are kept. Older ones are deleted, never the newest good one.
-        random_states: Whether torch's, NumPy's and Python's generators are saved, too: those of trainer 0.
         storage_options: Go to fsspec, with a URL.
 
     Returns:
@@ -61,7 +59,7 @@ def save_check_point(
                 each.state_dict()  # it is a collective
         return None
     place = CheckPoints(path, fs, keep=keep, storage_options=storage_options)
-    return place.save(executor, train_status, main_program=main_program, random_states=random_states)
+    return place.save(executor, train_status, main_program=main_program)
 
 
 def load_check_point(
@@ -72,14 +70,13 @@ def load_check_point(
     *,
     main_program: Program | None = None,
     version: int | None = None,
-    random_states: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TrainStatus | None:
     """Gives the objects the state of the newest checkpoint that is whole, and returns where the loop was.
 
     None, and nothing is changed, where there is no checkpoint. The arguments are those of `save_check_point`; all
-    trainers load. `version`: another one than the newest. `random_states`: trainer 0 goes on with its random
-    numbers; with a `PerRank` in the state, every trainer does.
+    trainers load. `version`: another one than the newest. Trainer 0 goes on with its random numbers; with a `PerRank`
+    in the state, every trainer does.
 
     Raises:
         GraphftError: [checkpoint] if no checkpoint is whole; [checkpoint-fit] if the objects are not those that were
@@ -87,9 +84,7 @@ def load_check_point(
         StorageUnavailable: [storage], an OSError, too: the storage fails, so nothing can be said of the checkpoints.
     """
     place = CheckPoints(path, fs, storage_options=storage_options)
-    return place.load(
-        executor, main_program=main_program, version=version, random_states=random_states, trainer_id=trainer_id
-    )
+    return place.load(executor, main_program=main_program, version=version, trainer_id=trainer_id)
 
 
 def read_check_point(

@@ -143,26 +143,22 @@ class CheckPoints:
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
-    def save(
-        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
-    ) -> int:
+    def save(self, state: Any, status: TrainStatus, *, main_program: Program | None = None) -> int:
         """Saves now; returns the version. Raises StorageUnavailable after TRIES, GraphftError for what cannot be
         saved."""
         targets, saving = stateful_objects(state, main_program), Saving()
         self.wait()
-        self._write(take(targets, status, random_states, copy=False), saving)
+        self._write(take(targets, status, copy=False), saving)
         version = saving.result()
         assert version is not None
         return version
 
-    def begin(
-        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
-    ) -> Saving:
+    def begin(self, state: Any, status: TrainStatus, *, main_program: Program | None = None) -> Saving:
         """Copies the state, and saves it beside what goes on. One save is at work; of those that wait, the newest.
 
         The result of the `concurrent.futures.Future` is the version; None if a newer one took its place.
         """
-        snapshot, saving = take(stateful_objects(state, main_program), status, random_states, copy=True), Saving()
+        snapshot, saving = take(stateful_objects(state, main_program), status, copy=True), Saving()
         with self._changed:
             if self._waiting is not None:
                 self._waiting[1].set_result(None)
@@ -242,19 +238,18 @@ class CheckPoints:
         The newest that is whole stays: it is read for that. Raises DamagedCheckpoint if none is whole: nothing is
         deleted then.
         """
-        good = self._first_whole(self.store.verify)
-        return self.store.collect({*self.store.all_committed()[: self.keep], good[0]}) if good is not None else []
+
+        def verified(manifest: Manifest) -> int:
+            self.store.verify(manifest)
+            return manifest.step
+
+        good = self._first_whole(verified)
+        return self.store.collect({*self.store.all_committed()[: self.keep], good}) if good is not None else []
 
     # -- loading ----------------------------------------------------------------------------------------------------
 
     def load(
-        self,
-        state: Any,
-        *,
-        main_program: Program | None = None,
-        version: int | None = None,
-        random_states: bool = True,
-        trainer_id: int = 0,
+        self, state: Any, *, main_program: Program | None = None, version: int | None = None, trainer_id: int = 0
     ) -> TrainStatus | None:
         """See `load_check_point`."""
         targets = stateful_objects(state, main_program)
@@ -265,7 +260,7 @@ class CheckPoints:
         meta = found.manifest.meta
         load_all(targets, found.states, meta.get(OPTIMIZERS, {}), meta.get(PARAMETERS, {}))
         of_ranks = any(isinstance(target, PerRank) for target in targets.values())
-        if random_states and found.random is not None and trainer_id == 0 and not of_ranks:
+        if trainer_id == 0 and not of_ranks:
             set_random_states(found.random)
         self._known = max(known, found.version)  # what comes after that is another process's
         return found.status
@@ -289,7 +284,7 @@ class CheckPoints:
             if directory_key(directory)[0] > newest:
                 log.warning("%s: newer than what counts is %s, which %s", self.url, directory, NO_MANIFEST)
         if (found := self._first_whole(self._read)) is not None:
-            return found[1]
+            return found
         above, name = posixpath.split(self.path.rstrip("/"))
         if is_directory(name) and self.fs.size(posixpath.join(self.path, MANIFEST)) is not None:
             raise GraphftError(
@@ -299,28 +294,10 @@ class CheckPoints:
             )
         return None
 
-    def _first_whole(self, read: Callable[[Manifest], T]) -> tuple[int, T] | None:
-        """Returns the newest version that can be read, and what was; None if there is none at all."""
-        damaged: list[str] = []
-        for version in self.store.all_committed():
-            try:
-                found = read(self.store.manifest(version))
-            except DeletedCheckpoint:  # by the process that saves here: there is a newer one by now
-                return self._first_whole(read)
-            except DamagedCheckpoint as error:
-                damaged.append(error.message)
-                log.error("%s", error.message)
-                continue
-            if damaged:
-                log.error("going back to checkpoint %d of %s, the newest that is whole", version, self.url)
-            return version, found
-        if damaged:
-            raise DamagedCheckpoint(
-                f"{self.url}: none of its {len(damaged)} checkpoints is whole: {'; '.join(damaged[:3])}",
-                rule="checkpoint",
-                help="restore them from a copy; or delete that folder to begin anew",
-            )
-        return None
+    def _first_whole(self, read: Callable[[Manifest], T]) -> T | None:
+        while True:
+            with contextlib.suppress(DeletedCheckpoint):  # by the process that saves here: there is a newer one by now
+                return self.store.first_whole([directory_name(LOOP, v) for v in self.store.all_committed()], read)
 
     def _read(self, manifest: Manifest) -> Found:
         tensors, _ = self.store.read_part(manifest, 0)

@@ -1,4 +1,4 @@
-"""What each rank of a training loop has for itself: its random generators, its place in the data."""
+"""Saves what each rank of a training loop has for itself: its random generators, its place in the data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 
-from graphft.disk.tensor_file import pack_tensors, unpack_tensors
 from graphft.errors import GraphftError
 from graphft.runtime.loop.snapshot import RANDOM, Stateful, set_random_states, stateful_objects, take_random_states
 from graphft.runtime.loop.state_codec import Encoder, decode
@@ -17,7 +17,7 @@ RANKS, OBJECTS = "ranks", "objects"
 
 
 class PerRank:
-    """What each rank of `torch.distributed` has for itself: these objects, and the generators of its process.
+    """Each rank of `torch.distributed` has these objects, and the generators of its process, for itself.
 
         state = {"model": model, "optimizer": optimizer, "ranks": graphft.PerRank(loader=loader)}
 
@@ -30,13 +30,15 @@ class PerRank:
 
     def state_dict(self) -> dict[str, Any]:
         """Raises GraphftError[state], in every rank, if one of them has something that cannot be saved."""
-        problem: GraphftError | None = None
+        problem: Exception | None = None
         encoder, data = Encoder(), b""
         try:
             objects = {name: encoder.encode(each.state_dict(), name) for name, each in sorted(self.objects.items())}
             state = {RANDOM: encoder.encode(take_random_states(), RANDOM), OBJECTS: objects}
-            data = pack_tensors(encoder.tensors, {RANKS: json.dumps(state, allow_nan=False)})
-        except GraphftError as error:
+            text = torch.tensor(bytearray(json.dumps(state, allow_nan=False).encode()), dtype=torch.uint8)
+            tensors = {f"{RANKS}.{name}": t.cpu().clone().contiguous() for name, t in encoder.tensors.items()}
+            data = save({RANKS: text} | tensors)
+        except Exception as error:
             problem = error  # the others wait for this rank all the same
         parts = _all_gather(data)
         if problem is not None:
@@ -68,8 +70,9 @@ class PerRank:
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    tensors, metadata = unpack_tensors(data)
-    decoded: dict[str, Any] = decode(json.loads(metadata[RANKS]), tensors)
+    tensors = load(data)
+    text = json.loads(bytes(tensors.pop(RANKS).tolist()))
+    decoded: dict[str, Any] = decode(text, {n.removeprefix(f"{RANKS}."): t for n, t in tensors.items()})
     return decoded
 
 

@@ -55,13 +55,12 @@ class TrainStatus:
                 rule="train-status",
                 help="epoch_no counts complete epochs from 0 on, -1 before the first; step and offset count from 0",
             )
-        for name, number in self.metrics.items():
-            if not isinstance(number, (int, float)):
-                raise GraphftError(
-                    f"TrainStatus.metrics has {name!r}: {number!r}; expected a number",
-                    rule="train-status",
-                    help="take a tensor's .item()",
-                )
+        if wrong := {name: value for name, value in self.metrics.items() if not isinstance(value, (int, float))}:
+            raise GraphftError(
+                f"TrainStatus.metrics has {wrong}; expected a number",
+                rule="train-status",
+                help="take a tensor's .item()",
+            )
         metrics = {name: float(number) for name, number in self.metrics.items()}
         return {**numbers, "metrics": Encoder().encode(metrics, "metrics")}
 
@@ -83,16 +82,16 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that was read: `states` by name of the object, `random`: the generators, where they were saved."""
+    """A checkpoint that was read: `states` by name of the object, `random`: the generators."""
 
     version: int
     status: TrainStatus
     states: dict[str, Any]
-    random: dict[str, Any] | None
+    random: dict[str, Any]
     manifest: Manifest
 
 
-def take(targets: Mapping[str, Stateful], status: TrainStatus, random_states: bool, copy: bool) -> Snapshot:
+def take(targets: Mapping[str, Stateful], status: TrainStatus, copy: bool) -> Snapshot:
     """Returns the state of these objects now. `copy`: so that they may change while it is saved."""
     encoder = Encoder()
     optimizers = {n: t for n, t in sorted(targets.items()) if isinstance(t, torch.optim.Optimizer)}
@@ -103,8 +102,7 @@ def take(targets: Mapping[str, Stateful], status: TrainStatus, random_states: bo
         OPTIMIZERS: {name: type(optimizer).__name__ for name, optimizer in optimizers.items()},
         PARAMETERS: {name: names for name, names in named.items() if names},
     }
-    if random_states:
-        meta[RANDOM] = encoder.encode(take_random_states(), RANDOM)
+    meta[RANDOM] = encoder.encode(take_random_states(), RANDOM)
     tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
     return Snapshot(meta, tensors)
 
@@ -113,7 +111,7 @@ def found_in(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Found:
     """Returns what was taken. Raises KeyError, TypeError or ValueError for what `take` did not make."""
     meta = manifest.meta
     states = {name: decode(value, tensors) for name, value in meta[STATE].items()}
-    generators = decode(meta[RANDOM], tensors) if RANDOM in meta else None
+    generators = decode(meta[RANDOM], tensors)
     return Found(manifest.step, TrainStatus.from_json(meta[STATUS]), states, generators, manifest)
 
 
@@ -181,7 +179,7 @@ def load_all(
     optimizers: Mapping[str, str],
     parameters: Mapping[str, list[str]],
 ) -> None:
-    """Gives each object its state. What does not fit is found before anything is changed, as far as that can be told.
+    """Gives each object its state. Other names, optimizers and modules are found before anything is changed.
 
     `optimizers`, `parameters`: classes, and names of the parameters, of the optimizers that were saved. Raises
     GraphftError[checkpoint-fit].
@@ -190,14 +188,17 @@ def load_all(
     wrong += [f"{name} is in the checkpoint, and not given" for name in states if name not in targets]
     modules = modules_in(targets)
     for name in sorted(targets.keys() & states.keys()):
-        target, state = targets[name], states[name]
-        found: list[str] = []
+        target, state, found = targets[name], states[name], list[str]()
         if isinstance(target, nn.Module):
-            found = _misfits(target, state)
+            own = target.state_dict()
+            found = differences(*({n: v for n, v in s.items() if isinstance(v, Tensor)} for s in (own, state)))
+            found += [f"{key} is missing, or not expected" for key in sorted(own.keys() ^ state.keys())]
         elif isinstance(target, torch.optim.Optimizer):
-            found = _misfits_of_optimizer(target, state, optimizers.get(name))
-            own, saved = parameter_names(target, modules), parameters.get(name)
-            found += ["its parameters have other names, or another order"] if own and saved and own != saved else []
+            kind, mine, saved = type(target).__name__, parameter_names(target, modules), parameters.get(name)
+            if optimizers.get(name) not in (None, kind):
+                found = [f"it was a {optimizers[name]} when it was saved, and is a {kind}"]
+            elif mine and saved and mine != saved:
+                found = ["its parameters have other names, or another order"]
         wrong += [f"{name}: {text}" for text in found]
     if wrong:
         shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
@@ -207,8 +208,9 @@ def load_all(
             help="give the objects that were saved, made as they were then; or load what you choose of "
             "graphft.read_check_point(path).states",
         )
-    sure = nn.Module, torch.optim.Optimizer
-    for name in sorted(targets, key=lambda name: isinstance(targets[name], sure)):  # those that may refuse come first
+    # Those that may refuse come first: optimizers before modules, and others before both.
+    kinds = nn.Module, torch.optim.Optimizer
+    for name in sorted(targets, key=lambda name: [isinstance(targets[name], kind) for kind in kinds]):
         try:
             targets[name].load_state_dict(states[name])
         except Exception as error:
@@ -231,23 +233,3 @@ def parameter_names(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Modul
         if names.keys() >= set(trained):
             return [names[number] for number in trained]
     return []
-
-
-def _misfits(target: nn.Module, state: Any) -> list[str]:
-    if not isinstance(state, Mapping):
-        return ["it is no state_dict"]
-    own = target.state_dict()
-    tensors = [{n: v for n, v in each.items() if isinstance(v, Tensor)} for each in (own, state)]
-    others = [{n for n, v in each.items() if not isinstance(v, Tensor)} for each in (own, state)]
-    return [*differences(*tensors), *(f"{name} is missing, or not expected" for name in sorted(others[0] ^ others[1]))]
-
-
-def _misfits_of_optimizer(target: torch.optim.Optimizer, state: Any, saved: str | None) -> list[str]:
-    if saved not in (None, type(target).__name__):
-        return [f"it was a {saved} when it was saved, and is a {type(target).__name__}"]
-    try:
-        groups = [len(group["params"]) for group in state["param_groups"]]
-    except (KeyError, TypeError):
-        return ["it is no optimizer's state_dict"]
-    own = [len(group["params"]) for group in target.param_groups]
-    return [f"its groups have {groups} parameters, expected {own}"] if groups != own else []

@@ -15,7 +15,6 @@ import pytest
 from graphft.runtime.cli import main
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, embedded, find_etcd
 from graphft.runtime.etcd.embedded import cache_dir, trusted
-from tests.support.waiting import until
 
 
 def test_data_outlives_kill_and_stop(tmp_path: Path) -> None:

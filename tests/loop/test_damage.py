@@ -55,7 +55,7 @@ def test_every_flip_and_every_cut_is_found(copy: Path, caplog: pytest.LogCapture
         caplog.clear()
         assert newest_of(copy) == VERSIONS - 2, (path.name, place)
         assert str(path) in caplog.text
-        assert f"going back to checkpoint {VERSIONS - 2}" in caplog.text
+        assert f"going back to {copy}/checkpoint-{VERSIONS - 2:08d}" in caplog.text
         path.write_bytes(whole)
     assert newest_of(copy) == VERSIONS - 1
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint import store
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
@@ -139,17 +138,6 @@ def test_a_checkpoint_takes_a_transaction_per_part_and_one_more(shards: Shards) 
     assert shards.etcd.count(shards.keys.all_parts) == 0
 
 
-def test_committed_once_by_shards_that_publish_at_the_same_moment(shards: Shards) -> None:
-    for step in (50, 100, 150):
-        with ThreadPoolExecutor(3) as pool:
-            found = list(pool.map(shards.publish, shards.all, [0] * 3, [step] * 3))
-        assert any(m is not None for m in found)
-        kv = shards.etcd.get(shards.keys.committed)
-        assert kv is not None
-        assert kv.version == step // 50, "one write per checkpoint"
-        assert decode(kv, Committed) == Committed(0, step, f"step-{step:08d}.g0")
-
-
 def test_an_older_step_is_never_committed_over_a_newer_one(shards: Shards) -> None:
     shards.commit(100)
     assert [shards.publish(c, 0, 50) for c in shards.all] == [None, None, None]
@@ -230,20 +218,6 @@ def test_a_rollback_takes_a_checkpoint_that_is_whole_though_its_commit_was_not_m
     assert shards.generation == Generation(1, 100, "step-00000100.g0", "shard 2 was restarted")
 
 
-def test_a_checkpoint_that_is_found_on_disk_is_made_durable_before_it_counts(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process that wrote it died before the last fsync; then the machine lost its power."""
-    parts = tuple(shards.store.write_part(0, 50, i, 3, {"w": torch.ones(1)}) for i in range(3))
-    manifest = Manifest(0, 50, shards.all[0].run, parts)
-    shards.store.write_manifest(manifest)
-    synced: list[tuple[Path, Committed | None]] = []
-    monkeypatch.setattr(store, "fsync", lambda folder: synced.append((folder, shards.committed)))
-    assert shards.all[0].rollback("restarted").step == 50
-    root = Path(shards.store.root)
-    assert synced == [(root / manifest.directory, None), (root, None)]
-
-
 def test_a_rollback_takes_a_commit_that_was_made_meanwhile(shards: Shards) -> None:
     shards.commit(50)
     etcd = Interposed(shards.etcd)
@@ -259,27 +233,6 @@ def test_rollbacks_by_two_shards_at_once_are_one(shards: Shards) -> None:
         1, 50, "step-00000050.g0", "shard 1 was restarted"
     )
     assert shards.generation == Generation(1, 50, "step-00000050.g0", "shard 1 was restarted")
-
-
-def test_a_rollback_whose_answer_is_lost_is_made_once(etcd_server: Any, keys: Keys, tmp_path: Path) -> None:
-    with Etcd(etcd_server.endpoints, deadline=60) as etcd:
-        shards = Shards(etcd, keys, tmp_path)
-        shards.all[0].ensure_generation()
-        shards.commit(50)
-        send, lost = etcd.once, []
-
-        def lose_first_answer(method: Any, request: Any, timeout: float, **options: Any) -> Any:
-            answer = send(method, request, timeout, **options)
-            if method is etcd._kv.Txn and not lost:
-                lost.append(answer)
-                return send(etcd._kv.Range, request, 0.000001)  # DEADLINE_EXCEEDED, as if nothing had come back
-            return answer
-
-        etcd.once = lose_first_answer  # type: ignore[method-assign]
-        assert shards.all[0].rollback("restarted").number == 1
-        assert lost
-        assert shards.generation is not None
-        assert shards.generation.number == 1
 
 
 # -- going back past what is damaged --------------------------------------------------------------------------------

@@ -71,33 +71,6 @@ def test_a_checkpoint_that_cannot_be_written_is_written_later(job: Job, etcd: Et
     assert saver.counters["checkpoints-given-up"] == 5 - KEEP - (len(store.manifests()) - KEEP)
 
 
-def test_a_job_is_not_complete_before_its_model_is_written(job: Job, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    saver = one_shard(job, etcd, keys, tmp_path)
-    program = job.trainer_program()
-    saver.submit(
-        0,
-        4,
-        {
-            v.name: program.values[v.name] if v.name in program.values else torch.ones([int(d) for d in v.shape])
-            for v in program.variables.values()
-            if v.name in ("w", "b")
-        },
-        2,
-    )
-    until(lambda: decode(etcd.get(keys.committed), Committed) is not None)
-    final = decode(etcd.get(keys.committed), Committed)
-    assert final is not None
-    os.rename(tmp_path / "checkpoints", tmp_path / "away")  # as if the mount was away
-    saver.finish(final)
-    until(lambda: saver.counters["checkpoint-retries"] >= 2)
-    state = etcd.get(keys.state)
-    assert state is not None
-    assert state.value == b"running"
-    saver.check()
-    assert "damaged-checkpoint" not in kinds(etcd, keys)
-    saver.close()
-
-
 def snapshot(step: int, generation: int = 0) -> Snapshot:
     return Snapshot(generation, step, {}, "", 2, {})
 

@@ -1,4 +1,4 @@
-"""The processes of a job are killed at any operation of a checkpoint, in a folder or a storage: the newest that was
+"""The processes of a job are killed at any operation of a checkpoint, the newest that was
 committed is whole, always, and what the killed ones left costs nothing."""
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ import torch
 
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
-from graphft.runtime.fs import LocalFS
 from tests.support.killing import die_at
 
 SHARDS, KEEP = 2, 2
 
 
-def opened(tmp_path: Path, kind: str) -> CheckpointStore:
-    place = tmp_path / "checkpoints"
-    if kind == "folder":
-        return CheckpointStore(place)
-    return CheckpointStore(place, None, LocalFS(), f"file://{place}", str(tmp_path))
+def opened(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
 
 
 def values(step: int, shard: int) -> dict[str, torch.Tensor]:
@@ -47,10 +43,8 @@ def check(store: CheckpointStore, *steps: int) -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["folder", pytest.param("storage", marks=pytest.mark.slow)])
-def test_at_each_operation(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "job.json").touch()
-    stores = [opened(tmp_path, kind) for _ in range(SHARDS)]
+def test_at_each_operation(tmp_path: Path) -> None:
+    stores = [opened(tmp_path) for _ in range(SHARDS)]
     for step in range(3):
         checkpoint(stores, step)
     newest, count, killed = 2, 0, True
@@ -58,9 +52,9 @@ def test_at_each_operation(tmp_path: Path, kind: str) -> None:
         count += 1
         step = newest + 1
         killed = die_at(count, lambda step=step: checkpoint(stores, step))  # type: ignore[misc]
-        newest = check(opened(tmp_path, kind), newest, step)
+        newest = check(opened(tmp_path), newest, step)
     assert (newest, count > 20) == (step, True)
-    checkpoint([opened(tmp_path, kind) for _ in range(SHARDS)], step + 1)
-    assert check(opened(tmp_path, kind), step + 1) == step + 1
+    checkpoint([opened(tmp_path) for _ in range(SHARDS)], step + 1)
+    assert check(opened(tmp_path), step + 1) == step + 1
     left = [path.name for path in (tmp_path / "checkpoints").rglob(".*")]
     assert not left, "nothing that was left stays"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -86,13 +85,6 @@ def test_no_call_holds_the_interpreter_for_a_whole_file(tmp_path: Path, monkeypa
     assert torch.equal(read_tensors(tmp_path / "file")[0]["w"], state["w"])
 
 
-def test_a_system_that_writes_a_part_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, data = os.write, bytes(range(256)) * 4096
-    monkeypatch.setattr(os, "write", lambda descriptor, piece: real(descriptor, piece[: max(1, len(piece) // 3)]))
-    fileio.write_atomically(tmp_path / "file", data)
-    assert (tmp_path / "file").read_bytes() == data
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -141,19 +133,3 @@ def test_a_folder_that_is_there_is_made_to_last(tmp_path: Path, monkeypatch: pyt
     synced.clear()
     fileio.make_folder(tmp_path / "job" / "checkpoints" / "step")
     assert synced == [tmp_path / "job" / "checkpoints"]
-
-
-def test_nothing_is_made_in_a_folder_that_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk had refused to fsync the folder above twice; only the first time it was an error."""
-    asked: list[Path] = []
-
-    def refuse(path: Path) -> None:
-        asked.append(path)
-        raise OSError(errno.ENOSPC, "the disk has trouble")
-
-    monkeypatch.setattr(fileio, "fsync", refuse)
-    for _ in range(2):
-        with pytest.raises(OSError, match="the disk has trouble"):
-            fileio.make_folder(tmp_path / "checkpoints" / "shard-0")
-    assert asked[-1] in (tmp_path, tmp_path.parent)
-    assert not (tmp_path / "checkpoints" / "shard-0").exists()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,14 +14,12 @@ from graphft.ir import Kind
 from graphft.runtime.checkpoint import writer
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore
-from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
-from graphft.runtime.checkpoint.writer import MAX_REDO, Saver
+from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import Etcd
 from graphft.transpiler import Job
-from tests.support.etcd_servers import pause, resume
 from tests.support.waiting import until
 
 STEPS = 4
@@ -98,22 +93,6 @@ def test_checkpoints_are_committed_in_order_and_pruned(savers: Savers) -> None:
     assert all(torch.equal(tensors[n], v) for n, v in wanted.items())
 
 
-class Looking:
-    """An etcd; `look` is called before and after each transaction."""
-
-    def __init__(self, etcd: Etcd, look: Callable[[], None]) -> None:
-        self.etcd, self.look = etcd, look
-
-    def txn(self, *args: Any, **kwargs: Any) -> Any:
-        self.look()
-        result = self.etcd.txn(*args, **kwargs)
-        self.look()
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.etcd, name)
-
-
 def test_the_model_is_written_once_and_completes_the_job(savers: Savers, job: Job) -> None:
     final = savers.commit(STEPS)
     for _ in range(3):
@@ -162,23 +141,6 @@ def test_a_final_checkpoint_that_cannot_be_read_is_made_again(savers: Savers) ->
     assert (generation.number, generation.step) == (1, 2)
 
 
-def test_a_disk_that_spoils_every_final_checkpoint_is_not_trained_for_without_end(savers: Savers) -> None:
-    saver = savers.all[0]
-    savers.commit(2)
-    for generation in range(MAX_REDO + 1):
-        final = savers.commit(STEPS, generation)
-        (path,) = Path(savers.commits[0].store.root, final.checkpoint).glob("shard-1-*")
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
-        saver.finish(final)
-        if generation < MAX_REDO:
-            until(lambda: savers.committed == Committed(0, 2, "step-00000002.g0"))
-    until(lambda: not saver._thread.is_alive())
-    with pytest.raises(DamagedCheckpoint):
-        saver.check()
-    assert savers.kinds() == ["damaged-checkpoint"] * MAX_REDO
-    assert savers.state == b"running", "the role ends with the error, and its launcher decides"
-
-
 def test_a_part_that_a_restored_etcd_does_not_know_is_recorded_again(
     savers: Savers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,21 +165,6 @@ def test_a_part_that_a_restored_etcd_does_not_know_is_recorded_again(
     assert not one.counters
 
 
-def test_while_etcd_is_away_a_checkpoint_is_late_and_not_lost(job: Job, tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path / "etcd") as server, Etcd(server.endpoints, deadline=120) as etcd:
-        savers = Savers(job, etcd, Keys("job"), tmp_path)
-        pause(server)
-        etcd.deadline = 0.4
-        savers.submit(1)
-        time.sleep(0.8)
-        for saver in savers.all:
-            saver.check()
-        etcd.deadline = 120
-        resume(server)
-        until(lambda: savers.committed == Committed(0, 1, "step-00000001.g0"))
-        savers.close()
-
-
 def test_what_the_thread_dies_of_is_raised_in_the_loop(savers: Savers) -> None:
     (savers.folder / "checkpoints").write_text("a file where a folder should be")
     saver = savers.all[0]
@@ -232,16 +179,3 @@ def test_what_the_thread_dies_of_is_raised_in_the_loop(savers: Savers) -> None:
         return False
 
     until(failed)
-
-
-def test_close_does_not_wait_for_what_etcd_does_not_answer(job: Job, tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path / "etcd") as server, Etcd(server.endpoints, deadline=120) as etcd:
-        savers = Savers(job, etcd, Keys("job"), tmp_path)
-        server.kill()
-        etcd.deadline = 0.4
-        savers.submit(1)
-        until(lambda: len(list((tmp_path / "checkpoints").rglob("*.safetensors"))) == 2)
-        started = time.monotonic()
-        savers.close()
-        assert time.monotonic() - started < 30
-    assert os.listdir(tmp_path / "checkpoints") == ["step-00000001.g0"]
