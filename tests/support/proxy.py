@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 
 
 class Proxy:
-    """Forwards loopback connections to `target` (host:port). Traffic can be held up on its way there, swallowed in
-    either direction, or cut."""
+    """Forwards loopback connections to `target` (host:port). Traffic can be swallowed in either direction, or cut."""
 
     def __init__(self, target: str) -> None:
         host, port = target.rsplit(":", 1)
         self._target = (host, int(port))
         self.drop_requests = False
         self.drop_replies = False
-        self.refuse = self.paused = False
+        self.refuse = False
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -43,7 +41,7 @@ class Proxy:
     def heal(self) -> None:
         """Loses nothing any more. What was swallowed is gone, so its connections are cut."""
         self.cut()  # first, or what is read already, and not yet swallowed, would get through
-        self.drop_requests = self.drop_replies = self.refuse = self.paused = False
+        self.drop_requests = self.drop_replies = self.refuse = False
         self.cut()
 
     def _accept(self) -> None:
@@ -64,8 +62,6 @@ class Proxy:
     def _pump(self, source: socket.socket, sink: socket.socket, drop: str) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                while self.paused and drop == "drop_requests":
-                    time.sleep(0.01)
                 if not getattr(self, drop):
                     sink.sendall(data)
         for end in (source, sink):
