@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import torch
 import xxhash
 from torch import Tensor
@@ -197,43 +198,32 @@ def _fill(file: BinaryIO, into: bytearray | memoryview) -> bytearray | memoryvie
     return into
 
 
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
 def _layout_of(
     path: Path | str, header: bytes, size: int
 ) -> tuple[dict[str, tuple[torch.dtype, list[int]]], dict[str, str]]:
     try:
-        entries = json.loads(header, object_pairs_hook=_once_each)
-        metadata = dict(entries.pop("__metadata__", {}))
-        found = sorted(
-            (_index(start), _index(end), name, e["dtype"], [_index(n) for n in e["shape"]])
-            for name, e in entries.items()
-            for start, end in [e["data_offsets"]]
-        )
-        unknown = {dtype for *_, dtype, _ in found} - _DTYPES.keys()
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(raw.pop("__metadata__", b"{}"), type=dict[str, str])
+        entries = {name: msgspec.json.decode(text, type=_Entry) for name, text in raw.items()}
+        order = sorted(entries.items(), key=lambda item: (item[1].data_offsets, item[0]))
+        layout = {name: (_DTYPES[entry.dtype], entry.shape) for name, entry in order}
+    except (msgspec.DecodeError, ValueError, KeyError, RecursionError) as error:
         raise _damaged(path, f"its header is damaged ({error!r})") from error
-    if unknown:
-        raise _damaged(path, f"there is no dtype {', '.join(sorted(unknown))}")
     at = 0
-    for start, end, name, dtype, shape in found:
-        if start != at or end - start != math.prod(shape) * _DTYPES[dtype].itemsize or min(shape, default=0) < 0:
+    for name, (dtype, shape) in layout.items():
+        start, end = entries[name].data_offsets
+        if start != at or end - start != math.prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
             raise _damaged(path, f"%{name} does not lie where its header says")
         at = end
     if at != size:
         raise _damaged(path, f"expected {at} bytes of tensors, found {size}")
-    return {name: (_DTYPES[dtype], shape) for _, _, name, dtype, shape in found}, metadata
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("it has a name twice")
-    return found
-
-
-def _index(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is no whole number")
-    return value
+    return layout, metadata
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------

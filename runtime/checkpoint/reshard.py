@@ -123,10 +123,6 @@ def whole_variables(
 
 
 def _of_slice(values: dict[str, Tensor], part: Slice) -> dict[str, Tensor]:
-    """Takes a slice and its state out of what a shard holds."""
-    names = [n for n in values if n == part.name or _state_of(part.name, n)]
+    """Takes a slice and its state ("w", "w@exp_avg") out of what a shard holds."""
+    names = [n for n in values if n == part.name or n.rpartition("@")[0] == part.name]
     return {n.removeprefix(part.name): values.pop(n) for n in names}
-
-
-def _state_of(name: str, other: str) -> bool:
-    return other.startswith(f"{name}@") and "@" not in other[len(name) + 1 :]

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +50,9 @@ class Snapshot:
     generation: int
     step: int
     values: Mapping[str, Tensor]
-    ledger: str
     keep: int
-    meta: Mapping[str, Any]
+    ledger: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def validated(self) -> bool:
@@ -165,20 +165,9 @@ class Saver:
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 
-    def submit(
-        self,
-        generation: int,
-        step: int,
-        values: Mapping[str, Tensor],
-        keep: int,
-        ledger: str = "",
-        meta: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Saves `values`, which must not change any more, as this shard's part of the checkpoint of `step`.
-
-        `meta`: the manifest's.
-        """
-        self._give_up(self._pending.add(Snapshot(generation, step, values, ledger, keep, meta or {})))
+    def submit(self, snapshot: Snapshot) -> None:
+        """Saves this shard's part of a checkpoint."""
+        self._give_up(self._pending.add(snapshot))
 
     def finish(self, committed: Committed) -> None:
         """Writes the trained model from the final checkpoint and completes the job. Repeats meanwhile do nothing."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from graphft.disk.fileio import Writer
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import UsageError
 from graphft.runtime.fs.base import FS
 from graphft.runtime.fs.local import LocalFS
 
@@ -171,15 +171,11 @@ def file_system(path: str, options: Mapping[str, Any] | None = None) -> tuple[FS
         return LocalFS(), fsspec.core.strip_protocol(path)
     try:
         fs, inner = fsspec.core.url_to_fs(path, **dict(options or {}))
-    except (ImportError, OSError) as error:
-        raise GraphftError(
+    except (ImportError, OSError, ValueError) as error:
+        raise UsageError(
             f"{path} cannot be used: {error}",
             rule="storage-url",
-            help="install what it needs: a package; for hdfs:// Java and Hadoop's client, and set HADOOP_HOME and "
-            "CLASSPATH",
-        ) from error
-    except ValueError as error:
-        raise UsageError(
-            f"{path} cannot be used: {error}", rule="storage-url", help="give a path, or a URL that fsspec knows"
+            help="give a path, or a URL that fsspec knows, and install what it needs: a package; for hdfs:// Java and "
+            "Hadoop's client, and set HADOOP_HOME and CLASSPATH",
         ) from error
     return (RenamingFS if type(fs).__module__ == PYARROWS else FsspecFS)(fs), inner

@@ -5,15 +5,12 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-import time
 from pathlib import Path
 
-import pytest
 from etcd.servers import compact
 
 from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd, Event, RangeResult, Watch, WatchBatch
 from graphft.runtime.etcd.watch import View
-from tests.support.etcd_servers import pause, resume
 from tests.support.proxy import Proxy
 from tests.support.waiting import until
 
@@ -135,23 +132,6 @@ def test_a_store_that_was_restored_and_has_grown_past_what_was_seen(tmp_path: Pa
             assert watch.wait(lambda view: "/w/lost" not in view, 60)
             assert caught_up(watch, etcd)
     assert set(record.kvs) == {"/w/lasts", "/w/other"}
-
-
-@pytest.mark.slow
-def test_a_frozen_server_is_noticed(tmp_path: Path) -> None:
-    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as etcd, Watch(etcd, "/w/") as watch:
-        assert caught_up(watch, etcd)
-        end = time.monotonic() + 60
-        while not watch.connected and time.monotonic() < end:
-            time.sleep(0.01)
-        pause(server)
-        end = time.monotonic() + 120
-        while watch.connected:
-            assert time.monotonic() < end, "the keep-alive pings do not work"
-            time.sleep(0.1)
-        resume(server)
-        etcd.put("/w/a", b"")
-        assert caught_up(watch, etcd)
 
 
 def test_a_view_from_lists_and_events_in_any_mixture() -> None:

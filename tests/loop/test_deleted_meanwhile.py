@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import torch
 from torch import nn
 
 from graphft import LocalFS, TrainStatus
-from graphft.runtime import cli
-from graphft.runtime.loop import check_points
 from graphft.runtime.loop.check_points import CheckPoints
 
 pytestmark = pytest.mark.timeout(600)
@@ -81,25 +78,3 @@ def test_load_beside_a_loop_finds_the_newest(tmp_path: Path) -> None:
         assert status.step >= before
 
     _at_each(tmp_path, load)
-
-
-COMMANDS = {
-    "list": ["list", "{}"],
-    "verify": ["verify", "{}"],
-    "show": ["show", "{}"],
-    "prune": ["prune", "{}", "--keep", "1"],
-    "export": ["export", "{}", "{}.safetensors"],
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_beside_a_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    def run(loop: Loop, fs: LocalFS) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(check_points, "file_system", lambda path, options: (fs, os.fspath(path)))
-            words = [word.format(loop.points.path) for word in COMMANDS[command]]
-            assert cli.main(["checkpoint", *words]) == 0, capsys.readouterr().err
-
-    _at_each(tmp_path, run)

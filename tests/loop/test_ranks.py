@@ -17,48 +17,57 @@ from graphft import TrainStatus
 from graphft.errors import GraphftError
 from graphft.runtime.loop import ranks
 from graphft.runtime.loop.ranks import PerRank
-from tests.loop.ranks_loop import Stream
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def run(folder: Path, rendezvous: Path, kill_at: int = -1) -> list[str]:
-    """What the two ranks print. When one is killed, the other fails, or is killed too."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.loop.ranks_loop", str(folder), str(rendezvous), str(kill_at)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if kill_at < 0 else subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [started[0].communicate()[0]]
-        if kill_at >= 0:
-            started[1].kill()
-        return [*printed, started[1].communicate()[0]]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+class Stream:
+    """Batches that are drawn: what a StatefulDataLoader is to its user."""
+
+    def __init__(self, rank: int) -> None:
+        self.generator = torch.Generator().manual_seed(rank)
+
+    def next(self) -> torch.Tensor:
+        return torch.randn(4, 8, generator=self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+RANK = """
+import sys, torch, torch.distributed as dist, graphft
+from tests.loop.test_ranks import Stream, state_of
+rank, rendezvous, path = int(sys.argv[1]), *sys.argv[2:]
+dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
+torch.manual_seed(100 + rank)
+stream = Stream(rank)
+state = state_of(stream)
+graphft.save_check_point(state, graphft.TrainStatus(0), path, trainer_id=rank)
+dist.barrier()
+drawn = stream.next(), torch.rand(3)
+assert graphft.load_check_point(state, path, trainer_id=rank) == graphft.TrainStatus(0)
+assert torch.equal(stream.next(), drawn[0]) and torch.equal(torch.rand(3), drawn[1])
+dist.destroy_process_group()
+"""
 
 
 @pytest.mark.slow
-def test_all_ranks_go_on_to_the_bit(tmp_path: Path) -> None:
-    wanted = [line.partition(": ")[2] for line in run(tmp_path / "undisturbed", tmp_path / "r0")]
-    assert all(wanted), "each has a checksum"
-    assert wanted[0] != wanted[1], "each rank draws its own"
-    run(tmp_path / "killed", tmp_path / "r1", kill_at=8)
-    found = run(tmp_path / "killed", tmp_path / "r2")
-    assert [line.partition(": ")[2] for line in found] == wanted, found
+def test_each_of_two_ranks_goes_on_to_the_bit(tmp_path: Path) -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RANK]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "rendezvous"), str(tmp_path / "saved")], env=environment)
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(300) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def state_of(stream: Stream) -> dict[str, Any]:

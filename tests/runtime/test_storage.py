@@ -60,7 +60,7 @@ def test_a_checkpoint_that_cannot_be_written_is_written_later(job: Job, etcd: Et
     saver = one_shard(job, etcd, keys, tmp_path, store)
     store.error = errno.ENOSPC
     for step in range(1, 6):
-        saver.submit(0, step, values(step), 9)
+        saver.submit(Snapshot(0, step, values(step), 9))
     until(lambda: saver.counters["checkpoint-retries"] >= 2)
     saver.check()
     store.error = 0
@@ -72,7 +72,7 @@ def test_a_checkpoint_that_cannot_be_written_is_written_later(job: Job, etcd: Et
 
 
 def snapshot(step: int, generation: int = 0) -> Snapshot:
-    return Snapshot(generation, step, {}, "", 2, {})
+    return Snapshot(generation, step, {}, 2)
 
 
 def test_few_snapshots_wait_and_the_newest_always_does() -> None:

@@ -14,7 +14,7 @@ from graphft.ir import Kind
 from graphft.runtime.checkpoint import writer
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore
-from graphft.runtime.checkpoint.writer import Saver
+from graphft.runtime.checkpoint.writer import Saver, Snapshot
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode
@@ -43,7 +43,7 @@ class Savers:
 
     def submit(self, step: int, generation: int = 0, keep: int = 2) -> None:
         for shard, saver in enumerate(self.all):
-            saver.submit(generation, step, state_of(self.job, shard), keep, f"ledger {shard}")
+            saver.submit(Snapshot(generation, step, state_of(self.job, shard), keep, f"ledger {shard}"))
 
     @property
     def committed(self) -> Committed | None:
@@ -147,11 +147,11 @@ def test_a_part_that_a_restored_etcd_does_not_know_is_recorded_again(
     """No other step would come to have the last checkpoint committed."""
     monkeypatch.setattr(writer, "PUBLISH_SECONDS", 0.1)
     one, other = savers.all
-    one.submit(0, 20, state_of(savers.job, 0), 2)
+    one.submit(Snapshot(0, 20, state_of(savers.job, 0), 2))
     key = f"{savers.keys.parts(0, 20)}0"
     until(lambda: savers.etcd.get(key) is not None)
     savers.etcd.delete(key)
-    other.submit(0, 20, state_of(savers.job, 1), 2)
+    other.submit(Snapshot(0, 20, state_of(savers.job, 1), 2))
 
     def looked_after() -> bool:
         for saver in (one, other):
@@ -169,7 +169,7 @@ def test_what_the_thread_dies_of_is_raised_in_the_loop(savers: Savers) -> None:
     (savers.folder / "checkpoints").write_text("a file where a folder should be")
     saver = savers.all[0]
     saver.check()
-    saver.submit(0, 1, state_of(savers.job, 0), 2)
+    saver.submit(Snapshot(0, 1, state_of(savers.job, 0), 2))
 
     def failed() -> bool:
         try:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import zmq
 
-from graphft.runtime.etcd import free_ports
 from graphft.runtime.protocol.messages import Message, decode
 from graphft.runtime.transport.port import ClientTransport, Limits, Received, ServerTransport
 from graphft.runtime.transport.zeromq import ZmqClient, ZmqServer
@@ -99,49 +94,3 @@ def collect(server: ServerTransport, count: int, timeout_s: float = WAIT) -> lis
         got += server.poll(0.2)
     assert len(got) == count, f"{len(got)} of {count} messages arrived"
     return got
-
-
-SERVER = """
-import sys
-from graphft.runtime.protocol.messages import Parameters, Push, Welcome
-from graphft.runtime.transport.port import Limits
-from graphft.runtime.transport.zeromq import ZmqServer
-server = ZmqServer(Limits(heartbeat=float(sys.argv[2])))
-print(server.bind(port=int(sys.argv[1])), flush=True)
-while True:
-    for peer, message, frame in server.poll(None):
-        if isinstance(message, Push):
-            server.send(peer, Parameters(generation=0, version=message.step, bucket=message.bucket), frame)
-        else:
-            server.send(peer, Welcome(shard=0, incarnation=sys.argv[3], generation=0, version=0))
-"""
-
-
-class ServerProcess:
-    """A shard in a process of its own: answers Push with its frame, everything else with Welcome. Its port is none that
-    the kernel gives to others: it may come back."""
-
-    def __init__(self, port: int = 0, incarnation: str = "first", heartbeat: float = 2.0) -> None:
-        port = port or free_ports(1)[0]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(port), str(heartbeat), incarnation], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
-        self.port = int(self.address.rpartition(":")[2])
-
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL; repeatable."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()

@@ -13,6 +13,7 @@ import msgspec
 from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.async_writer import AsyncCommits
 from graphft.runtime.checkpoint.manifest import PASSES
+from graphft.runtime.checkpoint.writer import Snapshot
 from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.protocol.async_shard import AsyncShard, Staleness
 from graphft.runtime.protocol.events import ApplyBatch, AsyncOptions
@@ -61,12 +62,14 @@ class BatchServer(ShardServer):
             self._tell_staleness()
         self._final = passes == self.config.plan.passes
         self.saver.submit(
-            machine.generation,
-            machine.version,
-            self.buffers.clone(names),
-            keep,
-            json.dumps(machine.ledger.export()),
-            {PASSES: passes},
+            Snapshot(
+                machine.generation,
+                machine.version,
+                self.buffers.clone(names),
+                keep,
+                json.dumps(machine.ledger.export()),
+                {PASSES: passes},
+            )
         )
 
     def committed(self) -> Committed | None:

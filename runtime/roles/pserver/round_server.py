@@ -13,6 +13,7 @@ import torch
 
 from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.manifest import VALIDATE
+from graphft.runtime.checkpoint.writer import Snapshot
 from graphft.runtime.coordination.job_view import wanted_steps
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Asked, Barred, Generation
@@ -99,7 +100,7 @@ class RoundServer(ShardServer):
         kept = {s: v for s, v in self._snapshots.items() if committed is not None and s == committed.step}
         self._snapshots = kept | {step: values}
         meta = {VALIDATE: True} if step in self.validated else {}
-        self.saver.submit(self.machine.generation, step, values, keep, meta=meta)
+        self.saver.submit(Snapshot(self.machine.generation, step, values, keep, meta=meta))
 
     def serve(self, options: ServeOptions) -> None:
         self.options, self.idle_slots = options, IdleSlotWatch(self.member, options.idle_timeout)
