@@ -15,7 +15,9 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import MADE, SOURCE, VALIDATE, Manifest, made
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.transpiler import Job
+from graphft.transpiler.differences import differences, drawn
 from graphft.transpiler.layout import Slice, evolving, slices_of
+from graphft.transpiler.record import read_record
 
 LAYOUT = ("pservers", "slice_unit", "min_block")
 """Options that say where what lies, and change no bit."""
@@ -25,9 +27,6 @@ def layout_differences(job: Job, folder: Path) -> list[str]:
     """Returns how the run in a folder differs from the job, if both are sync and fault-tolerant, and that is in nothing
     but where what lies, and in that the job has more passes; else []. Raises GraphftError for a folder that holds no
     job."""
-    from graphft.transpiler.differences import differences, drawn
-    from graphft.transpiler.record import read_record
-
     found = read_record(folder)
     if not (job.config.sync and job.config.ft and found.config.sync and found.config.ft):
         return []

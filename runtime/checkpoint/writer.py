@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from torch import Tensor
 
+from graphft.disk.tensor_file import write_tensors
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.manifest import DECIDED, MADE, VALIDATE, Manifest, Part, made, recorded, skipped_in
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
@@ -25,6 +26,7 @@ from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.coordination.status import read_discards, read_metrics
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.execute.finite import listed, nonfinite_of
+from graphft.transpiler.layout import SKIPPED_STEPS, assemble
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -334,9 +336,6 @@ class Saver:
         return False
 
     def _finish(self, committed: Committed) -> None:
-        from graphft.disk.tensor_file import write_tensors
-        from graphft.transpiler.layout import assemble
-
         commits = self.commits
         try:
             shards = self.read_final(committed)
@@ -382,8 +381,6 @@ class Saver:
 def _lost(shards: Sequence[Mapping[str, Tensor]], initial: Sequence[Mapping[str, Tensor]]) -> dict[str, str] | None:
     """The model's metadata: how many steps (async: of the shard that left out the most) were left out as not finite,
     and which variables are not finite."""
-    from graphft.transpiler.layout import SKIPPED_STEPS
-
     counts = [int(values[SKIPPED_STEPS]) for values in shards if SKIPPED_STEPS in values]
     bad: dict[str, int] = {}
     for values, first in zip(shards, initial, strict=True):
