@@ -25,7 +25,6 @@ def compact(etcd: Etcd, revision: int) -> None:
 
 
 def cure(etcd: Etcd) -> None:
-    """What an administrator does: compact, defragment, disarm."""
     compact(etcd, etcd.range("/").revision)
     etcd._maintenance.Defragment(etcdrpc.DefragmentRequest(), timeout=60)
     for alarm in etcd._maintenance.Alarm(etcdrpc.AlarmRequest(action="GET"), timeout=60).alarms:

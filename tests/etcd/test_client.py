@@ -93,7 +93,6 @@ def test_txn_whose_answer_is_lost_is_ambiguous(far: Etcd, proxy: Proxy, etcd: Et
 
 
 def test_a_token_finds_the_try_whose_answer_was_lost(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
-    """A write whose answer was lost is repeated only with a token that shows whether it was made."""
     key = prefix + "claim"
     proxy.drop_replies = True
     heal_after(proxy, 0.7)

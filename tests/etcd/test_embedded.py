@@ -122,7 +122,6 @@ def test_order_of_search(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_installation_without_a_checkout_gets_etcd_by_one_command(
     bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It lands where every later start looks for it."""
     assert main(["etcd"]) == 2
     folder = bare / "bin"
     folder.mkdir(exist_ok=True)

@@ -73,7 +73,6 @@ def test_ticks_outlast_an_etcd_that_is_away_for_a_while(world: World) -> None:
 
 
 def test_a_revoked_lease_is_lost_at_the_next_renewal(world: World) -> None:
-    """etcd answers the renewal of a dead lease with a TTL of 0, which is no error of the client library."""
     session = world.session()
     world.lease_revoke(session.lease)
     world.now += 4

@@ -60,7 +60,6 @@ def test_it_renews_what_is_late_and_works(
 
 
 def test_a_daemon_thread_that_hangs_is_not_covered() -> None:
-    """The main thread goes round and round, so the lock is free; one that does nothing either may hold it."""
     page = page_at()
     page.look(105.0)
     page.kept_renewed, page.kept_deadline, page.beats = 115.0, 123.0, ROUNDS - 1
@@ -72,7 +71,6 @@ def test_a_daemon_thread_that_hangs_is_not_covered() -> None:
 
 
 def test_marks_before_the_role_was_late_do_not_tell_that_the_lock_is_free() -> None:
-    """A main thread that made many fast steps after the last renewal, and holds the lock since."""
     page = page_at()
     page.beats = 10 * ROUNDS
     for now in (103.0, 105.1):
@@ -110,7 +108,6 @@ def hold_the_lock(seconds: int) -> None:
 
 @pytest.mark.slow
 def test_a_lock_that_is_held_for_longer_than_the_ttl_loses_nothing(session: Session, etcd: Etcd) -> None:
-    """No thread of this process could renew."""
     etcd.put("/mine", b"", session.lease)
     until(lambda: session.page.ready)
     kept = session.page.kept
@@ -126,7 +123,6 @@ def test_a_lock_that_is_held_for_longer_than_the_ttl_loses_nothing(session: Sess
 @pytest.mark.slow
 @pytest.mark.parametrize("session", [60], indirect=True)
 def test_a_keeper_that_dies_or_is_stopped_is_replaced(session: Session, etcd: Etcd) -> None:
-    """The lease does not depend on it, and its successor does what it did."""
     for number in (signal.SIGKILL, signal.SIGSTOP):
         until(lambda: session.page.ready)
         session.page.ready = 0
@@ -164,7 +160,6 @@ def role(etcd: Etcd, request: pytest.FixtureRequest) -> Iterator[tuple[subproces
 
 
 def test_it_ends_with_its_role(role: tuple[subprocess.Popen[str], int, int]) -> None:
-    """Also when that one is killed, and although SIGTERM alone does not end it."""
     process, _, keeper = role
     os.kill(keeper, signal.SIGTERM)
     time.sleep(0.2)

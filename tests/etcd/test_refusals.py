@@ -18,7 +18,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("size", [1_700_000, 3_000_000])
 def test_a_request_that_is_too_large_is_refused_for_good(etcd: Etcd, prefix: str, size: int) -> None:
-    """Etcd itself refuses the first, its gRPC the second, with the status that means a full etcd, too."""
     for call in (
         lambda: etcd.put(prefix + "a", bytes(size)),
         lambda: etcd.txn([absent(prefix + "a")], [put_op(prefix + "a", bytes(size))], token=prefix + "a"),

@@ -111,7 +111,6 @@ def test_a_long_disconnect_with_compaction(etcd: Etcd, etcd_server: EmbeddedEtcd
 
 
 def test_a_store_that_was_restored_and_has_grown_past_what_was_seen(tmp_path: Path) -> None:
-    """Its revisions say again what they said before, of something else."""
     record = Record()
     with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=60) as etcd:
         etcd.put("/w/lasts", b"")
@@ -135,7 +134,6 @@ def test_a_store_that_was_restored_and_has_grown_past_what_was_seen(tmp_path: Pa
 
 
 def test_a_view_from_lists_and_events_in_any_mixture() -> None:
-    """Against a reference history: whatever is listed, resumed or repeated, the view is the state at its revision."""
     for seed in range(100):
         draw = random.Random(seed)
         state: dict[str, KV] = {}

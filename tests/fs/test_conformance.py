@@ -160,7 +160,6 @@ class Away(MemoryFileSystem):
 
 
 def test_a_store_that_does_not_answer_is_an_os_error() -> None:
-    """Found on S3: botocore's errors are none, so a save was given up at the first of them."""
     fs = FsspecFS(Away())
 
     def write() -> None:
@@ -180,7 +179,6 @@ def test_a_store_that_does_not_answer_is_an_os_error() -> None:
 
 
 def test_in_an_object_store_no_folder_is_made() -> None:
-    """s3fs would make the bucket: one whose name was mistyped."""
     made: list[str] = []
 
     class Objects(MemoryFileSystem):

@@ -65,7 +65,6 @@ def test_one_is_at_work_and_of_those_that_wait_the_newest_is_saved(tmp_path: Pat
 
 
 def test_of_two_loops_on_one_path_the_older_is_told(tmp_path: Path) -> None:
-    """Found under attack: they saved in turn, and one went on with the weights of the other."""
     one, other = CheckPoints(str(tmp_path)), CheckPoints(str(tmp_path))
     one.save(Weight(), TrainStatus(0, step=1000))
     other.load(Weight())

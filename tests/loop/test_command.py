@@ -57,7 +57,6 @@ def test_list_and_show(root: Path, says: Says) -> None:
 
 
 def test_a_version_whose_manifest_is_lost_is_told(root: Path, says: Says, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing told of it, and a later save deletes what is left."""
     (root / "checkpoint-00000001" / "manifest.json").unlink()
     assert "checkpoint-00000001 has no manifest" in says("list", root)[1]
     assert "checkpoint-00000001: has no manifest" in says("verify", root)[0]
@@ -110,7 +109,6 @@ def test_show_takes_the_newest_manifest_that_is_whole(root: Path, says: Says) ->
 
 
 def test_prune_keeps_the_newest_that_is_whole(root: Path, says: Says) -> None:
-    """Found under attack: the newest was damaged, and all others were deleted."""
     damage(root, 1)
     assert says("prune", root, "--keep", 1) == ["deleted: nothing"]
     assert graphft.load_check_point(Loop().state, str(root)) is not None

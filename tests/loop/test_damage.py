@@ -41,7 +41,6 @@ def files_of(root: Path, version: int) -> list[Path]:
 
 
 def test_every_flip_and_every_cut_is_found(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """200 here; benchmarks/damage.py does 1,000, and has other formats beside it."""
     pick = random.Random(3)
     files = files_of(copy, VERSIONS - 1)
     for _ in range(200):

@@ -37,7 +37,6 @@ def save(path: str, number: int, **options: Any) -> None:
 
 
 def loaded(path: str, **options: Any) -> int:
-    """Which save the newest version is of; all of it is checked."""
     values = Values(-1)
     status = graphft.load_check_point(values, path, **options)
     assert status is not None
@@ -93,7 +92,6 @@ def test_on_a_store(tmp_path: Path, after: bool) -> None:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many of the next writes fail, as a full disk has them fail."""
     left, write = [0], os.write
 
     def fails(*arguments: Any) -> int:

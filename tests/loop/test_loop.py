@@ -103,7 +103,6 @@ def test_random_numbers_go_on(tmp_path: Path) -> None:
 
 
 def test_an_executor(tmp_path: Path) -> None:
-    """A graphft program's state, and with it the random numbers of its dropout."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     program = graphft.build(model, lambda m, x: m(x).square().mean(), {"x": (None, 4)})
     graphft.minimize(program, graphft.Adam(lr=0.1))

@@ -35,7 +35,6 @@ def test_a_refused_load_changes_nothing(tmp_path: Path, saved: type[nn.Linear], 
 
 
 def test_the_path_of_a_version(tmp_path: Path) -> None:
-    """None would be a start from nothing."""
     model = nn.Linear(1, 1)
     graphft.save_check_point(model, TrainStatus(0), tmp_path / "runs" / "one")
     with pytest.raises(GraphftError, match=r"is a version of a checkpoint(.|\n)*runs/one; and version=0"):
@@ -43,7 +42,6 @@ def test_the_path_of_a_version(tmp_path: Path) -> None:
 
 
 def test_storage_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
-    """A storage's own came up with tens of frames of a library, and without the URL's scheme."""
     (tmp_path / "file").write_text("")
     url = f"file://{tmp_path}/file"
     with pytest.raises(GraphftError, match=f"{url} cannot be used") as caught:

@@ -98,7 +98,6 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_rank_whose_state_cannot_be_saved_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes part in the exchange, so that no other rank waits for ever."""
     monkeypatch.setattr(ranks, "_all_gather", lambda data: [data, b""])
     with pytest.raises(GraphftError, match="rank 1"):
         PerRank().state_dict()

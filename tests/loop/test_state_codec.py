@@ -132,7 +132,6 @@ def test_what_cannot_be_saved_is_named(value: Any) -> None:
 
 
 def test_views_of_one_memory_that_are_conjugated_or_negated() -> None:
-    """Found under attack: they were taken for one tensor."""
     z = torch.tensor([1 + 2j, 3 - 4j])
     encoder = Encoder()
     state = {"z": z, "conjugate": z.conj(), "imaginary": z.imag, "negated": z.conj().imag}

@@ -120,7 +120,6 @@ class Second(nn.Linear):
 
 
 def test_the_version_of_a_modules_class_comes_along(tmp_path: Path) -> None:
-    """Found beside the schedulers: graphft loaded the weights of such a module negated, torch.load does not."""
     first, later = nn.Sequential(Second(2, 2)), nn.Sequential(Second(2, 2))
     graphft.save_check_point({"model": first}, TrainStatus(0), tmp_path)
     graphft.load_check_point({"model": later}, tmp_path)
@@ -128,7 +127,6 @@ def test_the_version_of_a_modules_class_comes_along(tmp_path: Path) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether these are the same values, of the same types."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

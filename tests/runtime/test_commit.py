@@ -122,7 +122,6 @@ def test_the_last_part_commits_whatever_the_order(shards: Shards, order: tuple[i
 
 
 def test_a_checkpoint_takes_a_transaction_per_part_and_one_more(shards: Shards) -> None:
-    """Nothing else is asked of etcd, from the generation's second checkpoint on; and no record of a part is left."""
     asked: list[str] = []
 
     class Counting:
@@ -145,7 +144,6 @@ def test_an_older_step_is_never_committed_over_a_newer_one(shards: Shards) -> No
 
 
 def test_the_manifest_is_written_before_the_commit(shards: Shards) -> None:
-    """The old checkpoint was deleted before the new one was recorded."""
     etcd = Interposed(shards.etcd)
     last = shards.shard(2, etcd=etcd)
     seen: list[tuple[Committed | None, list[int]]] = []
@@ -185,7 +183,6 @@ def test_a_part_of_an_older_generation_is_void(shards: Shards) -> None:
 
 
 def test_a_commit_begun_before_a_rollback_is_not_made_after_it(shards: Shards) -> None:
-    """Nothing is written from memory: the transaction compares the generation that it was begun in."""
     shards.commit(50)
     etcd = Interposed(shards.etcd)
     last = shards.shard(2, etcd=etcd)
@@ -202,7 +199,6 @@ def test_a_commit_begun_before_a_rollback_is_not_made_after_it(shards: Shards) -
 
 
 def test_a_rollback_takes_a_checkpoint_that_is_whole_though_its_commit_was_not_made(shards: Shards) -> None:
-    """The last shard dies between writing the manifest and committing it: its work is not lost."""
     shards.commit(50)
     etcd = Interposed(shards.etcd)
     last = shards.shard(2, etcd=etcd)
@@ -276,7 +272,6 @@ def loaded_state(shards: Shards, generation: int) -> Manifest:
 
 
 def test_nobody_goes_back_behind_a_state_that_was_loaded(shards: Shards) -> None:
-    """What is older is another state, and not a part of how this one came to be."""
     shards.commit(100)
     shards.etcd.delete(shards.keys.committed)
     shards.etcd.delete(shards.keys.generation)
@@ -295,7 +290,6 @@ def test_nobody_goes_back_behind_a_state_that_was_loaded(shards: Shards) -> None
 
 
 def test_an_etcd_of_before_a_state_was_loaded_does_not_undo_it(shards: Shards) -> None:
-    """Rollbacks that left no files had made its generation higher than that of any file."""
     shards.commit(100)
     for _ in range(3):
         shards.all[0].rollback("lost")
@@ -316,7 +310,6 @@ def test_checkpoints_of_another_run_are_not_gone_back_to(shards: Shards) -> None
 
 
 def test_begin_tells_a_first_start_from_a_restart(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    """A restart before the first checkpoint found "already initialised", and nobody filled it."""
     shards = Shards(etcd, keys, tmp_path)
     assert shards.all[0].begin() == (Generation(reason="start"), False)
     assert shards.all[1].begin() == (Generation(reason="start"), False)

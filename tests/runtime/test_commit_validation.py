@@ -80,7 +80,6 @@ def test_nothing_is_decided_of_a_step_that_everyone_went_back_behind(shards: Val
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_etcd_that_is_restored_or_lost_knows_again_what_was_decided(shards: ValidatedShards, lost: bool) -> None:
-    """Of etcd and checkpoint the later one counts: else learning rates that had gone down would go up again."""
     shards.commit(10)
     shards.decide(10, 0.5)
     old = [(kv.key, kv.value) for kv in shards.etcd.range(f"/{shards.keys.job}").kvs]

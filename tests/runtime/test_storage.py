@@ -55,7 +55,10 @@ def values(step: int, size: int = 4) -> Mapping[str, Tensor]:
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_cannot_be_written_is_written_later(job: Job, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EACCES])
+def test_a_checkpoint_that_cannot_be_written_is_written_later(
+    job: Job, etcd: Etcd, keys: Keys, tmp_path: Path, error: int
+) -> None:
     store = FailingStore(tmp_path / "checkpoints")
     saver = one_shard(job, etcd, keys, tmp_path, store)
     store.error = errno.ENOSPC

@@ -41,7 +41,6 @@ def steps(store: CheckpointStore) -> list[int]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where the checkpoints are that count."""
     return tmp_path / "checkpoints"
 
 
@@ -162,14 +161,12 @@ def test_no_pickle_and_readable_without_graphft(store: CheckpointStore, place: P
 
 
 def test_two_processes_never_write_under_one_name(store: CheckpointStore, place: Path) -> None:
-    """One of a shard's may have been frozen."""
     mine, other = (each.write_part(0, 2, 0, 1, values(2, 0)) for each in (store, CheckpointStore(place)))
     assert other.file != mine.file
     assert (other.bytes, other.checksum) == (mine.bytes, mine.checksum)
 
 
 def test_a_whole_file_of_another_checkpoint_is_found(store: CheckpointStore, place: Path) -> None:
-    """Its own checksums are right, and its size is that of the one in whose place it lies."""
     older, newer = write(store, 50), write(store, 60)
     os.replace(place / older.parts[0].file, place / newer.parts[0].file)
     with pytest.raises(DamagedCheckpoint):
@@ -177,7 +174,6 @@ def test_a_whole_file_of_another_checkpoint_is_found(store: CheckpointStore, pla
 
 
 def test_parts_of_an_async_job_as_a_whole_see_it_names_them(place: Path) -> None:
-    """The last manifest of an async job lies above the shards' own folders."""
     part = CheckpointStore(place, 0).write_part(0, 2, 0, 1, values(2, 0))
     store, whole = CheckpointStore(place), Manifest(0, 9, "program", (part,))
     store.write_manifest(whole)
@@ -196,7 +192,6 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(store: CheckpointStore
 
 
 def test_a_storage_that_is_away_is_no_empty_one(place: Path, tmp_path: Path) -> None:
-    """The folder in which nothing is mounted is there; who believed that would begin the job anew."""
     (tmp_path / "job.json").touch()
     copied = CheckpointStore(place, None, LocalFS(), f"file://{place}", str(tmp_path))
     manifest = write(copied, 3)

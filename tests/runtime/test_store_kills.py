@@ -24,7 +24,6 @@ def values(step: int, shard: int) -> dict[str, torch.Tensor]:
 
 
 def checkpoint(stores: list[CheckpointStore], step: int) -> None:
-    """What the pservers of one machine do."""
     parts = tuple(store.write_part(0, step, s, SHARDS, values(step, s)) for s, store in enumerate(stores))
     manifest = Manifest(0, step, "program", parts, {})
     stores[0].write_manifest(manifest)

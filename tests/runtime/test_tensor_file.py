@@ -27,7 +27,6 @@ def example() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("metadata", [None, {"ledger": '{"0": [[0, 3]], "é": "\\u0001/\\n"}'}])
 def test_the_bytes_are_those_of_safetensors(tmp_path: Path, metadata: dict[str, str] | None) -> None:
-    """But for the checksums in the metadata."""
     path = tmp_path / "file"
     write_tensors(path, example(), metadata)
     (header, data), (expected, bytes_) = parts_of(path.read_bytes()), parts_of(save(example(), metadata))
@@ -48,7 +47,6 @@ def parts_of(file: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
-    """Also in the name of the checksums."""
     path = tmp_path / "file"
     write_tensors(path, {"w": torch.arange(3.0), "n": torch.tensor(7)}, {"skipped_steps": "12", "format": "pt"})
     good = path.read_bytes()
@@ -70,7 +68,6 @@ def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None
 
 
 def test_no_call_holds_the_interpreter_for_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that renews a lease could not run meanwhile. Each piece is one call that lets others run."""
     real, sizes = os.write, list[int]()
 
     def write(descriptor: int, data: memoryview) -> int:
@@ -124,7 +121,6 @@ def test_a_dtype_that_the_format_lacks(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_there_is_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that made it may have ended before it had fsynced the folder above."""
     (tmp_path / "job" / "checkpoints").mkdir(parents=True)
     synced: list[Path] = []
     monkeypatch.setattr(fileio, "fsync", synced.append)

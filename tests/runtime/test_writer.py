@@ -106,7 +106,6 @@ def test_the_model_is_written_once_and_completes_the_job(savers: Savers, job: Jo
 
 
 def test_records_are_closed_before_the_job_is_called_complete(savers: Savers) -> None:
-    """Who looks at a complete job finds nothing open."""
     states = []
     savers.all[0]._close_records = lambda: states.append(savers.state)
     savers.all[0].finish(savers.commit(4))
@@ -144,7 +143,6 @@ def test_a_final_checkpoint_that_cannot_be_read_is_made_again(savers: Savers) ->
 def test_a_part_that_a_restored_etcd_does_not_know_is_recorded_again(
     savers: Savers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other step would come to have the last checkpoint committed."""
     monkeypatch.setattr(writer, "PUBLISH_SECONDS", 0.1)
     one, other = savers.all
     one.submit(Snapshot(0, 20, state_of(savers.job, 0), 2))

@@ -60,7 +60,6 @@ def get(target: Path) -> None:
 
 
 def java_home() -> Path:
-    """Of the Java that is in the PATH."""
     javac = shutil.which("javac")
     if javac is None:
         sys.exit("HDFS needs Java; on Debian: apt-get install openjdk-17-jdk-headless")

@@ -81,7 +81,6 @@ def test_random_slices_come_back(spec: list[tuple[int, int, bool, int, int]]) ->
     ],
 )
 def test_any_contiguous_tensor_has_bytes(tensor: torch.Tensor) -> None:
-    """One element, as `expand` gives it, is contiguous, and has stride 0."""
     assert tensor.is_contiguous()
     made_anew = torch.tensor(tensor.reshape(-1).tolist(), dtype=tensor.dtype)
     assert bytes(byte_view(tensor)) == bytes(made_anew.view(torch.uint8).tolist())

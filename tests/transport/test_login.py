@@ -58,8 +58,6 @@ WORDS = {
 def test_who_does_not_is_not_even_read(
     server: ZmqServer, context: zmq.Context, words: tuple[bytes, bytes] | None
 ) -> None:
-    """Found under attack: a plain ZeroMQ client read parameters, pushed gradients, and took as much memory as it liked.
-    It sends 64 MB in parts of 1 MB: not a byte of them is kept, and nothing comes back."""
     before = psutil.Process().memory_info().rss
     with context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
@@ -81,7 +79,6 @@ def test_who_does_not_is_not_even_read(
 
 
 def test_a_server_that_asks_nobody_is_told_nothing(context: zmq.Context) -> None:
-    """Who listens at a shard's address without being of the run gets no message of a trainer."""
     with context.socket(zmq.ROUTER) as listener:
         listener.linger = 0
         port = listener.bind_to_random_port("tcp://127.0.0.1")
@@ -98,7 +95,6 @@ def test_no_text_shows_the_secret() -> None:
 
 
 def test_a_part_larger_than_any_bucket_ends_the_connection_of_its_sender() -> None:
-    """Also of a peer that knows the words: ZeroMQ takes no memory for it."""
     server = ZmqServer(Limits(max_frame=1000, max_header=500), LOGIN)
     client, other = (ZmqClient(name, Limits(), LOGIN) for name in ("faulty", "t0"))
     address = server.bind()
@@ -112,7 +108,6 @@ def test_a_part_larger_than_any_bucket_ends_the_connection_of_its_sender() -> No
 
 
 def test_what_a_peer_makes_a_server_queue_has_a_bound() -> None:
-    """It asks and reads nothing: answers beyond the bound are dropped. It is asked for again what is missing."""
     server = ZmqServer(Limits(max_queued=50))
     context = zmq.Context()
     with context.socket(zmq.DEALER) as reader:

@@ -22,7 +22,6 @@ def test_addresses_split_and_join(address: str, parts: tuple[str, int]) -> None:
 
 
 def test_the_host_to_advertise_and_to_listen_on() -> None:
-    """Where the way to etcd begins; every interface is listened on only when asked for, and never advertised."""
     assert advertise_host(environ={"GRAPHFT_HOST": "node7"}) == listen_host([], {"GRAPHFT_HOST": "node7"}) == "node7"
     assert advertise_host(["127.0.0.1"], environ={}) == listen_host(["127.0.0.1"], environ={}) == "127.0.0.1"
     assert advertise_host(["host.invalid"], environ={}) == advertise_host(environ={}) == "127.0.0.1"
@@ -68,7 +67,6 @@ VALID = [
 @example(b"\xc7\xff\x01" + b"x" * 255)
 @example(b"\x93\xa6ledger\xd9\xff")
 def test_any_bytes_are_a_message_or_malformed(data: bytes) -> None:
-    """Whatever else were raised here would end the role that reads it."""
     try:
         message, frame = parse([memoryview(data)], Limits())
     except Malformed as error:
