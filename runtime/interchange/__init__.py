@@ -14,7 +14,7 @@ EITHER = "a job's name, folder or storage; or where a loop saves"
 
 
 def add_parser(commands: Any) -> None:
-    checkpoint = commands.add_parser("checkpoint", help="list, check, export or delete checkpoints")
+    checkpoint = commands.add_parser("checkpoint", help="list, check or export checkpoints")
     actions = checkpoint.add_subparsers(required=True, metavar="ACTION")
 
     def action(name: str, help: str, where: str = EITHER, module: str = "inspection") -> argparse.ArgumentParser:
@@ -30,8 +30,6 @@ def add_parser(commands: Any) -> None:
     action("verify", "read every byte, and check it").add_argument(
         "--version", type=int, help=f"{which} (default: all)"
     )
-    prune = action("prune", "delete what is not to be kept, and what crashes left", "where a loop saves")
-    prune.add_argument("--keep", type=int, required=True, help="how many of the newest to keep")
     export = action(
         "export",
         "a model's weights, for plain torch, Hugging Face or torch.distributed.checkpoint",

@@ -1,4 +1,4 @@
-"""`graphft checkpoint list`, `show`, `verify` and `prune`. All are safe to run beside what saves there: a checkpoint
+"""`graphft checkpoint list`, `show` and `verify`. All are safe to run beside what saves there: a checkpoint
 that it deletes meanwhile is passed over."""
 
 from __future__ import annotations
@@ -7,8 +7,6 @@ import argparse
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from graphft.disk.fileio import size_in_words
 from graphft.errors import GraphftError, UsageError
@@ -26,7 +24,7 @@ from graphft.runtime.interchange.training_state import LOOKS, job_folder
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.loop.check_points import CheckPoints
 from graphft.runtime.loop.snapshot import STATUS, TrainStatus
-from graphft.transpiler.record import RECORD, read_record
+from graphft.transpiler.record import read_record
 
 HEAD = f"{'version':>9}  {'saved':19}  {'size':>10}  (of a job, the version is the step)"
 
@@ -108,9 +106,9 @@ def _in_store(store: VersionedStore, run: str) -> Iterator[Entry]:
     yield from (Entry(store, directory, None, NO_MANIFEST) for directory in store.unfinished())
 
 
-def _loop(path: str, **options: Any) -> CheckPoints:
+def _loop(path: str) -> CheckPoints:
     """Returns the place where a loop saves. Raises GraphftError where nothing is: nothing can be said of it then."""
-    place = CheckPoints(path, **options)
+    place = CheckPoints(path)
     if not place.fs.stat(place.path):
         raise UsageError(
             f"there is nothing at {path}",
@@ -189,20 +187,4 @@ def _verify_model(path: str) -> int:
         print(f"{path}/{MODEL}: {error.message}")
         return 1
     print(f"{path}/{MODEL}: good ({size_in_words(size)})")
-    return 0
-
-
-def prune_(options: argparse.Namespace) -> int:
-    place = _loop(options.path, keep=options.keep)
-    if not place.store.all_committed():
-        job = Path(options.path, RECORD).exists()
-        raise UsageError(
-            f"{options.path} has no checkpoint of a training loop",
-            rule="no-checkpoint",
-            help="it is a job: transpile(keep_checkpoints=) says how many it keeps"
-            if job
-            else "give the path that save_check_point was given",
-        )
-    gone = place.prune()
-    print(f"deleted: {', '.join(map(str, sorted(gone))) or 'nothing'}")
     return 0

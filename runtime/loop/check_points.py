@@ -100,13 +100,9 @@ class LoopStore(VersionedStore):
             self.fs.delete(self._at(part.file))
             raise superseded(f"{self.url}: another process has saved version {max([version, *newer])} meanwhile")
 
-    def collect(self, keep: Collection[int]) -> list[int]:
-        """Deletes the versions older than the newest, but for those to keep; also what crashes left behind. Returns
-        these versions."""
-        newest = max(self.all_committed(), default=-1)
-        gone = [v for v in self.versions() if v < newest and v not in keep]
-        self.discard([directory_name(LOOP, v) for v in gone])
-        return gone
+    def collect(self, keep: Collection[int]) -> None:
+        """Deletes the versions older than the newest, but for those to keep; also what crashes left behind."""
+        self.discard([directory_name(LOOP, v) for v in self.versions() if v < max(keep) and v not in keep])
 
 
 class CheckPoints:
@@ -204,7 +200,7 @@ class CheckPoints:
                 pause = min(2 * pause, LAST_PAUSE)
         saving.set_result(version)
         try:
-            self.store.collect({*self.store.all_committed()[: self.keep], version})
+            self.store.collect(self.store.all_committed()[: self.keep])
         except Exception as error:  # what cannot be deleted now goes with a later save
             log.warning("old checkpoints in %s stay for now: %s", self.url, describe(error))
 
@@ -229,22 +225,6 @@ class CheckPoints:
         self.store.write(version, {MADE: made(**{WRITER: self._writer}), **snapshot.meta}, snapshot.tensors)
         self._known = version
         return version
-
-    # -- deleting ---------------------------------------------------------------------------------------------------
-
-    def prune(self) -> list[int]:
-        """Deletes what is not to be kept, and what crashes left before the newest; returns these versions.
-
-        The newest that is whole stays: it is read for that. Raises DamagedCheckpoint if none is whole: nothing is
-        deleted then.
-        """
-
-        def verified(manifest: Manifest) -> int:
-            self.store.verify(manifest)
-            return manifest.step
-
-        good = self._first_whole(verified)
-        return self.store.collect({*self.store.all_committed()[: self.keep], good}) if good is not None else []
 
     # -- loading ----------------------------------------------------------------------------------------------------
 
@@ -283,8 +263,9 @@ class CheckPoints:
         for directory in self.store.unfinished():
             if directory_key(directory)[0] > newest:
                 log.warning("%s: newer than what counts is %s, which %s", self.url, directory, NO_MANIFEST)
-        if (found := self._first_whole(self._read)) is not None:
-            return found
+        while versions := self.store.all_committed():
+            with contextlib.suppress(DeletedCheckpoint):  # by the process that saves here: there is a newer one by now
+                return self.store.first_whole([directory_name(LOOP, v) for v in versions], self._read)
         above, name = posixpath.split(self.path.rstrip("/"))
         if is_directory(name) and self.fs.size(posixpath.join(self.path, MANIFEST)) is not None:
             raise GraphftError(
@@ -293,11 +274,6 @@ class CheckPoints:
                 help=f"give {above}; and version={int(name.rpartition('-')[2])} for this one",
             )
         return None
-
-    def _first_whole(self, read: Callable[[Manifest], T]) -> T | None:
-        while True:
-            with contextlib.suppress(DeletedCheckpoint):  # by the process that saves here: there is a newer one by now
-                return self.store.first_whole([directory_name(LOOP, v) for v in self.store.all_committed()], read)
 
     def _read(self, manifest: Manifest) -> Found:
         tensors, _ = self.store.read_part(manifest, 0)

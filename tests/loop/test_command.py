@@ -108,14 +108,6 @@ def test_show_takes_the_newest_manifest_that_is_whole(root: Path, says: Says) ->
     assert says("show", root)[0].split()[0] == "0"
 
 
-def test_prune_keeps_the_newest_that_is_whole(root: Path, says: Says) -> None:
-    damage(root, 1)
-    assert says("prune", root, "--keep", 1) == ["deleted: nothing"]
-    assert graphft.load_check_point(Loop().state, str(root)) is not None
-    damage(root, 0)
-    assert "none of its 2 checkpoints is whole" in "\n".join(says("prune", root, "--keep", 1, status=2))
-
-
 def test_what_is_not_there(tmp_path: Path, says: Says) -> None:
     assert f"there is nothing at {tmp_path / 'nothing'}" in "\n".join(says("list", tmp_path / "nothing", status=2))
     assert "has no checkpoint" in "\n".join(says("list", tmp_path, status=2))

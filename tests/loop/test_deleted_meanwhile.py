@@ -66,10 +66,6 @@ def _at_each(tmp_path: Path, use: Callable[[Loop, LocalFS], None]) -> None:
     assert at > 5
 
 
-def test_prune_beside_a_loop_deletes_nothing_that_is_needed(tmp_path: Path) -> None:
-    _at_each(tmp_path, lambda loop, fs: CheckPoints(loop.points.path, fs, keep=1).prune() and None)
-
-
 def test_load_beside_a_loop_finds_the_newest(tmp_path: Path) -> None:
     def load(loop: Loop, fs: LocalFS) -> None:
         before = loop.step
