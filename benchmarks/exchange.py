@@ -21,7 +21,7 @@ from group import Group, Member, main_of, report, rounds_to_run
 from graphft.runtime.process.role_process import role_environment
 from graphft.runtime.protocol.messages import Parameters, Push
 from graphft.runtime.transport import ZmqClient, ZmqServer
-from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, byte_view, unpack
+from graphft.runtime.transport.buffers import BucketBuffers, as_tensor, byte_view, unpack
 from graphft.runtime.transport.port import Sent
 
 TRAINERS = 2
@@ -122,7 +122,7 @@ def our_trainer(address: str, slot: str, width: str) -> None:
     layout = buckets(int(width))
     slices = [[s for _, s in b] for b in layout]
     members = [([grads[i] for i, _ in b], [params[i] for i, _ in b]) for b in layout]
-    buffers = [BucketBuffers(BucketLayout.of(g, s)) for (g, _), s in zip(members, slices, strict=True)]
+    buffers = [BucketBuffers(g, s) for (g, _), s in zip(members, slices, strict=True)]
     client = ZmqClient(f"trainer{slot}")
     client.connect(0, address)
 
