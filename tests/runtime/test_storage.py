@@ -55,10 +55,7 @@ def values(step: int, size: int = 4) -> Mapping[str, Tensor]:
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EACCES])
-def test_a_checkpoint_that_cannot_be_written_is_written_later(
-    job: Job, etcd: Etcd, keys: Keys, tmp_path: Path, error: int
-) -> None:
+def test_a_checkpoint_that_cannot_be_written_is_written_later(job: Job, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
     store = FailingStore(tmp_path / "checkpoints")
     saver = one_shard(job, etcd, keys, tmp_path, store)
     store.error = errno.ENOSPC
@@ -87,6 +84,8 @@ def test_few_snapshots_wait_and_the_newest_always_does() -> None:
 
 
 def test_shards_that_write_at_different_paces_keep_the_same_steps() -> None:
+    """Else no checkpoint would ever have all of its parts."""
+
     def written(every: int, offset: int) -> set[int]:
         pending, done = PendingSnapshots(), set()
         for step in range(1, 129):
@@ -107,6 +106,7 @@ def test_shards_that_write_at_different_paces_keep_the_same_steps() -> None:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT])
 def test_what_cannot_be_read_now_is_not_damaged(error: int) -> None:
+    """It was taken for damaged, and the job went back to step 0."""
     with pytest.raises(StorageUnavailable, match=os.strerror(error)), storage(Path("checkpoints")):
         raise OSError(error, os.strerror(error))
     with pytest.raises(FileNotFoundError), storage(Path("checkpoints")):
@@ -114,6 +114,7 @@ def test_what_cannot_be_read_now_is_not_damaged(error: int) -> None:
 
 
 def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+    """An empty folder, though etcd names a checkpoint there: nothing is decided until it is back."""
     root = tmp_path / "checkpoints"
     store = CheckpointStore(root)
     commits = Commits(etcd, keys, store, 0, 1, "program", "p0")
@@ -139,6 +140,7 @@ def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Pa
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is fsynced, in order: the real thing, written down."""
     real, paths = os.fsync, list[str]()
 
     def fsync(descriptor: int) -> None:
@@ -150,6 +152,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_new_folder_is_in_its_parent_before_the_checkpoint_counts(tmp_path: Path, synced: list[str]) -> None:
+    """A machine that stopped could lose `checkpoints/` with all that lay in it."""
     store = CheckpointStore(tmp_path / "job" / "checkpoints")
     part = store.write_part(0, 50, 0, 2, values(50))
     folders = [tmp_path, tmp_path / "job", Path(store.root), Path(store.root, "step-00000050.g0")]
