@@ -210,9 +210,7 @@ class Commits:
         self, number: int, target: Manifest | None, reason: str, committed: Committed | None
     ) -> tuple[Generation, list[Op]]:
         """Returns a generation that begins at `target` (None: the initial values), and what makes it the job's."""
-        if target is None:
-            self.store.check_initial(self.run)
-        else:
+        if target is not None:
             self.store.make_durable(target)
             tell_again(self.etcd, self.keys, target.meta)
         step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
@@ -316,15 +314,13 @@ class Commits:
             except DamagedCheckpoint:
                 limit = committed.step
         for m in self.store.manifests():
-            loaded = below is None and m.step == committed.step and m.generation > committed.generation
-            if m.run == self.run and (m.step < limit or loaded):  # of a state that was loaded, etcd may know nothing
+            if m.run == self.run and m.step < limit:
                 return m
         return None
 
     def manifest_of(self, current: Generation) -> Manifest | None:
         """Returns the manifest of the checkpoint that the generation began at; None for the initial values."""
         if not current.checkpoint:
-            self.store.check_initial(self.run)
             return None
         manifest = self.store.read_manifest(current.checkpoint)
         if manifest.run != self.run:

@@ -53,8 +53,6 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
     store = checkpoints_of(target)
     values = reshard(old, shards, job)
     parts = tuple(store.write_part(0, manifest.step, i, len(values), each) for i, each in enumerate(values))
-    if checkpoints_of(source).is_loaded(old.run_id):
-        store.mark_loaded(job.run_id)
     by = made(**{SOURCE: f"{manifest.directory} of run {old.run_id}"})
     meta = {name: value for name, value in manifest.meta.items() if name != VALIDATE}
     validate = {VALIDATE: True} if manifest.step in job.config.validated else {}
@@ -65,11 +63,15 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
 def reshard(old: Job, shards: Sequence[Mapping[str, Tensor]], new: Job) -> list[dict[str, Tensor]]:
     """Returns what each shard of `new` is to hold, of what those of `old` held. Raises GraphftError[reshard] if the two
     jobs do not hold the same."""
-    return cut(new, *whole_state(old, shards))
-
-
-def cut(new: Job, whole: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Returns what each shard of `new` is to hold, of `whole_state`. Raises GraphftError[reshard]."""
+    whole, left = whole_variables(old, shards)
+    rest = left[0]
+    for i, other in enumerate(left):
+        if other.keys() != rest.keys() or any(not torch.equal(other[n], rest[n]) for n in rest):
+            raise GraphftError(
+                f"shard {i} does not hold the same as shard 0: {', '.join(sorted(other.keys() | rest.keys())[:5])}",
+                rule="reshard",
+                help="go on with as many pservers as before",
+            )
     found: list[dict[str, Tensor]] = [dict(rest) for _ in range(new.config.pservers)]
     for v in evolving(new.trainer_program()):
         for s in slices_of(v):
@@ -87,22 +89,6 @@ def cut(new: Job, whole: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, 
                 help="go on with as many pservers as before",
             )
     return found
-
-
-def whole_state(
-    job: Job, shards: Sequence[Mapping[str, Tensor]]
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """Returns `whole_variables`, and what is no slice. Raises GraphftError[reshard] if shards differ in that."""
-    whole, left = whole_variables(job, shards)
-    rest = left[0]
-    for i, other in enumerate(left):
-        if other.keys() != rest.keys() or any(not torch.equal(other[n], rest[n]) for n in rest):
-            raise GraphftError(
-                f"shard {i} does not hold the same as shard 0: {', '.join(sorted(other.keys() | rest.keys())[:5])}",
-                rule="reshard",
-                help="go on with as many pservers as before",
-            )
-    return whole, rest
 
 
 def whole_variables(

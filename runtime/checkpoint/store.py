@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 FOLDER = "checkpoints"
-LOADED = "loaded"
-"""A file in a store's root: the id of the run whose state a person has replaced (`mark_loaded`)."""
 
 
 class CheckpointStore(VersionedStore):
@@ -90,28 +88,6 @@ class CheckpointStore(VersionedStore):
         for folder in [*sorted({path.parent for path in files}), root]:
             with storage(folder):
                 fsync(folder)
-
-    def mark_loaded(self, run: str) -> None:
-        """Notes that a person replaces this run's state: it never goes back to its initial values. Raises OSError."""
-        with self.fs.writing(self._at(LOADED)) as file:
-            file.write(run.encode())
-
-    def is_loaded(self, run: str) -> bool:
-        """True if a person has replaced this run's state."""
-        try:
-            with storage(self.where()), self.fs.open(self._at(LOADED)) as file:
-                return file.read().decode(errors="replace") == run
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-    def check_initial(self, run: str) -> None:
-        """Raises StorageUnavailable where going to the initial values would undo what a person has loaded."""
-        if self.is_loaded(run):
-            raise StorageUnavailable(
-                f"{self.where()} holds no whole checkpoint of this run, where a state was loaded in the place of one",
-                rule="storage",
-                help="bring it back; if it is gone for good, begin a new run: in a new folder, under another name",
-            )
 
     def read_newest(
         self, run: str, shards: Sequence[int], step: int | None = None

@@ -237,8 +237,7 @@ class Reached:
 
 
 def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
-    """Returns the newest whole checkpoint of this run at or before `step`, and its parts. Raises StorageUnavailable;
-    UsageError where a state was loaded that no checkpoint has."""
+    """Returns the newest whole checkpoint of this run at or before `step`, and its parts. Raises StorageUnavailable."""
     store = checkpoints_of(job_dir)
     for directory in (d for d in store.directories() if directory_key(d)[0] <= step):
         try:
@@ -248,12 +247,6 @@ def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[di
         except DamagedCheckpoint as error:
             if store.has_manifest(directory):  # else it is being written, or was given up
                 log.error("%s; the steps since the one before it are computed again", error.message)
-    if store.is_loaded(job.run_id):
-        raise UsageError(
-            f"a state was loaded in the place of the run's own, and no checkpoint at or before step {step} has it",
-            rule="no-checkpoint",
-            help="replay a step after a checkpoint that is there",
-        )
     return None
 
 

@@ -123,16 +123,6 @@ def test_what_a_shard_holds_is_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_state_that_was_put_in_place_stays_so(tmp_path: Path) -> None:
-    old, new = make_job(2), make_job(3)
-    old.save(tmp_path / "old")
-    begin_in(tmp_path / "old", states(old))
-    store = checkpoints_of(tmp_path / "old")
-    store.mark_loaded(Job.load(tmp_path / "old").run_id)
-    assert carry_over(tmp_path / "old", new, tmp_path / "new") == STEP
-    assert checkpoints_of(tmp_path / "new").is_loaded(new.run_id)
-
-
 @pytest.mark.slow
 def test_a_carried_checkpoint_trains_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,6 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore
-from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Asked, Committed, Generation, decode
 from graphft.runtime.etcd import Etcd
@@ -259,42 +258,6 @@ def test_without_any_usable_checkpoint_the_job_starts_over_and_commits_again(sha
     assert shards.committed is None
     shards.commit(50, generation=1)
     assert shards.committed == Committed(1, 50, "step-00000050.g1")
-
-
-def loaded_state(shards: Shards, generation: int) -> Manifest:
-    """A person has put another state in the place of that of step 100."""
-    shards.store.mark_loaded(PROGRAM)
-    parts = tuple(shards.store.write_part(generation, 100, i, 3, {"w": torch.zeros(4)}) for i in range(3))
-    loaded = Manifest(generation, 100, PROGRAM, parts)
-    shards.store.write_manifest(loaded)
-    shards.store.discard([d for d in shards.store.directories() if d != loaded.directory])
-    return loaded
-
-
-def test_nobody_goes_back_behind_a_state_that_was_loaded(shards: Shards) -> None:
-    shards.commit(100)
-    shards.etcd.delete(shards.keys.committed)
-    shards.etcd.delete(shards.keys.generation)
-    loaded = loaded_state(shards, 1)
-    root = Path(shards.store.root)
-    (root / loaded.directory / "manifest.json").rename(root / "away")
-    with pytest.raises(StorageUnavailable):
-        shards.all[0].ensure_generation()
-    (root / "away").rename(root / loaded.directory / "manifest.json")
-    assert shards.all[0].ensure_generation() is not None
-    with pytest.raises(StorageUnavailable):
-        shards.all[1].rollback("", below=100)
-    assert shards.commit(120, generation=2).step == 120
-    assert shards.all[1].rollback("").checkpoint == "step-00000120.g2"
-    assert shards.all[1].rollback("", below=120).checkpoint == loaded.directory
-
-
-def test_an_etcd_of_before_a_state_was_loaded_does_not_undo_it(shards: Shards) -> None:
-    shards.commit(100)
-    for _ in range(3):
-        shards.all[0].rollback("lost")
-    loaded = loaded_state(shards, 1)
-    assert shards.all[0].rollback("etcd was restored").checkpoint == loaded.directory
 
 
 def test_checkpoints_of_another_run_are_not_gone_back_to(shards: Shards) -> None:
