@@ -14,6 +14,7 @@ from graphft.runtime.protocol.events import (
     Tick,
 )
 from graphft.runtime.protocol.messages import Hello, Partials, PartialsQuery
+from graphft.runtime.protocol.round import PartialSums
 from tests.protocol.rigs import ShardRig, codes, counted, of
 
 
@@ -102,3 +103,10 @@ def test_a_shard_without_data_says_so_to_one_that_asks() -> None:
     pair.rig.empty("a", 0, 1)
     effects = pair.rig.feed(Received("shard-1", PartialsQuery(0, 0, 1)))
     assert [(type(e.message).__name__, e.payload) for e in effects] == [("Hello", None), ("Partials", None)]
+
+
+def test_partial_sums_are_in_the_order_of_the_shards() -> None:
+    sums = PartialSums(1, 3)
+    sums.offer(0, "b")
+    assert (sums.keep(2, "c"), sums.keep(0, "a"), sums.keep(0, "other")) == (True, True, False)
+    assert sums.ordered(0) == ("a", "b", "c")
