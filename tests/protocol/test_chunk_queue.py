@@ -336,3 +336,8 @@ def test_long_reasons_are_cut() -> None:
     found = Discards().having(Discard(0, 7, "batch 7 " + "x" * 1900))
     assert len(found.discards[0].reason) <= LONGEST_REASON
     assert found.without_reasons().discards[0] == Discard(0, 7, "")
+
+
+def test_a_chunk_has_one_holder(store: MiniStore) -> None:
+    assert claim(store, "a")[1]
+    assert not claim(store, "b")[1]

@@ -79,6 +79,14 @@ def test_one_slot_that_is_not_finite_makes_a_shard_leave_the_step_out(reduce: bo
     assert of(ComputePartials if reduce else ApplyRound, push(rig, 1, True)), "the next step is an ordinary one"
 
 
+def test_the_bucket_that_tells_it_may_come_first() -> None:
+    rig = ShardRig(skips=True)
+    for bucket, finite in ((1, False), (0, True)):
+        rig.feed(Received("a", Push(0, 0, 0, bucket, 4, False, finite), "y"))
+    (skipped,) = of(RoundSkipped, push(rig, 1, True))
+    assert skipped.nonfinite == (0,)
+
+
 def test_a_shard_that_leaves_nothing_out_refuses_it() -> None:
     rig = ShardRig()
     assert codes(rig.feed(Received("a", Push(0, 0, 0, 0, 4, False, False), "x"))) == ["malformed"]
