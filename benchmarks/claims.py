@@ -49,7 +49,7 @@ def make_job(chunks: int) -> Job:
     program = graphft.build(model, lambda m, x: m(x).mean(), inputs={"x": (None, 1)})
     graphft.minimize(program, graphft.SGD(lr=0.1))
     data = graphft.arrays(x=torch.zeros(chunks, 1), chunk_size=1)
-    return graphft.transpile(program, chunks=data, batch_size=1, sync=False, ft=True, name="claims")
+    return graphft.transpile(program, data=data, batch_size=1, sync=False, ft=True, name="claims")
 
 
 def claim_all(trainer: ChunkTrainer, end: float) -> int:

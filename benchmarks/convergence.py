@@ -77,9 +77,9 @@ class Subject:
         data = graphft.arrays(chunk_size=self.chunk, **self.train)
         job = graphft.transpile(
             program,
-            chunks=data,
+            data=data,
             batch_size=self.batch,
-            passes=self.passes,
+            epochs=self.passes,
             seed=seed,
             ft=True,
             keep_checkpoints=self.passes + 1,
@@ -116,7 +116,7 @@ def digits() -> Subject:
         lambda model, c: float((model(c["x"]).argmax(1) == c["y"]).float().mean()),
         batch=16,
         chunk=128,
-        passes=6,
+        epochs=6,
     )
 
 
@@ -139,7 +139,7 @@ def flights() -> Subject:
         lambda model, c: float(roc_auc_score(c["late"], model(c["common"], c["rare"], c["distance"]))),
         batch=128,
         chunk=1024,
-        passes=5,
+        epochs=5,
     )
 
 

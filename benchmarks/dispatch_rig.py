@@ -44,9 +44,9 @@ def make_job(tasks: int, name: str = "dispatch", dispatch: str = "coordinator", 
     """Async: one record, one batch, one chunk, one task."""
     program = graphft.build(torch.nn.Linear(1, 1), lambda m, x: m(x).mean(), inputs={"x": (None, 1)})
     graphft.minimize(program, graphft.SGD(lr=0.1))
-    options: dict[str, Any] = {"dispatch": dispatch, "lease_ttl": lease_ttl, "name": name, "passes": PASSES}
+    options: dict[str, Any] = {"dispatch": dispatch, "lease_ttl": lease_ttl, "name": name, "epochs": PASSES}
     data = graphft.arrays(x=torch.zeros(tasks, 1), chunk_size=1)
-    return graphft.transpile(program, chunks=data, batch_size=1, sync=False, ft=True, **options)
+    return graphft.transpile(program, data=data, batch_size=1, sync=False, ft=True, **options)
 
 
 def light_job(name: str, run_id: str, tasks: int, lease_ttl: int = 10) -> Job:

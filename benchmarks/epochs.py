@@ -48,7 +48,7 @@ def of_a_job(folder: Path, epochs: int) -> float:
     program, data = make()
 
     def run(passes: int) -> float:
-        job = graphft.transpile(program, trainers=2, ft=True, chunks=data, passes=passes, **OPTIONS)
+        job = graphft.transpile(program, trainers=2, ft=True, data=data, epochs=passes, **OPTIONS)
         return seconds(lambda: job.run(job_dir=str(folder / f"{passes}"), quiet=True))
 
     return (run(epochs + 2) - run(2)) / epochs
@@ -57,7 +57,7 @@ def of_a_job(folder: Path, epochs: int) -> float:
 def of_a_trainer(folder: Path, epochs: int, checkpoint: Any) -> tuple[float, float, float]:
     """Seconds of an epoch (median), of the first one, and of the first one after `load_state_dict`."""
     program, data = make()
-    with graphft.Trainer(program, num_workers=2, chunks=data, job_dir=str(folder), quiet=True, **OPTIONS) as trainer:
+    with graphft.Trainer(program, num_workers=2, data=data, job_dir=str(folder), quiet=True, **OPTIONS) as trainer:
         first = seconds(trainer.train)
         found = [seconds(lambda: trainer.train(checkpoint=checkpoint)) for _ in range(epochs)]
         state = trainer.state_dict()

@@ -57,9 +57,7 @@ def trainer(pace: Path, epochs: int, **options: Any) -> Any:
     data = graphft.dataset(f"{__file__}:Points", {"pace": str(pace)}, chunk_size=CHUNK)
     usual = {"num_workers": WORKERS, "pservers": 2, "seed": 11, "name": "points", "quiet": True}
     intervals = {"checkpoint_every": EVERY, "checkpoint_seconds": 0}
-    return graphft.Trainer(
-        program, chunks=data, batch_size=BATCH, max_epochs=epochs, **{**usual, **intervals, **options}
-    )
+    return graphft.Trainer(program, data=data, batch_size=BATCH, max_epochs=epochs, **{**usual, **intervals, **options})
 
 
 def train_loop(config: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def build(millions: float) -> graphft.Program:
 
 def make_job(program: graphft.Program, pservers: int) -> graphft.Job:
     data = graphft.arrays(x=torch.zeros(8, WIDTH))
-    return graphft.transpile(program, chunks=data, batch_size=4, trainers=1, pservers=pservers, ft=True, name="reshard")
+    return graphft.transpile(program, data=data, batch_size=4, trainers=1, pservers=pservers, ft=True, name="reshard")
 
 
 def save_first(job: graphft.Job, folder: Path) -> None:

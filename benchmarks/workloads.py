@@ -93,6 +93,6 @@ def transformer(**options: Any) -> Job:
 def _job(program: graphft.Program, data: Any, options: dict[str, Any]) -> Job:
     graphft.minimize(program, graphft.Adam(lr=1e-3))
     job: Job = graphft.transpile(
-        program, chunks=data, **{"trainers": 2, "pservers": 2, "sync": True, "ft": True, "passes": FOREVER, **options}
+        program, data=data, **{"trainers": 2, "pservers": 2, "sync": True, "ft": True, "epochs": FOREVER, **options}
     )
     return job

@@ -1,13 +1,7 @@
 """Errors that say what, where, expected against got, and the remedy.
 
-Every error that graphft raises on purpose is a `GraphftError`. One that concerns a program also carries the
-place (program, block, op index) and prints the lines around it, in the style of a compiler:
-
-    error[read-before-write]: %fc.weight@GRAD is read by send, but nothing writes it
-      --> program 'trainer', block step, op 5
-       4 | %loss: float32[] = aten.nll_loss_forward(...)
-     > 5 | send(%fc.weight@GRAD) {shard = 0}
-    help: call minimize() before transpile(), or mark fc.weight as not trainable
+Every error that graphft raises on purpose is a `GraphftError`. One that concerns a program also carries the place
+(program, block, op index) and prints the lines around it, as a compiler does.
 """
 
 from __future__ import annotations
@@ -80,7 +74,7 @@ class GraphftError(Exception):
     """Base of graphft's errors. `rule` is a stable identifier, `help` the remedy."""
 
     exit_status: ClassVar[int] = 1
-    """Of a process that ends with it: a failure; what starts the process may try again."""
+    """Exit status of a process that ends with it: a failure; what starts the process may try again."""
 
     def __init__(self, message: str, *, rule: str = "", help: str = "") -> None:
         self.message, self.rule, self.help = message, rule, help
@@ -96,7 +90,7 @@ class GraphftError(Exception):
 
 
 class UsageError(GraphftError):
-    """What starting the process again cannot mend: options, a folder, an address, data, or the machine are wrong."""
+    """Starting the process again cannot mend it: options, a folder, an address, data, or the machine are wrong."""
 
     exit_status = 2
 

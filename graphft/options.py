@@ -78,7 +78,7 @@ def checked_keywords(
 
 
 def find_device(device: str | torch.device) -> None:
-    """Raises GraphftError[device] where there is no such device to compute on, and says which there are."""
+    """Raises UsageError[device] where there is no such device to compute on."""
     import torch
 
     reason = "tensors there have no data" if str(device).startswith("meta") else ""
@@ -87,17 +87,6 @@ def find_device(device: str | torch.device) -> None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = describe(error).splitlines()[0]
     if reason:
-        text = f"the program is to compute on {device}, which {socket.gethostname()} does not have, or this torch "
-        there = devices()
-        help = f'here it can compute on {", ".join(there)}: transpile(..., device="{there[-1]}"); or make the job on a '
-        text += f"({torch.__version__}) does not support: {reason}"
-        raise UsageError(text, rule="device", help=help + "machine that has it")
-
-
-def devices() -> list[str]:
-    """Returns the devices of this machine that torch computes on, the CPU first."""
-    import torch
-
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    count = torch.accelerator.device_count() if kind is not None else 0
-    return ["cpu", *(f"{kind.type}:{index}" for index in range(count) if kind is not None)]
+        there = f"{socket.gethostname()} with torch {torch.__version__}"
+        text = f"the program is to compute on {device}, which is not on {there}: {reason}"
+        raise UsageError(text, rule="device", help='transpile(..., device="cpu"); or make the job where it is')

@@ -4,11 +4,6 @@ Chunk order is a seeded permutation per pass; slot v works through `order[v::V]`
 many steps as its longest slot; a slot that is through has no data for the rest of the pass. Chunks without a batch
 (empty ones, or shorter than a batch with `drop_last`) are left out.
 
-    plan = Plan(records=[4096, 4096, 1200], slots=2, batch_size=256, seed=0, passes=3)
-    plan.total_steps                              # of the job
-    work = plan.locate(step, slot)                # None: contribute "empty"
-    seed = batch_seed(job_seed, step, slot)       # of the step's random numbers
-
 Nothing here depends on the platform, the process or a library's version: the permutation sorts hashes of our own.
 """
 
@@ -178,7 +173,7 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """Of a pass: records that are in a batch."""
+        """Records of a pass that are in a batch."""
         return int(np.minimum(self.batches * self.batch_size, self.records).sum())
 
     @property
@@ -188,10 +183,6 @@ class Plan:
     def pass_of(self, step: int) -> int:
         """Returns the pass that `step` belongs to; `passes` when the job ends before it."""
         return min(bisect_right(self.start_steps, step) - 1, self.passes)
-
-    def begins_pass(self, step: int) -> bool:
-        """True if a pass begins at `step`, or the last one has ended there."""
-        return self.start_steps[self.pass_of(step)] == step
 
     def pass_plan(self, index: int) -> PassPlan:
         """Returns the plan of one pass; the last few are kept."""

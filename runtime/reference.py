@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import sys
 import textwrap
 import typing
-from collections.abc import Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -57,17 +55,12 @@ def _signature(definition: OpDef) -> str:
         f"{'*' if s.variadic else ''}%{s.name}{'!' if s.name in definition.writes else ''}" for s in definition.slots
     )
     attrs = ", ".join(a.name if a.required else f"{a.name} = {format_value(a.default)}" for a in definition.attrs)
-    return f"{_results(definition)}{definition.name}({slots}){f' {{{attrs}}}' if attrs else ''}"
-
-
-def _results(definition: OpDef) -> str:
-    if definition.results is None:
-        return "... = "
-    return ", ".join(map(str, definition.results)) + (" = " if definition.results else "")
+    results = "..." if definition.results is None else ", ".join(map(str, definition.results))
+    return f"{results}{' = ' if results else ''}{definition.name}({slots}){f' {{{attrs}}}' if attrs else ''}"
 
 
 def _type_in_words(annotation: typing.Any) -> str:
-    """An annotation as a reader writes it: `int`, `"a" or "b"`, `tuple of int`."""
+    """Returns an annotation as a reader writes it: `int`, `"a" or "b"`, `tuple of int`."""
     origin, params = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return " or ".join(f"`{format_value(p)}`" for p in params)
@@ -117,25 +110,21 @@ How a job is launched on this machine; none of it changes the result. `graphft l
 
 """
 _TABLE = "| option | type | default | what for |\n| --- | --- | --- | --- |\n"
-_CALLED = {"passes": "epochs"}
-"""Fields that are called otherwise where they are given."""
 
 
 def options_page() -> str:
     """Returns docs/options.md."""
-    job = [f for f in dataclasses.fields(JobConfig) if f.name in (*OPTIONS, "data")]
+    job = [f for f in dataclasses.fields(JobConfig) if f.name in OPTIONS]
     run = list(dataclasses.fields(LaunchOptions))
     where = "[running.md](running.md#everything-on-this-machine)"
     seen = f"| `on_status` | function | none | called with (supervisor, status), as often as the display: {where} |\n"
-    seen += "| `callbacks` | list | none | hear of steps, passes, events: [trainer.md](trainer.md#callbacks) |\n"
-    return f"{_OPTIONS}{_TABLE}{_rows(JobConfig, job, _CALLED)}{_BEGIN}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
+    seen += "| `callbacks` | list | none | hear of steps, epochs, events: [trainer.md](trainer.md#callbacks) |\n"
+    return f"{_OPTIONS}{_TABLE}{_rows(JobConfig, job)}{_BEGIN}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
 
 
-def _rows(options: type, fields: list[dataclasses.Field[Any]], called: Mapping[str, str] | None = None) -> str:
-    texts, called = docstrings(options), called or {}
-    return "".join(
-        f"| `{called.get(f.name, f.name)}` | {_type(f)} | {_default(f)} | {_cell(texts[f.name])} |\n" for f in fields
-    )
+def _rows(options: type, fields: list[dataclasses.Field[Any]]) -> str:
+    texts = docstrings(options)
+    return "".join(f"| `{f.name}` | {_type(f)} | {_default(f)} | {_cell(texts[f.name])} |\n" for f in fields)
 
 
 def docstrings(options: type) -> dict[str, str]:
@@ -166,12 +155,6 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def main() -> int:
-    """Writes both pages. Returns the exit status."""
-    for path, page in (("docs/ops.md", ops_page()), ("docs/options.md", options_page())):
-        Path(path).write_text(page, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    Path("docs/ops.md").write_text(ops_page(), encoding="utf-8")
+    Path("docs/options.md").write_text(options_page(), encoding="utf-8")

@@ -75,7 +75,6 @@ def test_nothing_is_validated_by_assert() -> None:
 
 ENDS = {
     "graphft/__main__.py": "a command",
-    "runtime/reference.py": "a command",
     "runtime/launcher/launch.py": "a script that is one role, or is only to save its job",
     "runtime/process/role_process.py": "its parent is dead",
     "runtime/roles/session.py": "its lease is lost, or it hangs",

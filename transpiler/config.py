@@ -1,4 +1,4 @@
-"""What a job was asked to be: the options of `transpile`, and what its bits depend on."""
+"""The options of a job, and what its bits depend on."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _LIMITS: dict[str, Meta] = {
     "bucket_bytes": Meta(ge=1024),
     "dc_decay": Meta(ge=0, lt=1),
     "max_discarded": Meta(ge=0, le=1),
-    **dict.fromkeys(("trainers", "pservers", "batch_size", "passes", "local_steps", "threads", "min_block"), _ONE),
+    **dict.fromkeys(("trainers", "pservers", "batch_size", "epochs", "local_steps", "threads", "min_block"), _ONE),
     **dict.fromkeys(("keep_checkpoints", "max_failures", "lease_ttl"), _ONE),
     **dict.fromkeys(("checkpoint_every", "checkpoint_seconds"), _ZERO),
     **dict.fromkeys(("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout", "dc_lambda"), _POSITIVE),
     **dict.fromkeys(("max_staleness", "max_skipped"), _ANY_OR),
 }
-"""What the values of options are limited to, beyond their types."""
+"""Limits of the values of options, beyond their types."""
 NEEDS = (
     ("ft", True, ("storage", "dispatch", "passes_on_demand", "validate")),
     ("sync", True, ("passes_on_demand", "validate", "on_trainer_loss", "on_barrier_timeout", "recovery_timeout")),
@@ -60,7 +60,7 @@ class JobConfig:
     name: str
     """The job's name, in etcd and of its folder: 1 to 64 letters, digits, `_` and `-`. By default the program's."""
     data: DataSpec
-    """What to train on: `data=graphft.arrays(...)`, `dataset(...)` or `files(...)`. (`chunks=` is the same.)"""
+    """The records to train on: `data=graphft.arrays(...)`, `dataset(...)` or `files(...)`."""
     batch_size: int
     """Samples of a batch. A sync step applies `trainers` batches, an async one each by itself."""
     trainers: int = 1
@@ -70,7 +70,7 @@ class JobConfig:
     sync: bool = True
     """Each step waits for the gradients of all slots, and its bits are exact; else see `mode`."""
     mode: Literal["async", "dc_asgd", "half_async", "geo_sgd"] = "async"
-    """What a job that is not `sync` pushes and applies: each batch's gradient as it is, or delay-compensated; the mean
+    """A job that is not `sync` pushes and applies each batch's gradient as it is, or delay-compensated; the mean
     gradient of `local_steps` batches; or by how much these moved the trainer's own copy of the parameters."""
     local_steps: int = 1
     """Modes half_async and geo_sgd: batches of a chunk between two pushes (its last unit may have fewer)."""
@@ -82,16 +82,14 @@ class JobConfig:
     ft: bool = True
     """Fault tolerance: the job survives whatever dies, and can be resumed. Without it, it ends at the first death."""
     dispatch: Literal["etcd", "coordinator"] = "etcd"
-    """Who gives out the chunks: each trainer claims its own in etcd; or a coordinator process, which trainers ask for
-    tasks. See docs/dispatch.md."""
-    passes: int = 1
-    """Epochs. A *pass* over the data is the EDL design's word for one, and that of graphft's messages; `passes=` is the
-    same."""
+    """Each trainer claims its chunks in etcd; or a coordinator gives them out as tasks. See docs/dispatch.md."""
+    epochs: int = 1
+    """Times that the data is gone through."""
     passes_on_demand: bool = False
     """A pass begins only when it is asked for (`graphft.Trainer` does), and ends with a checkpoint; processes wait in
     between."""
     seed: int = 0
-    """Of the order of chunks, and of the random numbers of every step. By default the program's."""
+    """Decides the order of chunks, and the random numbers of every step. By default the program's."""
     drop_last: bool = False
     """Leave a chunk's last batch out when it is shorter than the others."""
     etcd_endpoints: tuple[str, ...] | None = None
@@ -121,7 +119,7 @@ class JobConfig:
     max_failures: int = 3
     """Failures of a batch in a row that have it left out, as bad data."""
     on_bad_data: Literal["discard", "fail"] = "discard"
-    """What becomes of a job with a batch that fails so often: it goes on without the batch, or ends."""
+    """A job with a batch that fails so often goes on without it, or ends."""
     max_discarded: float = 0.01
     """The share of the data's records that may be left out; a job that would lose more fails."""
     lease_ttl: int = 10
@@ -143,15 +141,15 @@ class JobConfig:
     exact: bool = True
     """A role refuses to run where it would not give the bits of the others."""
     threads: int = 1
-    """Of torch, in each role. The bits depend on it."""
+    """Threads of torch, in each role. The bits depend on it."""
     validate: ValidationConfig | None = None
-    """What to validate with, while the job trains, and how often: `graphft.Validation(data=...)`."""
+    """Data to validate with while the job trains, and how often: `graphft.Validation(data=...)`."""
     device: str = "cpu"
-    """Where the programs run: `cpu`, `cuda`, `cuda:1`. By default the program's."""
+    """The programs run there: `cpu`, `cuda`, `cuda:1`. By default the program's."""
     torch_version: str = ""
-    """Of the torch that the job was transpiled with."""
+    """Version of the torch that the job was transpiled with."""
     cpu_capability: str = ""
-    """Of the CPU, as that torch used it: `AVX2`, `AVX512` ..."""
+    """Instructions of the CPU, as that torch used it: `AVX2`, `AVX512` ..."""
     onednn_isa: str = ""
     """The most that oneDNN may use of the CPU (its ONEDNN_MAX_CPU_ISA); "": all of it."""
 
@@ -160,12 +158,12 @@ class JobConfig:
 
     @cached_property
     def plan(self) -> Plan:
-        """Which batch each slot computes at each step (sync); in async mode, of all batches in one slot.
+        """The batch that each slot computes at each step (sync); in async mode, all batches are in one slot.
 
         With local accumulation what counts as a batch, here and in every record, is a unit of `local_steps` of them.
         """
         lengths = [c.records for c in self.data.chunks]
-        terms: dict[str, Any] = {"seed": self.seed, "passes": self.passes}
+        terms: dict[str, Any] = {"seed": self.seed, "passes": self.epochs}
         if not self.local:
             slots = self.trainers if self.sync else 1
             return Plan(lengths, slots=slots, batch_size=self.batch_size, drop_last=self.drop_last, **terms)
@@ -180,7 +178,7 @@ class JobConfig:
 
     @property
     def may_discard(self) -> int:
-        """How many records may be left out; -1: the job ends at the first bad batch."""
+        """Records that may be left out; -1: the job ends at the first bad batch."""
         records = sum(chunk.records for chunk in self.data.chunks)
         return int(Fraction(str(self.max_discarded)) * records) if self.on_bad_data == "discard" else -1
 
@@ -200,8 +198,7 @@ class JobConfig:
         return self.validate.steps(self.plan) if self.validate is not None else frozenset()
 
     def next_validated(self, step: int, number: int = 1) -> int:
-        """Returns of the steps after this one that are validated the first, or another `number`; the last step of the
-        job if there are fewer."""
+        """Returns the first (or `number`-th) step after this one that is validated; the job's last if there is none."""
         at = bisect.bisect_right(self._validated_in_order, step) + number - 1
         return (*self._validated_in_order[at : at + 1], self.total_steps)[0]
 
@@ -242,11 +239,8 @@ class JobConfig:
             }
             return JobConfig(**{**data, **more})
         except (KeyError, TypeError) as error:
-            raise GraphftError(
-                f"this is no job configuration: {error}",
-                rule="job-config",
-                help="was the job saved by another version of graphft? transpile it again",
-            ) from error
+            text, help = f"this is no job configuration: {error}", "transpile and save the job again"
+            raise GraphftError(text, rule="job-config", help=help) from error
 
 
 def check_effects(config: JobConfig, given: Iterable[str]) -> None:
@@ -267,24 +261,17 @@ def check_effects(config: JobConfig, given: Iterable[str]) -> None:
 def _check(config: JobConfig) -> None:
     """Raises UsageError[option] for the first option that makes no sense, and says which."""
     if not isinstance(config.data, DataSpec):
-        raise UsageError(
-            f"data is a {type(config.data).__name__}, expected what graphft.arrays, dataset or files return",
-            rule="option",
-            help="of tensors: graphft.arrays(x=x, y=y, chunk_size=256); of a Dataset class in a file: "
-            'graphft.dataset("my_data:MyDataset", {...}, chunk_size=256)',
-        )
+        help = "data=graphft.arrays(x=x, y=y, chunk_size=256)"
+        text = f"data is a {type(config.data).__name__}, expected what graphft.arrays, dataset or files return"
+        raise UsageError(text, rule="option", help=help)
     check_values(config, _LIMITS, skip=("data", "validate"))
     if config.etcd_endpoints == ():
         raise _bad("etcd_endpoints", (), "None, or one 'host:port' at least")
     if not config.sync and config.pservers > MAX_ASYNC_PSERVERS:
         raise _bad("pservers", config.pservers, f"at most {MAX_ASYNC_PSERVERS} in async mode")
     if config.sync and (config.mode != "async" or config.local_steps > 1):
-        raise UsageError(
-            f"mode is {config.mode!r} and local_steps {config.local_steps}, but sync is True: a sync step has no stale "
-            "gradients",
-            rule="option",
-            help="transpile with sync=False",
-        )
+        text = f"mode is {config.mode!r} and local_steps {config.local_steps}, but sync is True"
+        raise UsageError(text, rule="option", help="transpile with sync=False")
     longest = max(config.data.batches(config.batch_size, config.drop_last))
     if config.local_steps > (longest if config.local else 1):
         wanted = f"at most the batches of the longest chunk, {longest}, and mode='half_async' or 'geo_sgd'"

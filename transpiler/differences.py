@@ -23,7 +23,7 @@ LISTED = 3
 LONG = 100
 """Characters of two values that are shown; of longer ones, only the name is."""
 _DATA = {"arrays": "data column", "files": "data file", "dataset": "the dataset's"}
-"""What the parts of a description's fingerprint are, by its kind."""
+"""Words for the parts of a description's fingerprint, by its kind."""
 _UNSEEDED = " (the script draws them without a seed: torch.manual_seed makes them the same each time)"
 _SHOWN = (Kind.INPUT, Kind.PARAM, Kind.BUFFER, Kind.STATE)
 

@@ -11,8 +11,10 @@ from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Operator, Program, Type, registry
 from graphft.ir.dependence import needed_ops
 from graphft.reducers import all_name, append_reducer, columns_of
+from graphft.transpiler.inputs import check_columns
 
 if TYPE_CHECKING:
+    from graphft.data import DataSpec
     from graphft.transpiler.validation import Validation
 
 NAME = "evaluation"
@@ -51,12 +53,8 @@ def _more_inputs(program: Program, validation: Validation) -> dict[str, Any]:
     import torch
 
     assert validation.data is not None
-    try:
-        taken = list(inspect.signature(validation.loss_fn).parameters)[1:]
-    except (TypeError, ValueError):
-        return {}
-    data = validation.data
-    names = [name for name in taken if name not in program.origin.inputs and name in data.types]
+    data, taken = validation.data, inspect.signature(validation.loss_fn).parameters
+    names = [name for name in list(taken)[1:] if name not in program.origin.inputs and name in data.types]
     return {name: ((None, *data.record_shape(name)), getattr(torch, data.types[name].dtype)) for name in names}
 
 
@@ -127,15 +125,15 @@ def results_of(program: Program) -> tuple[str, ...]:
     return (*means, *(program.blocks["reduce"].attrs["results"] if "reduce" in program.blocks else ()))
 
 
-def check_fits(program: Program, evaluation: Program, columns: Collection[str]) -> None:
-    """Raises GraphftError if the evaluation's weights are not the trained program's, or its data lacks a column."""
+def check_fits(program: Program, evaluation: Program, data: DataSpec) -> None:
+    """Raises GraphftError if the evaluation's weights are not the trained program's, or its inputs not the data's."""
     for v in evaluation.of_kind(Kind.PARAM, Kind.BUFFER, Kind.FROZEN):
         trained = program.variables.get(v.name)
         if trained is None or trained.type != v.type:
             found = "has none" if trained is None else f"has {trained.type}"
             text = f"the program to validate with has %{v.name}, {v.type}, and the program that is trained {found}"
             raise GraphftError(text, rule="option", help="build both of the same model")
-    check_columns(evaluation, columns)
+    check_columns(columns_of(evaluation), data)
 
 
 def check_criteria(evaluation: Program, metrics: Collection[str]) -> None:
@@ -145,11 +143,3 @@ def check_criteria(evaluation: Program, metrics: Collection[str]) -> None:
         help = "return it beside the loss, or reduce to it: Validation(loss_fn=..., reduce={...})"
         text = f"a validation is to decide by '{unknown[0]}', and has {', '.join(found)}"
         raise UsageError(text, rule="option", help=help)
-
-
-def check_columns(evaluation: Program, columns: Collection[str]) -> None:
-    """Raises UsageError if data of these columns lacks one."""
-    inputs = {v.name for v in columns_of(evaluation)}
-    if missing := inputs - set(columns):
-        text = f"the program to validate with has input {min(missing)}, and the data no such column"
-        raise UsageError(text, rule="columns", help=f"its columns are {', '.join(columns)}")

@@ -1,12 +1,8 @@
 """A job: the programs of its roles, and what they need besides. A job's folder is enough to start any role anywhere.
 
-job.json                      configuration, the id of the run, and digests of what it is made of
-source/program.gft            the program it was made from
-programs/<role>/              program.gft and values.safetensors of trainer, pserver0 ..., coordinator
-data/                         arrays that travel with the job
-validation/                   source/ and data/ of what it validates with, if it does
-prediction/                   program.gft, with its constants, of what it predicts with, if that could be captured
-storage.json                  the URL of its storage, if it has one
+job.json has the configuration, the id of the run, and digests of what it is made of; source/program.gft the program it
+was made from; programs/<role>/ program.gft and values.safetensors; data/ arrays that travel with the job; validation/
+and prediction/ the like of what it validates and predicts with; storage.json the URL of its storage.
 """
 
 from __future__ import annotations
@@ -55,19 +51,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Job:
-    """What `transpile` returns: source program, options, and the programs made from them."""
+    """Source program, options, and the programs made from them; `transpile` returns it."""
 
     source: Program
     config: JobConfig
     programs: Programs
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
-    """Of the run that begins when this job is saved, or that it was loaded from."""
+    """Names the run that begins when this job is saved, or that it was loaded from."""
     evaluation: Program | None = None
-    """What it is validated with, as it was captured."""
+    """It is validated with this, as it was captured."""
     prediction: Program | None = None
-    """What it predicts with, if that was asked for."""
+    """It predicts with this, if that was asked for."""
     origin: Origin | None = None
-    """What `source` was captured from, in the process that did."""
+    """Module that `source` was captured from, in the process that did."""
 
     @staticmethod
     def make(
@@ -126,7 +122,7 @@ class Job:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """What the job is made of: a script that is run again finds its job by it, one that was changed does not."""
+        """Digests of what the job is made of: a script that is run again finds its job by them."""
         data = self.config.data.fingerprint()
         if self.config.validate is not None:
             data |= {f"validation: {name}": of for name, of in self.config.validate.data.fingerprint().items()}
@@ -139,7 +135,7 @@ class Job:
         return run_passes(self.source, pipeline(self.config), self.config, self.evaluation)
 
     def diff(self) -> str:
-        """What `ft` changes in the trainer's program: a text diff of the blocks without and with it."""
+        """Returns what `ft` changes in the trainer's program: a text diff of the blocks without and with it."""
         before, after = (self._step_with(ft) for ft in (False, True))
         return "\n".join(difflib.unified_diff(before, after, "ft=False", "ft=True", lineterm="", n=1))
 
@@ -158,7 +154,7 @@ class Job:
         return graphft.run_job(self, **options)
 
     def predict(self, data: Any, **options: Any) -> dict[str, Tensor]:
-        """What the model of this job's newest run in ./jobs predicts of `data`: see `graphft.predict`, whose options
+        """Predicts of `data` with the model of this job's newest run in ./jobs: see `graphft.predict`, whose options
         these are. Of a run in a folder of its own (`job_dir=`): `graphft.predict(folder, data)`."""
         import graphft
 
@@ -196,15 +192,12 @@ class Job:
                 new.mkdir()
                 self._write(new)
                 prepare(new)
-                if not _holds(target, self):  # another process may have saved it meanwhile
-                    new.rename(target)
+                new.rename(target)
         except OSError as error:
-            if _holds(target, self):
+            if _holds(target, self):  # another process has saved it meanwhile
                 return
-            help = "check that the folder above can be written, and has room"
-            raise GraphftError(
-                f"cannot save job '{self.config.name}' to {target}: {error}", rule="save", help=help
-            ) from error
+            text = f"cannot save job '{self.config.name}' to {target}: {error}"
+            raise GraphftError(text, rule="save", help="check that its folder can be written, and has room") from error
 
     def _write(self, folder: Path) -> None:
         for given, path in ((self.source, folder / "source"), (self.evaluation, folder / VALIDATION / "source")):

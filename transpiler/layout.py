@@ -1,7 +1,4 @@
-"""Where everything that evolves lies: slices of variables, and buckets of slices, as the program's text says it.
-
-A parameter or buffer is cut, flattened, into slices; slices of one shard travel together in buckets. Both stand in
-the attributes of the variable in the trainer's program:
+"""Slices of the variables that evolve, and buckets of slices, as the program's text says it.
 
     param %fc.weight: float32[256, 64] {buckets = ((0, 1), (0, 0)), slices = ((0, 8192, 0), (8192, 16384, 1))}
 
@@ -59,7 +56,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What travels together between a trainer and shard `shard`: slices of one dtype, one after the other."""
+    """Slices of one dtype that travel together between a trainer and shard `shard`, one after the other."""
 
     shard: int
     index: int
@@ -80,9 +77,8 @@ def evolving(program: Program) -> list[Variable]:
 def slices_of(variable: Variable) -> tuple[Slice, ...]:
     """The slices of a variable, by start. Raises ProgramError if it has not been sliced."""
     given = _attribute(variable, "slices", 3)
-    return tuple(
-        Slice(variable.name, i, start, end, shard, len(given) == 1) for i, (start, end, shard) in enumerate(given)
-    )
+    whole = len(given) == 1
+    return tuple(Slice(variable.name, i, start, end, shard, whole) for i, (start, end, shard) in enumerate(given))
 
 
 def all_slices(program: Program) -> list[Slice]:
@@ -105,7 +101,7 @@ def buckets_of(program: Program) -> tuple[Bucket, ...]:
 
 
 def reduce_of(variable: Variable) -> Reduce:
-    """How the slots' contributions to a variable are folded into one (see op `bucket`)."""
+    """Returns the way to fold the slots' contributions to a variable into one (see op `bucket`)."""
     if variable.kind is Kind.PARAM:
         return "weighted_mean"
     return "mean" if is_float(variable) else "first"
@@ -123,26 +119,21 @@ def itemsize(dtype: str) -> int:
 
 
 def gradient_of(parameter: Variable) -> str:
-    """The variable that holds a parameter's gradient in the trainer's program: `<parameter>@GRAD`, or what its
-    attribute `grad` names.
-    """
+    """Returns the variable with a parameter's gradient: `<parameter>@GRAD`, or what its attribute `grad` names."""
     given = parameter.attrs.get("grad")
     return given.name if isinstance(given, Ref) else grad_name(parameter.name)
 
 
 def pushed_as(variable: Variable) -> str:
-    """What a trainer sends of a variable: a parameter's gradient; a buffer itself."""
+    """Returns what a trainer sends of a variable: a parameter's gradient; a buffer itself."""
     return gradient_of(variable) if variable.kind is Kind.PARAM else variable.name
 
 
 def _attribute(variable: Variable, name: str, width: int) -> tuple[tuple[int, ...], ...]:
     value: Any = variable.attrs.get(name)
     if not isinstance(value, tuple) or not all(isinstance(v, tuple) and len(v) == width for v in value):
-        raise ProgramError(
-            f"%{variable.name} has no attribute {name}",
-            rule="layout",
-            help="run the passes slice-parameters and make-buckets first",
-        )
+        help = "run the passes slice-parameters and make-buckets first"
+        raise ProgramError(f"%{variable.name} has no attribute {name}", rule="layout", help=help)
     return cast("tuple[tuple[int, ...], ...]", value)
 
 
@@ -177,9 +168,7 @@ def _slice(shards: Sequence[Mapping[str, Tensor]], shard: int, name: str, numel:
     value = shards[shard].get(name) if shard < len(shards) else None
     if value is None or value.numel() != numel or str(value.dtype) != f"torch.{dtype}":
         found = "nothing" if value is None else f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-        raise GraphftError(
-            f"shard {shard} gives {found} for %{name}, expected {dtype}[{numel}]",
-            rule="assemble",
-            help="give each shard's values, in the order of the shards, of this very job",
-        )
+        help = "give each shard's values, in the order of the shards, of this very job"
+        text = f"shard {shard} gives {found} for %{name}, expected {dtype}[{numel}]"
+        raise GraphftError(text, rule="assemble", help=help)
     return value.detach().reshape(-1).cpu()

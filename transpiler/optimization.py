@@ -1,14 +1,10 @@
-"""Finds in a minimized program what evolves the parameters: updates, gradient clipping, the schedule.
-
-What it looks for is what `graphft.minimize` appends, or a user by hand: optimizer ops (param, grad, lr, *state),
-clip ops in place on gradients, `squared_norms` for the global norm, and the ops that compute the learning rates.
-"""
+"""Finds in a minimized program what evolves the parameters: updates, gradient clipping, the schedule."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,7 +32,7 @@ class Optimization:
     clips: dict[str, list[Operator]]
     """Clip ops behind it (all, where there is none), by gradient."""
     schedule: list[Operator]
-    """What computes the learning rates and counts the steps, in order."""
+    """Ops that compute the learning rates and count the steps, in order."""
 
     @property
     def ops(self) -> list[Operator]:
@@ -135,13 +131,8 @@ def _bad(rule: str, text: str, help: str, block: Block, op: Operator | None = No
 
 def with_operands(op: Operator, names: dict[str, str]) -> Operator:
     """Returns `op` with its operands renamed; results and attributes stay."""
-    return Operator(
-        op.type,
-        tuple(Ref(names.get(a.name, a.name)) if isinstance(a, Ref) else a for a in op.args),
-        dict(op.attrs),
-        op.outputs,
-        op.loc,
-    )
+    args = tuple(Ref(names.get(a.name, a.name)) if isinstance(a, Ref) else a for a in op.args)
+    return replace(op, args=args, attrs=dict(op.attrs))
 
 
 # -- learning rates --------------------------------------------------------------------------------------------
@@ -181,10 +172,5 @@ def warn_of_zero_rate(program: Program, steps: int) -> None:
     looked = [rates_at(program, k) for k in range(max(0, steps - last), steps, -(-last // SAMPLES))]
     for name in looked[0]:
         if not any(rates[name] for rates in looked):
-            log.warning(
-                "the learning rate %%%s is 0 in the last %d of the job's %d steps, which then change nothing (is its "
-                "schedule made for fewer steps?)",
-                name,
-                last,
-                steps,
-            )
+            what = "the learning rate %%%s is 0 in the last %d of the job's %d steps: is its schedule made for fewer?"
+            log.warning(what, name, last, steps)

@@ -1,9 +1,6 @@
 """The program that a job predicts with: the model's forward pass in eval mode, which gives an entry for each record.
 
-    job = graphft.transpile(program, ..., predict=lambda model, x: {"p": model(x).softmax(1)})
-
-Without `predict`, it is what the model returns where `loss_fn` calls it. It lies in the job's folder beside the
-programs that train, and is no part of what the run is: with another one, a run goes on as it began.
+It lies in the job's folder beside the programs that train, and is no part of what the run is.
 """
 
 from __future__ import annotations
@@ -46,20 +43,15 @@ def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Pr
     model returns in `loss_fn`, without what has no such entry. Raises GraphftError if no program can be made of it.
     """
     if origin is None:
-        raise UsageError(
-            "the program was not captured by graphft.build in this process: there is no model to predict with",
-            rule="predict",
-            help="transpile what graphft.build returned",
-        )
-    if predict is None and not origin.capture:
-        raise UsageError(
-            "what a program that was built with capture=False predicts is not known", rule="predict", help=_SAY
-        )
-    call, inputs = (
-        (_of_loss(origin), tuple(origin.inputs))
-        if predict is None
-        else (_as_loss(predict), _inputs_of(predict, origin.inputs))
-    )
+        text = "the program was not captured by graphft.build in this process: there is no model to predict with"
+        raise UsageError(text, rule="predict", help="transpile what graphft.build returned")
+    if predict is not None:
+        call, inputs = _as_loss(predict), _inputs_of(predict, origin.inputs)
+    elif origin.capture:
+        call, inputs = _of_loss(origin), tuple(origin.inputs)
+    else:
+        text = "what a program that was built with capture=False predicts is not known"
+        raise UsageError(text, rule="predict", help=_SAY)
     program = origin.forward(NAME, call, inputs)
     found = _check_results(program, strict=predict is not None)
     program.attrs["extras"] = tuple(found)
@@ -113,14 +105,8 @@ def _as_loss(predict: PredictFn) -> Callable[..., Any]:
 
     def call(model: nn.Module, **inputs: Tensor) -> Any:
         result = _by_name(predict(model, **inputs))
-        wrong = (
-            "" if isinstance(result, Mapping) else f"a {type(result).__name__}, expected a tensor, or several by name"
-        )
-        for name, value in result.items() if not wrong else ():
-            if not isinstance(value, Tensor):
-                wrong = f"'{name}' as a {type(value).__name__}, expected a tensor"
-        if wrong:
-            raise _bad(f"predict returns {wrong}")
+        if not isinstance(result, Mapping) or not all(isinstance(value, Tensor) for value in result.values()):
+            raise _bad(f"predict returns a {type(result).__name__}, expected a tensor, or several by name")
         return torch.zeros(()), {str(name): value for name, value in result.items()}
 
     return call
@@ -179,11 +165,8 @@ def _check_inputs(program: Program) -> None:
     inputs = program.of_kind(Kind.INPUT)
     if not inputs or any(not v.shape for v in inputs) or len({v.shape[0] for v in inputs}) != 1:
         listed = ", ".join(map(str, inputs)) or "none"
-        raise UsageError(
-            f"the inputs to predict from are {listed}: expected some that have the records along their first dimension",
-            rule="predict",
-            help="give all inputs of build() that dimension (None)",
-        )
+        text = f"the inputs to predict from are {listed}: expected some with the records along their first dimension"
+        raise UsageError(text, rule="predict", help="give all inputs of build() that dimension (None)")
 
 
 def _bad(message: str) -> UsageError:
@@ -209,11 +192,8 @@ def with_weights(program: Program, state: Mapping[str, Tensor]) -> Program:
         new.values[v.name] = value.detach().cpu().contiguous()
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise GraphftError(
-            f"the weights do not fit the program to predict with: {'; '.join(problems[:3])}{more}",
-            rule="weights",
-            help="both are to be of one job: was the folder copied as a whole?",
-        )
+        text = f"the weights do not fit the program to predict with: {'; '.join(problems[:3])}{more}"
+        raise GraphftError(text, rule="weights", help="both are to be of one job: was the folder copied as a whole?")
     return new
 
 
@@ -222,11 +202,8 @@ def tell_untrained(program: Program, source: Program) -> None:
     for v in program.of_kind(*WEIGHTS):
         trained = source.variables.get(v.name)
         if trained is not None and trained.kind is Kind.BUFFER and not trained.attrs.get("persistent", True):
-            log.warning(
-                "buffer %s is not saved with the model (persistent=False): it is predicted with its value from before "
-                "the training",
-                v.name,
-            )
+            what = "buffer %s is not saved with the model (persistent=False): predict uses its first value"
+            log.warning(what, v.name)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -242,10 +219,7 @@ def save_prediction(program: Program, source: Program, folder: Path) -> None:
 def load_prediction(folder: Path) -> Program:
     """Returns what `save_prediction` wrote. Raises UsageError[predict] if the job has none."""
     if not (folder / PREDICTION).exists():
-        raise UsageError(
-            f"the job in {folder} has no program to predict with: what its model returns was not captured",
-            rule="predict",
-            help=f"in its script, transpile(..., predict=...) says what to predict, and job.save_prediction('{folder}')"
-            " adds it to this run; nothing is trained again",
-        )
+        text = f"the job in {folder} has no program to predict with: what its model returns was not captured"
+        help = f"in its script, transpile(..., predict=...) says what, and job.save_prediction('{folder}') adds it"
+        raise UsageError(text, rule="predict", help=help)
     return load_program(folder / PREDICTION)

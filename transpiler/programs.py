@@ -24,7 +24,7 @@ class Programs:
     pservers: tuple[Program, ...] = ()
     coordinator: Program | None = None
     evaluation: Program | None = None
-    """What trainers validate with, beside their own program."""
+    """Trainers validate with it, beside their own program."""
 
     def by_name(self) -> dict[str, Program]:
         """Returns `trainer`, `pserver0`, `pserver1` ..., `coordinator`, `evaluation`."""

@@ -1,8 +1,4 @@
-"""Reads and writes what a job's folder says of itself, without its programs: options, run, fingerprint.
-
-A run is made where its folder is made: it gets a random id there, which stands in the folder, in etcd and in what its
-processes say to each other. The fingerprint tells a script that is run again from one that was changed in between.
-"""
+"""Reads and writes what a job's folder says of itself, without its programs: options, run, fingerprint."""
 
 from __future__ import annotations
 
@@ -22,16 +18,14 @@ if TYPE_CHECKING:
     from graphft.ir import Program
 
 FORMAT = 4
-"""Of the job's folder; raised when an older graphft could not read it."""
+"""Number of the folder's format; raised when an older graphft could not read it."""
 RECORD, MARKER = "job.json", "storage.json"
 VALIDATION = "validation"
 """Folder of what it validates with, if it does."""
 PREDICTION = "prediction"
 """Folder of the program to predict with, if it has one."""
 SAVED = ("source", "programs", "data", VALIDATION, PREDICTION, MARKER)
-"""What `Job.save` writes beside the record. The marker says where the job's storage is, if it has one."""
-
-
+"""Files that `Job.save` writes beside the record. The marker says where the job's storage is, if it has one."""
 CODE = "module@CODE"
 DIGEST_BYTES = 8
 
@@ -48,12 +42,6 @@ class Fingerprint:
     """True if torch's generator had no seed of the script's: then each of its processes draws other initial values."""
 
 
-def digest_of(digests: Mapping[str, str]) -> str:
-    """Returns one digest of several, by name."""
-    text = "".join(f"{name}\n{digest}\n" for name, digest in sorted(digests.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[: 2 * DIGEST_BYTES]
-
-
 def without_lines(program: Program) -> Program:
     """Returns the program without the lines of the script that its assumptions come from: a comment moves them."""
     if "assume" not in program.attrs:
@@ -61,11 +49,6 @@ def without_lines(program: Program) -> Program:
     bare = program.clone()
     bare.attrs["assume"] = tuple(condition for condition, _ in program.attrs["assume"])
     return bare
-
-
-def program_digest(program: Program) -> str:
-    """Returns the digest of the text of one program: the same wherever and whenever it is made."""
-    return hashlib.sha256(str(without_lines(program)).encode()).hexdigest()[: 2 * DIGEST_BYTES]
 
 
 def drawn_without_seed() -> bool:
@@ -122,11 +105,8 @@ def read_record(folder: Path) -> JobRecord:
         return JobRecord(config, str(record["run"]), fingerprint)
     except (FileNotFoundError, NotADirectoryError):
         what = f"is no job's folder: it has no {RECORD}" if folder.is_dir() else "is no folder"
-        raise UsageError(
-            f"cannot load a job: {folder} {what}",
-            rule="job-directory",
-            help="give the folder that Job.save or graphft launch wrote",
-        ) from None
+        help = "give the folder that Job.save or graphft launch wrote"
+        raise UsageError(f"cannot load a job: {folder} {what}", rule="job-directory", help=help) from None
     except OSError as error:  # it is there, or may be: taking it for nothing would start over
         help = "see whether the file system is mounted and healthy, and whether you may read it"
         raise GraphftError(f"{path} cannot be read: {error}", rule="storage", help=help) from error

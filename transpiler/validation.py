@@ -1,26 +1,18 @@
-"""Validation as part of a job: `transpile(validate=Validation(...))`.
-
-    held_out = graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256))        # at the end of each epoch
-    job = graphft.transpile(program, chunks=..., validate=held_out, ft=True, ...)
-
-`ValidationConfig` is what of it is in the job's record. The program is one of the job's, beside its roles'.
-"""
+"""Validation as part of a job: `transpile(validate=Validation(...))`. `ValidationConfig` is what is in its record."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from graphft.data import DataSpec
 from graphft.errors import UsageError
+from graphft.ir import Program
 from graphft.options import checked_options, is_whole
 from graphft.plan import Plan
 from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlateau, criterion
-
-if TYPE_CHECKING:
-    from graphft.ir import Program
 
 EPOCH: Literal["epoch"] = "epoch"
 _TERMS: dict[str, Any] = {"best": Criterion, "stop": EarlyStopping, "plateau": ReduceLROnPlateau}
@@ -93,7 +85,7 @@ class ValidationConfig:
 @checked_options()
 @dataclass(frozen=True)
 class Validation:
-    """What to validate with: `data`, of `graphft.arrays`, `files` or `dataset`; every record counts once, and the last
+    """Data to validate with, of `graphft.arrays`, `files` or `dataset`; every record counts once, and the last
     batches may be shorter than `batch_size`.
 
     Args:
@@ -123,8 +115,6 @@ class Validation:
     plateau: ReduceLROnPlateau | str | None = None
 
     def __post_init__(self) -> None:
-        from graphft.ir import Program
-
         if not isinstance(self.data, DataSpec):
             raise _bad("data", type(self.data), "what arrays, files or dataset return", "name it: Validation(data=...)")
         if not isinstance(self.program, (Program, type(None))):
@@ -140,10 +130,6 @@ class Validation:
         if not isinstance(self.reduce, Mapping) or not all(map(callable, self.reduce.values())):
             raise _bad("reduce", self.reduce, "functions by name", 'reduce={"auc": auc}')
         self.config()
-        if self.program is not None:
-            from graphft.transpiler.evaluation import check_columns, evaluation_of
-
-            check_columns(evaluation_of(self.program, self), self.data.columns)
 
     def config(self) -> ValidationConfig:
         assert self.data is not None

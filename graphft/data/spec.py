@@ -95,7 +95,7 @@ class DataSpec:
         self, batch_size: int, trainers: int = 1, epochs: int = 1, *, seed: int = 0, drop_last: bool = False
     ) -> int:
         """Steps of a sync job of this data, for a schedule of the learning rate. `trainers`, `epochs`: a Trainer's
-        num_workers, and how many it is to train; `transpile` calls these trainers and passes.
+        num_workers, and how many it is to train; `transpile` calls these trainers and epochs.
 
         An epoch is as long as its longest slot: with chunks of several lengths, that depends on the order of the
         epoch, and so on `seed`.

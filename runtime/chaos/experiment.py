@@ -202,7 +202,7 @@ def not_once(job: Job, folder: Path) -> list[str]:
     ledger holds every batch and the version is their number, each was applied once.
     """
     batches = job.config.plan.batches
-    expected = [(p, c) for p in range(job.config.passes) for c, count in enumerate(batches) if count]
+    expected = [(p, c) for p in range(job.config.epochs) for c, count in enumerate(batches) if count]
     store = checkpoints_of(folder)
     last = _last(job, store, folder)
     found = []

@@ -30,8 +30,8 @@ def layout_differences(job: Job, folder: Path) -> list[str]:
     found = read_record(folder)
     if not (job.config.sync and job.config.ft and found.config.sync and found.config.ft):
         return []
-    more = job.config.passes > found.config.passes and not job.config.passes_on_demand
-    layout = {name: getattr(found.config, name) for name in (*LAYOUT, *(["passes"] * more))}
+    more = job.config.epochs > found.config.epochs and not job.config.passes_on_demand
+    layout = {name: getattr(found.config, name) for name in (*LAYOUT, *(["epochs"] * more))}
     words = [
         f"{n} {value} -> {getattr(job.config, n)}" for n, value in layout.items() if value != getattr(job.config, n)
     ]

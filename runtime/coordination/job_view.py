@@ -135,7 +135,7 @@ def wanted_steps(config: JobConfig, view: JobView) -> int:
 
 def asked_steps(config: JobConfig, view: JobView) -> int:
     """Returns the steps of the passes that are asked for so far."""
-    passes = min(view.wanted_passes, config.passes) if config.passes_on_demand else config.passes
+    passes = min(view.wanted_passes, config.epochs) if config.passes_on_demand else config.epochs
     return config.plan.start_steps[passes]
 
 

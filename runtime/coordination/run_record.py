@@ -44,7 +44,7 @@ def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None 
         c.pservers,
         c.sync,
         c.ft,
-        c.passes,
+        c.epochs,
         c.total_steps,
         job.run_id,
         folder,

@@ -20,7 +20,7 @@ MAX_EPOCHS, MOST_EPOCHS = 1000, 100_000
 """Each process plans all epochs before it begins."""
 BEYOND = 1
 """A pass that is never asked for: so the job never completes, and a script that is run again finds its epochs done."""
-_FIXED = ("trainers", "passes", "epochs", "passes_on_demand", "validate", "ft", "sync", "fresh")
+_FIXED = ("trainers", "epochs", "passes_on_demand", "validate", "ft", "sync", "fresh")
 
 
 def make_job(program: Program | Job, options: Mapping[str, Any]) -> Job:
@@ -50,7 +50,7 @@ def make_job(program: Program | Job, options: Mapping[str, Any]) -> Job:
             rule="option",
             help="give fewer: each process plans all of them before it begins",
         )
-    return transpile(program, trainers=workers, ft=True, passes=most + BEYOND, passes_on_demand=True, **given)
+    return transpile(program, trainers=workers, ft=True, epochs=most + BEYOND, passes_on_demand=True, **given)
 
 
 def _on_demand(job: Job, given: Mapping[str, Any]) -> Job:
@@ -67,7 +67,7 @@ def _on_demand(job: Job, given: Mapping[str, Any]) -> Job:
             help="a Trainer needs transpile(sync=True, ft=True) without validate=; it validates when validate() is "
             "called: Trainer(..., validation=graphft.Validation(data=...))",
         )
-    config = job.config.replace(passes_on_demand=True, passes=job.config.passes + BEYOND)
+    config = job.config.replace(passes_on_demand=True, epochs=job.config.epochs + BEYOND)
     return Job.make(job.source, config, prediction=job.prediction, origin=job.origin)
 
 

@@ -348,6 +348,6 @@ def as_dict(found: JobState | None, job: Job) -> dict[str, Any]:
 def parts_of(state: Mapping[str, Any], found: JobState | None) -> dict[str, _Part]:
     """Returns what `save` writes: model and optimizer as torch has them, and the place in the run."""
     nothing: dict[str, Any] = {"state": {}, "param_groups": []}
-    optimizer = nothing if found is None else optimizer_of(found).by_name()
+    optimizer = nothing if found is None else optimizer_of(found)
     place = {"epoch": state["epoch"], "step": state["step"]}
     return {"model": _Part(state["model"]), "optimizer": _Part(optimizer), "trainer": _Part(place)}

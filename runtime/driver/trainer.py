@@ -64,7 +64,7 @@ def _pause(begun: float) -> float:
 class Trainer:
     """Trains a program epoch by epoch.
 
-        with graphft.Trainer(program, num_workers=2, name="cancer", chunks=data, batch_size=16) as trainer:
+        with graphft.Trainer(program, num_workers=2, name="cancer", data=data, batch_size=16) as trainer:
             while trainer.epoch < 20:
                 print(trainer.train(max_retries=3))
             trainer.save("cancer-checkpoints")
@@ -80,7 +80,7 @@ class Trainer:
         max_retries: Of each `train` that does not say.
         max_epochs: More can not be trained.
         quiet, page, job_dir: As of `job.run`.
-        options: Those of `graphft.transpile`: chunks, batch_size, pservers, storage, seed, ...
+        options: Those of `graphft.transpile`: data, batch_size, pservers, storage, seed, ...
 
     Raises GraphftError for what makes no sense, before anything is started.
     """
@@ -192,7 +192,7 @@ class Trainer:
 
     def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
         done = self.epoch
-        target, limit = done + epochs, self.job.config.passes - BEYOND
+        target, limit = done + epochs, self.job.config.epochs - BEYOND
         if target > limit:
             raise UsageError(
                 f"epoch {target} is beyond the last one: {done} of {limit} are done",
@@ -266,7 +266,7 @@ class Trainer:
             )
         assert validation.data is not None
         made = evaluation_of(self._program, validation)
-        check_fits(self._program, made, validation.data.columns)
+        check_fits(self._program, made, validation.data)
         return made, config
 
     def state_dict(self) -> dict[str, Any]:

@@ -119,8 +119,8 @@ class FolderStatus:
             "state": self.state,
             "step": self.step,
             "total_steps": None if self.on_demand else self.steps,
-            "pass": self.live.pass_index if self.live is not None else None,
-            "passes": self.passes,
+            "epoch": self.live.pass_index if self.live is not None else None,
+            "epochs": self.passes,
             "loss": self.loss,
             "at": self.at,
             "launcher": self.holder,
@@ -156,7 +156,7 @@ def look_at(folder: Path) -> FolderStatus:
         name, at = plain_text(folder.name), _modified(folder)
         return FolderStatus(folder, name, "unreadable", None, 0, at, failure=error.message)
     config, holder, note = record.config, holder_of(folder), note_of(folder, record.config)
-    passes = None if config.passes_on_demand else config.passes
+    passes = None if config.passes_on_demand else config.epochs
 
     def found(state: State, step: int | None, at: float, **more: Any) -> FolderStatus:
         more = {"passes": passes, "on_demand": config.passes_on_demand, **more}
@@ -255,7 +255,7 @@ class ListedRun:
 
     def to_json(self) -> dict[str, object]:
         """Returns what `graphft status --json` has of a job that does not run, and more."""
-        found = None if self.best is None else {"value": self.best[0], "pass": self.best[1]}
+        found = None if self.best is None else {"value": self.best[0], "epoch": self.best[1]}
         by = {"metric": self.criterion.metric, "mode": self.criterion.mode}
         return self.status.to_json() | {
             "last_loss": self.loss,

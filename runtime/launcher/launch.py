@@ -93,7 +93,7 @@ def run_job(
             check_told(reported(job.trainer_program()))
         chosen = choose_options(options, overrides)
         job, folder = _open(job, chosen)
-        wanted = job.config.passes if job.config.passes_on_demand else None
+        wanted = job.config.epochs if job.config.passes_on_demand else None
         observers = [on_status] if on_status is not None else []
         if not told:
             return launch_run(job, folder, chosen, observers, wanted_passes=wanted)

@@ -53,7 +53,7 @@ class CallbackObserver:
             self._stack.enter_context(self.runner)
 
     def _epochs(self, steps: int) -> int:
-        return self.job.config.plan.pass_of(steps) if self.job.config.sync else self.job.config.passes
+        return self.job.config.plan.pass_of(steps) if self.job.config.sync else self.job.config.epochs
 
     def _metrics(self, epoch: int, etcd: Store | None = None) -> dict[str, float] | None:
         """Returns those that the table here has, if it has all, or that etcd has; without etcd what there is."""

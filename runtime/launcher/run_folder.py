@@ -1,7 +1,7 @@
 """Finds the run that a job is run in: the newest one of its name if that is the same job, else the next one.
 
 The newest run of the same job goes on if it is unfinished; if it is complete, its result is the job's. Code, options,
-data and seeded initial values make a job the same. More passes and other numbers of pservers are no difference: the
+data and seeded initial values make a job the same. More epochs and other numbers of pservers are no difference: the
 run goes on from its newest checkpoint, in the next folder, with what people are shown of it.
 """
 
@@ -70,7 +70,7 @@ class RunFolder:
 @dataclass(frozen=True)
 class _Found:
     """The newest run, compared with a job. `differs`: in words; "" if it is the same job. `layout`: True if it differs
-    in its number of pservers or passes alone, and can be gone on with."""
+    in its number of pservers or epochs alone, and can be gone on with."""
 
     differs: str = ""
     layout: bool = False
@@ -178,7 +178,7 @@ def _compare(job: Job, path: Path) -> _Found:
         if error.rule == "storage":  # it may be this very job, and is not to be begun anew elsewhere
             raise
         return _Found(f"holds something else ({error.message})")
-    complete, more = is_complete(path), job.config.passes > saved.config.passes
+    complete, more = is_complete(path), job.config.epochs > saved.config.epochs
     changed = differences(path, saved, job, drawn(saved, job))
     layout = layout_differences(job, path) if changed else []
     if not changed or (complete and layout and not more):
@@ -212,7 +212,7 @@ def _carry(source: Path, job: Job, new: Path) -> str:
     best = job.config.validate.best if job.config.validate is not None else None
     if best is not None and (source / "best").exists():
         BestModels(new, best.mode or "min").adopt(BestModels(source, best.mode or "min"))
-    counts = f"{job.config.passes} passes, {job.config.pservers} pserver{'s' * (job.config.pservers > 1)}"
+    counts = f"{job.config.epochs} epochs, {job.config.pservers} pserver{'s' * (job.config.pservers > 1)}"
     return f"from step {step}{job.config.of_steps} of {source}, with {counts},"
 
 

@@ -106,7 +106,7 @@ function head(job) {
     ...Object.fromEntries(Object.entries({ ...job.learning_rates, ...job.metrics }).map(([n, v]) => [n, number(v)])),
     "steps/s": number(job.time?.steps_per_second || null),
     "samples/s": integer(job.samples_per_second || null),
-    epoch: job.passes ? `${Math.min((job.pass ?? job.passes - 1) + 1, job.passes)} of ${integer(job.passes)}` : "–",
+    epoch: job.epochs ? `${Math.min((job.epoch ?? job.epochs - 1) + 1, job.epochs)} of ${integer(job.epochs)}` : "–",
     generation: integer(job.generation),
   };
   const shown = Object.entries(figures).filter(([, value]) => value !== "–");
@@ -267,7 +267,7 @@ function queue(job) {
   const { done, pending, todo } = job.queue ?? {};
   if (missing(todo)) return null;
   const words = { done: `${integer(done)} done`, pending: `${integer(pending)} pending`, todo: `${integer(todo)} to do` };
-  return [title("Queue", `epoch ${integer((job.pass ?? 0) + 1)}`), bar({ done, pending, todo }), legend(words)];
+  return [title("Queue", `epoch ${integer((job.epoch ?? 0) + 1)}`), bar({ done, pending, todo }), legend(words)];
 }
 
 function events(job) {

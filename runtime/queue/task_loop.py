@@ -123,7 +123,7 @@ class TaskLoop:
                 help="start coordinators only: graphft start coordinator --job DIR --etcd ...",
             )
         self._renew_in_time()
-        while self._pass < self.job.config.passes:
+        while self._pass < self.job.config.epochs:
             found = self._call(GetTasks(0, self.member.id, self._pass, count), Tasks)
             if found is None:  # the job is complete
                 break

@@ -26,7 +26,7 @@ SLOTS, PER_EPOCH, EPOCHS = 2, 4, 3
 def config(**options: Any) -> JobConfig:
     """3 epochs of 4 steps, 2 slots with batches of 4 samples."""
     data = graphft.arrays(x=torch.zeros(32, 1), chunk_size=8)
-    return JobConfig("rows", data, 4, **{"trainers": SLOTS, "passes": EPOCHS, "ft": True, **options})
+    return JobConfig("rows", data, 4, **{"trainers": SLOTS, "epochs": EPOCHS, "ft": True, **options})
 
 
 def job(**options: Any) -> Any:

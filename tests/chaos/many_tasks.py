@@ -37,9 +37,9 @@ def main() -> None:
         trainers=2,
         pservers=2,
         ft=True,
-        chunks=data,
+        data=data,
         batch_size=BATCH,
-        passes=options.passes,
+        epochs=options.passes,
         sync=options.mode == "sync",
         dispatch=options.dispatch,
     )

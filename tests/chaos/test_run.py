@@ -30,8 +30,8 @@ program = graphft.build(model, lambda model, x, y: ((model(x) - y) ** 2).mean(),
 graphft.minimize(program, graphft.Adam(lr=1e-2))
 data = graphft.dataset("tests.chaos.looked_at:Products", {"looked": sys.argv[2]}, chunk_size=64)
 options = {"plain": {"ft": False}, "ft": {"ft": True, "checkpoint_every": 25}}
-job = graphft.transpile(program, trainers=2, pservers=2, sync=True, chunks=data, batch_size=16,
-                        passes=16, name="products", **options[sys.argv[1]])
+job = graphft.transpile(program, trainers=2, pservers=2, sync=True, data=data, batch_size=16,
+                        epochs=16, name="products", **options[sys.argv[1]])
 job.run()
 print("a script goes on here, but not when it is only to save its job")
 """

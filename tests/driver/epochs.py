@@ -58,7 +58,7 @@ def chunks() -> graphft.DataSpec:
 def trainer(folder: Path, loss: Callable[..., Any] = loss_fn, **options: Any) -> Trainer:
     return Trainer(
         program(loss=loss),
-        **{"num_workers": 2, "chunks": chunks(), "quiet": True, "job_dir": str(folder), **OPTIONS, **options},
+        **{"num_workers": 2, "data": chunks(), "quiet": True, "job_dir": str(folder), **OPTIONS, **options},
     )
 
 

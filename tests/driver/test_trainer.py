@@ -32,7 +32,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """A job of as many passes, run at once."""
     folder = tmp_path_factory.mktemp("undisturbed")
     job = graphft.transpile(
-        epochs.program(), trainers=2, passes=EPOCHS, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS
+        epochs.program(), trainers=2, epochs=EPOCHS, ft=True, data=epochs.chunks(), **epochs.OPTIONS
     )
     model = epochs.model()
     graphft.load_into(model, job.run(job_dir=str(folder / "job"), quiet=True).model)
@@ -118,7 +118,7 @@ class Told:
 @pytest.mark.slow
 def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_path: Path) -> None:
     spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
-    with epochs.trainer(tmp_path / "job", chunks=spec, max_failures=50) as trainer:
+    with epochs.trainer(tmp_path / "job", data=spec, max_failures=50) as trainer:
         trainer.train()
         (tmp_path / "broken").touch()
         with pytest.raises(graphft.WorkerFailed, match="max_retries is 2") as caught:

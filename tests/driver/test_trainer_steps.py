@@ -110,7 +110,7 @@ def noted(folder: Path) -> Any:
 
 def test_an_async_job_tells_each_of_its_batches(tmp_path: Path) -> None:
     job = graphft.transpile(
-        epochs.program(), trainers=2, passes=2, sync=False, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS
+        epochs.program(), trainers=2, epochs=2, sync=False, ft=True, data=epochs.chunks(), **epochs.OPTIONS
     )
     told = Told()
     result = job.run(job_dir=str(tmp_path / "job"), quiet=True, callbacks=[told])

@@ -45,7 +45,7 @@ def manifests_of(job: Job, url: str, *arguments: str) -> list[dict[str, Any]]:
 def make(**options: Any) -> Job:
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
     usual = {"trainers": 3, "pservers": 2, "ft": True, "name": "cancer"}
-    return graphft.transpile(linear(), chunks=data, batch_size=4, **{**usual, **options})
+    return graphft.transpile(linear(), data=data, batch_size=4, **{**usual, **options})
 
 
 def objects(job: Job, *arguments: str) -> list[dict[str, Any]]:

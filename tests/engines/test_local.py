@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_holds_for_every_engine(tmp_path: Path, forks: bool) -> None:
-    job = graphft.transpile(epochs.program(), chunks=epochs.chunks(), **epochs.OPTIONS)
+    job = graphft.transpile(epochs.program(), data=epochs.chunks(), **epochs.OPTIONS)
     job.save(tmp_path / "job")
     engine = Local(forks).open(Run(tmp_path / "job", str(tmp_path / "job"), {"OMP_NUM_THREADS": "1"}))
     engine.prepare()

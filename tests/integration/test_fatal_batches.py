@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_a_record_that_kills_its_reader(program: ir.Program, folder: Path, pace: Pace) -> None:
     pace.set(0)
-    options = {"max_failures": 2, "max_discarded": 1.0, "passes": 1, "dispatch": "coordinator", "sync": False}
+    options = {"max_failures": 2, "max_discarded": 1.0, "epochs": 1, "dispatch": "coordinator", "sync": False}
     played = play(training.job(program, pace=pace.file, blobs={"fatal": 100}, **options), folder, trainers=2)
     events = played.statuses[-1].events
     (discarded,) = [e for e in events if e.kind == "discarded"]

@@ -26,7 +26,7 @@ def test_a_sync_step_is_the_mean_over_the_samples_of_all_slots(folder: Path) -> 
     graphft.minimize(program, graphft.SGD(lr=1e-4))
     x = torch.arange(float(RECORDS))[:, None]
     data = graphft.arrays(x=x, chunk_size=CHUNK)
-    played = play(graphft.transpile(program, chunks=data, batch_size=BATCH, passes=2, trainers=2), folder)
+    played = play(graphft.transpile(program, data=data, batch_size=BATCH, epochs=2, trainers=2), folder)
     config = played.job.config
     reader = open_reader(config.data, folder, config.seed)
     expected = []

@@ -22,7 +22,7 @@ STEPS = training.STEPS * PASSES // training.PASSES
 
 
 def job(program: ir.Program, **options: Any) -> Job:
-    return training.job(program, blobs={"nonfinite": RECORD}, **{"passes": PASSES, **options})
+    return training.job(program, blobs={"nonfinite": RECORD}, **{"epochs": PASSES, **options})
 
 
 def where(job: Job) -> list[tuple[int, int]]:
@@ -89,6 +89,6 @@ def test_a_model_that_is_not_finite_is_told(folder: Path, capfd: pytest.CaptureF
     program = graphft.build(model, lambda m, x: m(x).mean(), {"x": (None, 4)})
     graphft.minimize(program, graphft.SGD(lr=1e-3))
     data = graphft.arrays(x=x, chunk_size=8)
-    played = play(graphft.transpile(program, chunks=data, batch_size=8, on_nonfinite="warn"), folder)
+    played = play(graphft.transpile(program, data=data, batch_size=8, on_nonfinite="warn"), folder)
     assert "the model is NOT FINITE: 0.running_var" in capfd.readouterr().err
     assert not load_file(played.result.model)["0.running_var"].isfinite().all()

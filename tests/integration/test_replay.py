@@ -41,7 +41,7 @@ def zero_over_zero() -> graphft.transpiler.Job:
     program = graphft.build(model, lambda m, x, y: nn.functional.mse_loss(m(x), y), {"x": (None, 4), "y": (None, 1)})
     graphft.minimize(program, graphft.SGD(lr=0.1))
     data = graphft.arrays(x=x, y=torch.randn(64, 1), chunk_size=16)
-    return graphft.transpile(program, chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, name="zero")
+    return graphft.transpile(program, data=data, batch_size=4, trainers=2, pservers=2, ft=True, name="zero")
 
 
 def local(job: graphft.transpiler.Job, folder: Path) -> tuple[LocalShards, LocalTrainer]:
@@ -53,7 +53,7 @@ def local(job: graphft.transpiler.Job, folder: Path) -> tuple[LocalShards, Local
 def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(
     program: ir.Program, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    played = play(job(program, on_nonfinite="skip", passes=1, checkpoint_every=4, keep_checkpoints=9), folder)
+    played = play(job(program, on_nonfinite="skip", epochs=1, checkpoint_every=4, keep_checkpoints=9), folder)
     store = CheckpointStore(folder / "checkpoints")
     last, *others = store.manifests()
     wanted = [store.read_part(last, i)[0] for i in range(2)]
@@ -74,7 +74,7 @@ def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(
     found = trainer.compute(*where(played.job)[0], Observer(played.job))
     assert found is not None
     assert not found.finite
-    assert "%x: 1 nan of" in found.origins[0].what
+    assert "%x: 1 nan of" in found.origins[0][1]
 
 
 def test_the_op_that_divides_zero_by_zero_is_named(folder: Path) -> None:

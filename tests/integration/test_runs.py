@@ -14,7 +14,7 @@ from graphft.runtime.launcher.process_ends import read_ends
 from tests.integration.plays import SCRIPT, Pace, Program, at, kill_first
 
 pytestmark = pytest.mark.timeout(600)
-OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
+OPTIONS = {"trainers": 2, "pservers": 1, "epochs": 1}
 
 
 def model(folder: Path) -> str:

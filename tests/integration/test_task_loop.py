@@ -34,9 +34,7 @@ def keys() -> Keys:
 def job(keys: Keys) -> Job:
     data = graphft.arrays(chunk_size=1, x=torch.zeros(CHUNKS, 1).expand(-1, 200), y=torch.zeros(CHUNKS, 1))
     options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64, "lease_ttl": 60}
-    return graphft.transpile(
-        linear(), chunks=data, batch_size=1, ft=True, sync=False, passes=2, name=keys.job, **options
-    )
+    return graphft.transpile(linear(), data=data, batch_size=1, ft=True, sync=False, epochs=2, name=keys.job, **options)
 
 
 def test_each_task_is_done_once_though_coordinators_die(

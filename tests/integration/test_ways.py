@@ -18,7 +18,7 @@ from tests.support.etcd_servers import EmbeddedCluster
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
-SMALL = {"trainers": 2, "pservers": 1, "passes": 1}
+SMALL = {"trainers": 2, "pservers": 1, "epochs": 1}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def model_of(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_by_hand_with_a_cluster_whose_leader_dies(plain: graphft.Program, folder: Path, pace: Pace) -> None:
     """Roles in any order, pservers without an index; an etcd of our own, with three members."""
-    job = training.job(plain, pace=pace.file, trainers=2, passes=2, lease_ttl=60)  # fewer steps than the schedule has
+    job = training.job(plain, pace=pace.file, trainers=2, epochs=2, lease_ttl=60)  # fewer steps than the schedule has
     job.save(folder / "job")
 
     def kill_leader() -> bool:

@@ -149,7 +149,7 @@ def job(
         "pservers": 2,
         "ft": True,
         "batch_size": BATCH,
-        "passes": PASSES,
+        "epochs": PASSES,
         "seed": 11,
         "slice_unit": 64,
         "min_block": 64,
@@ -161,7 +161,7 @@ def job(
     }
     if not options.get("ft", True):  # no checkpoints on the way, and their options are refused
         usual = {name: value for name, value in usual.items() if not name.startswith("checkpoint_")}
-    return graphft.transpile(source, chunks=data, **{**usual, **options})
+    return graphft.transpile(source, data=data, **{**usual, **options})
 
 
 def trained_in_one_process(

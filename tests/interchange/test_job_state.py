@@ -41,8 +41,8 @@ def make_job(
     x = torch.randn(64, 8)
     data = graphft.arrays(x=x, y=(x.sum(1) > 0).long(), chunk_size=16)
     return graphft.transpile(
-        program, chunks=data, trainers=2, pservers=pservers, ft=True, slice_unit=64, min_block=64,
-        **{"batch_size": 8, "passes": 2, "name": f"j{pservers}", **options},
+        program, data=data, trainers=2, pservers=pservers, ft=True, slice_unit=64, min_block=64,
+        **{"batch_size": 8, "epochs": 2, "name": f"j{pservers}", **options},
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_training_goes_on_with_other_pservers(folders: dict[int, Path], monkeypa
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         assert load_optimizer(optimizer, model, source) == 8
         assert {float(s["step"]) for s in optimizer.state.values()} == {8.0}
-        result = make_job(pservers, model, optimizer, passes=1, name=f"on{pservers}").run(quiet=True)
+        result = make_job(pservers, model, optimizer, epochs=1, name=f"on{pservers}").run(quiet=True)
         models.append(graphft.read_weights(result.model))
         assert float(read_job(Path(result.model).parent).optimizer["0.bias"]["step"]) == 12.0
     assert all(torch.equal(models[0][n], models[1][n]) for n in models[0])

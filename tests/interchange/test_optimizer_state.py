@@ -110,7 +110,7 @@ def make_job(name: str, model: nn.Sequential, passes: int, job: str) -> graphft.
     graphft.minimize(program, in_groups(model, OPTIMIZERS[name]), model=model)
     data = graphft.arrays(x=x, y=y, chunk_size=16)
     return graphft.transpile(
-        program, chunks=data, batch_size=8, pservers=3, ft=True, slice_unit=64, min_block=64, passes=passes, name=job
+        program, data=data, batch_size=8, pservers=3, ft=True, slice_unit=64, min_block=64, epochs=passes, name=job
     )
 
 
@@ -173,7 +173,7 @@ def make_job_with(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> gra
         model, lambda m, x, y: nn.functional.cross_entropy(m(x), y), {"x": (None, 8), "y": ((None,), torch.int64)}
     )
     graphft.minimize(program, optimizer, model=model)
-    return graphft.transpile(program, chunks=graphft.arrays(x=x, y=y, chunk_size=16), batch_size=8, name="j")
+    return graphft.transpile(program, data=graphft.arrays(x=x, y=y, chunk_size=16), batch_size=8, name="j")
 
 
 def test_what_has_no_optimizer_or_no_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

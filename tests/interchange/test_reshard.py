@@ -163,15 +163,15 @@ def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
     def run(job: Job) -> Result:
         return job.run(quiet=True, callbacks=[told, CSVLogger()])
 
-    undisturbed = make_job(2, passes=5, name="whole").run(quiet=True)
+    undisturbed = make_job(2, epochs=5, name="whole").run(quiet=True)
     whole = graphft.read_weights(undisturbed.model)
     run(make_job(2, **options))
-    assert run(make_job(2, passes=3, **options)).steps == 12
+    assert run(make_job(2, epochs=3, **options)).steps == 12
     line = f"{FIRST} differs in: passes 2 -> 3; going on from step 8 of 12 of {FIRST}, with 3 passes, 2 pservers, in "
     assert f"{line}{SECOND}\n" in capfd.readouterr().err
     assert look_at(FIRST).state == "complete"
     _cut_off(SECOND, 11)
-    result = run(make_job(3, passes=5, **options))
+    result = run(make_job(3, epochs=5, **options))
     assert result.job_dir == THIRD
     assert result.metrics == undisturbed.metrics, "those of the steps before are its own, too"
     assert (told.steps, told.epochs) == ([*range(20)], [1, 2, 3, 4, 5])

@@ -211,7 +211,7 @@ def make_program(model: nn.Module) -> graphft.Program:
 
 def transpile(program: graphft.Program, **options: Any) -> graphft.Job:
     data = graphft.arrays(x=torch.randn(32, 8), y=torch.zeros(32, dtype=torch.int64), chunk_size=16)
-    return graphft.transpile(program, chunks=data, batch_size=8, name="j", **options)
+    return graphft.transpile(program, data=data, batch_size=8, name="j", **options)
 
 
 def test_a_job_begins_with_them(tmp_path: Path, weights: dict[str, Tensor]) -> None:

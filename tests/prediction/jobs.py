@@ -30,7 +30,7 @@ def complete_job(folder: Path, dim: int | None = None, **options: Any) -> nn.Seq
     program = graphft.build(make_model(), loss_fn, {"x": (dim, FEATURES), "y": ((dim,), torch.int64)})
     graphft.minimize(program, graphft.SGD(lr=0.1))
     data = options.pop("chunks", None) or graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
-    job = graphft.transpile(program, chunks=data, **{"batch_size": 32, "trainers": 2, "name": "j", **options})
+    job = graphft.transpile(program, data=data, **{"batch_size": 32, "trainers": 2, "name": "j", **options})
     job.save(folder)
     model = make_model(1)
     with torch.no_grad():

@@ -42,7 +42,7 @@ def test_fields_are_those_of_the_training_data(tmp_path: Path, capsys: pytest.Ca
         rows = [line.strip() + (",y" if not i else ",1") for i, line in enumerate(file)]
     (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")
     data = graphft.files(str(tmp_path / "train.csv"), "csv", {"x": FIELDS, "y": "y"}, {"y": "int64"}, chunk_size=32)
-    model = complete_job(tmp_path / "job", chunks=data)
+    model = complete_job(tmp_path / "job", data=data)
     new = write_csv(tmp_path / "new.csv", X[:9])
     shown(capsys, "predict", tmp_path / "job", "--data", new, "--out", tmp_path / "p.npz")
     assert np.array_equal(np.load(tmp_path / "p.npz")["output"], by_batches(model, X[:9]).numpy())

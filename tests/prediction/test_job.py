@@ -21,7 +21,7 @@ def test_what_a_job_has_trained_predicts(tmp_path: Path, monkeypatch: pytest.Mon
     graphft.minimize(program, graphft.Adam(lr=0.05))
     data = graphft.arrays(x=X[:256], y=(X[:256].sum(1) > 0).long(), chunk_size=64)
     job = graphft.transpile(
-        program, chunks=data, batch_size=32, trainers=2, ft=True, name="signs", checkpoint_every=2, passes=2
+        program, data=data, batch_size=32, trainers=2, ft=True, name="signs", checkpoint_every=2, epochs=2
     )
     result = job.run(quiet=True)
     model = graphft.load_into(make_model(), result.model).eval()

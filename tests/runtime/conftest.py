@@ -51,7 +51,7 @@ def job() -> Job:
     """Linear regression, 2 trainers, 2 pservers, 4 steps."""
     data = graphft.arrays(chunk_size=8, x=torch.arange(6400.0).reshape(32, 200) / 6400, y=torch.zeros(32, 1))
     return graphft.transpile(
-        linear(), chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64, min_block=64
+        linear(), data=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64, min_block=64
     )
 
 

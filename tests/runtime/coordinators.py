@@ -48,13 +48,13 @@ def async_job() -> Job:
     data = graphft.arrays(chunk_size=8, x=torch.zeros(CHUNKS * 8, 200), y=torch.zeros(CHUNKS * 8, 1))
     return graphft.transpile(
         linear(),
-        chunks=data,
+        data=data,
         batch_size=2,
         trainers=2,
         pservers=1,
         ft=True,
         sync=False,
-        passes=2,
+        epochs=2,
         dispatch="coordinator",
         slice_unit=64,
         min_block=64,

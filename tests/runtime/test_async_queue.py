@@ -36,13 +36,13 @@ def async_job() -> Job:
     data = graphft.arrays(chunk_size=BATCHES, x=torch.zeros(CHUNKS * BATCHES, 200), y=torch.zeros(CHUNKS * BATCHES, 1))
     return graphft.transpile(
         linear(),
-        chunks=data,
+        data=data,
         batch_size=1,
         trainers=2,
         pservers=2,
         ft=True,
         sync=False,
-        passes=2,
+        epochs=2,
         max_failures=1,
         max_discarded=1.0,
         slice_unit=64,

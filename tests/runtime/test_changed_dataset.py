@@ -43,7 +43,7 @@ def described(**options: Any) -> DataSpec:
 
 
 def job(**options: Any) -> Job:
-    return graphft.transpile(linear(), chunks=described(**options), batch_size=4, ft=True, name="lines")
+    return graphft.transpile(linear(), data=described(**options), batch_size=4, ft=True, name="lines")
 
 
 def test_few_records_are_compared() -> None:

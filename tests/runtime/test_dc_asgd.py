@@ -91,12 +91,12 @@ def run(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Calla
         data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
         job = graphft.transpile(
             linear(optimizer=optimizer or graphft.SGD(lr=LR), clip=clip),
-            chunks=data,
+            data=data,
             batch_size=4,
             trainers=3,
             sync=False,
             mode="dc_asgd",
-            passes=2,
+            epochs=2,
             slice_unit=64,
             min_block=64,
             name=keys.job,

@@ -15,7 +15,7 @@ def test_records_of_two_files_are_two(tmp_path: Path) -> None:
         (tmp_path / name).write_text("a,b,y\n" + "1,2,3\n" * 20)
     paths = [str(tmp_path / "one.csv"), str(tmp_path / "two.csv")]
     data = graphft.files(paths, "csv", {"x": ["a", "b"], "y": ["y"]}, chunk_size=10)
-    job = graphft.transpile(linear(2), chunks=data, batch_size=5)
+    job = graphft.transpile(linear(2), data=data, batch_size=5)
     third = Discards((Discard(0, 0, "ValueError", records=(3,)),))
     found = discarded_of(job.config, {0: third, 2: third})
     assert [one.records for one in found] == [(3,), (23,)]

@@ -33,7 +33,7 @@ def test_finite_values_whose_sum_is_not_are_finite() -> None:
 
 def check(**columns: Tensor) -> FiniteCheck:
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-    job = graphft.transpile(linear(), chunks=data, batch_size=4, slice_unit=64, min_block=64, pservers=2)
+    job = graphft.transpile(linear(), data=data, batch_size=4, slice_unit=64, min_block=64, pservers=2)
     program = job.trainer_program()
     scope = trainer_scope(program)
     for name in ("w", "b"):

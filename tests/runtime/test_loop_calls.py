@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("patient")
 def job() -> Job:
     data = graphft.arrays(chunk_size=1, x=torch.zeros(CHUNKS, 1).expand(-1, 200), y=torch.zeros(CHUNKS, 1))
     options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64}
-    return graphft.transpile(linear(), chunks=data, batch_size=1, ft=True, sync=False, max_discarded=1.0, **options)
+    return graphft.transpile(linear(), data=data, batch_size=1, ft=True, sync=False, max_discarded=1.0, **options)
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def scene(job: Job, etcd_server: EmbeddedEtcd) -> Iterator[Scene]:
 def small(job: Job, etcd_server: EmbeddedEtcd) -> Iterator[Scene]:
     """Four tasks of four batches, two passes."""
     data = graphft.arrays(chunk_size=4, x=torch.zeros(16, 1).expand(-1, 200), y=torch.arange(16.0)[:, None])
-    options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64, "passes": 2}
-    made = graphft.transpile(linear(), chunks=data, batch_size=1, ft=True, sync=False, max_discarded=1.0, **options)
+    options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64, "epochs": 2}
+    made = graphft.transpile(linear(), data=data, batch_size=1, ft=True, sync=False, max_discarded=1.0, **options)
     with scene_of(etcd_server, Keys(f"calls-{uuid.uuid4().hex[:12]}"), made) as scene:
         yield scene
 

@@ -102,7 +102,7 @@ def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def config(**options: object) -> JobConfig:
     """2 epochs of 4 steps."""
-    return JobConfig("rows", graphft.arrays(x=torch.zeros(16, 1), chunk_size=8), 4, **{"passes": 2, **options})  # type: ignore[arg-type]
+    return JobConfig("rows", graphft.arrays(x=torch.zeros(16, 1), chunk_size=8), 4, **{"epochs": 2, **options})  # type: ignore[arg-type]
 
 
 def test_an_epoch_is_the_mean_over_its_samples(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ LOGIN = Login("a run", "its secret")
 def clipped() -> Job:
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 40_000), y=torch.zeros(32, 1))
     return graphft.transpile(
-        linear(40_000, clip=ClipByGlobalNorm(1.0)), chunks=data, batch_size=4, trainers=2, pservers=2
+        linear(40_000, clip=ClipByGlobalNorm(1.0)), data=data, batch_size=4, trainers=2, pservers=2
     )
 
 

@@ -29,6 +29,6 @@ def test_the_page_has_all_options_of_transpile_and_run() -> None:
     text = options_page()
     named = [n for n, p in inspect.signature(graphft.transpile).parameters.items() if p.kind is p.KEYWORD_ONLY]
     for name in [*named, "name", "checkpoint_every", "exact", "trainers", "fresh", "on_status"]:
-        assert f"| `{name}` |" in text or name == "chunks"
+        assert f"| `{name}` |" in text
     assert "| `mode` | `'async'` or `'dc_asgd'` or `'half_async'` or `'geo_sgd'` | `'async'` |" in text
     assert "| `torch_version` |" not in text, "what is found out, not given"

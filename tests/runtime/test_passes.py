@@ -33,7 +33,7 @@ DONE = {"done": {0}}
 @pytest.fixture(scope="module")
 def short_job() -> Job:
     data = graphft.arrays(chunk_size=4, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
-    return graphft.transpile(linear(features=8), chunks=data, batch_size=2, trainers=2, ft=True, passes=2)
+    return graphft.transpile(linear(features=8), data=data, batch_size=2, trainers=2, ft=True, epochs=2)
 
 
 @pytest.fixture

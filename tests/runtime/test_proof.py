@@ -42,7 +42,7 @@ def job_of(scale: float = 1.0, **options: Any) -> Job:
     data = graphft.arrays(chunk_size=8, x=x, y=torch.zeros(16, 1))
     program = linear(features=100, optimizer=graphft.Adam(lr=0.1), clip=graphft.ClipByGlobalNorm(0.5))
     return graphft.transpile(
-        program, chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64, min_block=64, **options
+        program, data=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64, min_block=64, **options
     )
 
 

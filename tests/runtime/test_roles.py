@@ -37,7 +37,7 @@ from tests.support.waiting import until
 def test_without_fault_tolerance_each_trainer_has_an_index(sync: bool, tmp_path: Path) -> None:
     """Two that took themselves for trainer 0 would leave the other's work undone, and wait for it for ever."""
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-    job = graphft.transpile(linear(), chunks=data, batch_size=4, trainers=2, sync=sync, ft=False)
+    job = graphft.transpile(linear(), data=data, batch_size=4, trainers=2, sync=sync, ft=False)
     etcd: Any = None  # it is not asked
     with pytest.raises(UsageError, match="there is no trainer -1"):
         make_role(job, tmp_path, RoleSpec("trainer"), etcd)
@@ -47,7 +47,7 @@ def test_without_fault_tolerance_each_trainer_has_an_index(sync: bool, tmp_path:
 def wide_job() -> Job:
     """Three pservers."""
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-    return graphft.transpile(linear(), chunks=data, batch_size=4, pservers=3, ft=True, slice_unit=64, min_block=64)
+    return graphft.transpile(linear(), data=data, batch_size=4, pservers=3, ft=True, slice_unit=64, min_block=64)
 
 
 @pytest.fixture

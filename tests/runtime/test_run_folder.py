@@ -128,7 +128,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_with_other_pservers(
     begin(run(job, 1))
     note_saved(run(job, 1), 2)
     more = {"trainers": 2, "pservers": 1, "batch_size": 4, "slice_unit": 64, "min_block": 64, "ft": True}
-    other = graphft.transpile(job.source, chunks=job.config.data, **more)
+    other = graphft.transpile(job.source, data=job.config.data, **more)
     with monkeypatch.context() as patched:
         patched.setattr(run_folder, "saved_step", lambda *_: None)
         with pytest.raises(GraphftError, match="cannot be read now"):

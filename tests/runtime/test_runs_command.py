@@ -30,7 +30,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture(scope="module")
 def passes(job: Job) -> Job:
     """3 passes of 4 steps."""
-    return Job.make(job.source, job.config.replace(passes=3))
+    return Job.make(job.source, job.config.replace(epochs=3))
 
 
 def saved(job: Job, name: str, at: float, size: int = 0) -> Path:
@@ -70,7 +70,7 @@ def test_what_a_line_tells(capsys: pytest.CaptureFixture[str], passes: Job) -> N
     ):
         assert line[header.index(title) :].startswith(cell), (title, line)
     found = told(capsys)["jobs/a"]
-    assert found["best"] == {"metric": "loss", "mode": "min", "value": 1.5, "pass": 2}
+    assert found["best"] == {"metric": "loss", "mode": "min", "value": 1.5, "epoch": 2}
     assert (found["last_loss"], found["launches"], found["failures"]) == (2.5, 2, 1)
     assert found["bytes"] >= 1_000_000
     assert "there are no jobs in" in refused(capsys, "runs", "nosuch")

@@ -83,7 +83,7 @@ def test_the_jobs_of_an_etcd(capsys: pytest.CaptureFixture[str], etcd: Etcd, run
     assert other.job in refused(capsys, "status", "--etcd", endpoints, "--watch")
 
 
-BRIEF = {"job", "state", "step", "total_steps", "pass", "passes", "loss", "waiting", "failure", "folder", "etcd"}
+BRIEF = {"job", "state", "step", "total_steps", "epoch", "epochs", "loss", "waiting", "failure", "folder", "etcd"}
 
 
 def test_every_json_of_a_job_has_these_keys(
@@ -99,8 +99,8 @@ def test_every_json_of_a_job_has_these_keys(
         assert set(found) >= BRIEF
         return {key: found[key] for key in BRIEF - {"folder"}}
 
-    fixed = {"job": keys.job, "total_steps": 4, "passes": 1, "failure": "", "waiting": ""}
-    begun = fixed | {"state": "not begun", "step": 0, "pass": None, "loss": None, "etcd": ""}
+    fixed = {"job": keys.job, "total_steps": 4, "epochs": 1, "failure": "", "waiting": ""}
+    begun = fixed | {"state": "not begun", "step": 0, "epoch": None, "loss": None, "etcd": ""}
     assert told("--job", keys.job) == begun == told()
     endpoints = ",".join(etcd.endpoints)
     put_job(etcd, keys, named, folder)
@@ -110,11 +110,11 @@ def test_every_json_of_a_job_has_these_keys(
     etcd.put(keys.status_of("trainer", "0-a"), msgspec.json.encode(TrainerStatus(2)))
     etcd.put(keys.pserver(0), msgspec.json.encode(Registration("p", "", 2, "h")))
     etcd.put(keys.status_of("pserver", "0"), msgspec.json.encode(ShardStatus(metrics={"loss": 0.5})))
-    runs = fixed | {"state": "running", "step": 0, "pass": 0, "loss": 0.5, "etcd": endpoints}
+    runs = fixed | {"state": "running", "step": 0, "epoch": 0, "loss": 0.5, "etcd": endpoints}
     assert told("--job", keys.job) == told() == told("--job", keys.job, "--etcd", endpoints) == runs
     assert told("--etcd", endpoints) == runs, "in the list of all that etcd knows"
     (folder / "model.safetensors").write_bytes(EMPTY_MODEL)
-    assert told() == fixed | {"state": "complete", "step": 4, "pass": None, "loss": None, "etcd": ""}
+    assert told() == fixed | {"state": "complete", "step": 4, "epoch": None, "loss": None, "etcd": ""}
 
 
 # -- jobs of this machine ---------------------------------------------------------------------------------------------

@@ -31,9 +31,7 @@ CHUNKS = 250
 def long_job() -> Job:
     """250 chunks of two batches, two slots, two passes."""
     data = graphft.arrays(chunk_size=2, x=torch.zeros(2 * CHUNKS, 8), y=torch.zeros(2 * CHUNKS, 1))
-    return graphft.transpile(
-        linear(features=8), chunks=data, batch_size=1, trainers=2, ft=True, passes=2, max_failures=1
-    )
+    return graphft.transpile(linear(features=8), data=data, batch_size=1, trainers=2, ft=True, epochs=2, max_failures=1)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytes
 def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, text: str) -> None:
     """The batch is discarded, a new generation begins, and the reason is kept in all records."""
     data = graphft.arrays(chunk_size=2, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
-    job = graphft.transpile(linear(features=8), chunks=data, batch_size=1, ft=True, max_failures=1)
+    job = graphft.transpile(linear(features=8), data=data, batch_size=1, ft=True, max_failures=1)
     with stage(etcd_server, keys, job, tmp_path) as scene:
         scene.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
         trainer = scene.trainer(0)

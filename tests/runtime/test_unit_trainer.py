@@ -32,7 +32,7 @@ def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, request: pytest
     program = linear(optimizer=graphft.SGD(lr=graphft.schedule.exponential(0.1, 0.9)))
     job = graphft.transpile(
         program,
-        chunks=data,
+        data=data,
         batch_size=BATCH,
         trainers=2,
         pservers=2,
@@ -40,7 +40,7 @@ def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, request: pytest
         sync=False,
         mode=request.param,
         local_steps=4,
-        passes=2,
+        epochs=2,
         slice_unit=64,
         min_block=64,
         seed=SEED,

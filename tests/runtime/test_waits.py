@@ -35,7 +35,7 @@ def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Sta
     for name in "ab":
         (tmp_path / "in" / name).write_bytes(b"a,y\n1,1\n2,2\n")
     data = graphft.files([str(tmp_path / "in" / n) for n in "ab"], "csv", {"x": ("a",) * 8, "y": ("y",)})
-    job = graphft.transpile(linear(features=8), chunks=data, batch_size=2, ft=True, sync=False)
+    job = graphft.transpile(linear(features=8), data=data, batch_size=2, ft=True, sync=False)
     with stage(etcd_server, keys, job, tmp_path) as made:
         yield made
 

@@ -269,7 +269,7 @@ class Simulation:
     def check(self) -> None:
         if self.state != "complete":
             raise SimulationFailed(f"the job is {self.state!r}")
-        for index in range(self.job.config.passes):
+        for index in range(self.job.config.epochs):
             counted = count_queue(self.store, self.keys, self.job.config.dispatch, index, 0)  # type: ignore[arg-type]
             if counted is None or counted.todo or counted.pending:
                 raise SimulationFailed(f"pass {index} has chunks that are not done: {counted}")

@@ -120,7 +120,7 @@ class OnDemand(FaultySimulation):
         view = read_view(self.keys, self.store.range(self.keys.control).kvs)
         committed = view.committed.step if view.committed is not None else 0
         pause = 0.0
-        if committed >= self.job.config.plan.start_steps[self.wanted] and self.wanted < self.job.config.passes:
+        if committed >= self.job.config.plan.start_steps[self.wanted] and self.wanted < self.job.config.epochs:
             self.wanted += 1
             pause = self.pick.choice((0.0, 0.5, 10.0))
             self.counts["passes asked for"] += 1
@@ -133,7 +133,7 @@ class OnDemand(FaultySimulation):
 
     def check(self) -> None:
         super().check()
-        records = [self.store.get(self.keys.pass_metrics(i)) for i in range(self.job.config.passes)]
+        records = [self.store.get(self.keys.pass_metrics(i)) for i in range(self.job.config.epochs)]
         told = [msgspec.json.decode(kv.value, type=PassMetrics).samples for kv in records if kv is not None]
         if told[-1:] != [sum(self.variant.chunks)] or set(told) != {sum(self.variant.chunks)}:
             raise SimulationFailed(f"passes of {sum(self.variant.chunks)} samples came to {told}")
@@ -204,7 +204,7 @@ def variant_of(scenario: str, mode: str, seed: int) -> Variant:
         if scenario == "cut-off" and waits:
             continue
         if scenario == "on-demand":
-            return with_options(variant, passes=options["passes"] + 1)
+            return with_options(variant, epochs=options["epochs"] + 1)
         if scenario == "validation":  # at the end of each pass, or more often
             decides = ("", "rate", "all", "best", "stop")[seed // 4 % 5]
             return with_options(variant, validate_every=(0, 0, 2, 3)[seed % 4], decides=decides)

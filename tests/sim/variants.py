@@ -60,7 +60,7 @@ def sync_variant(number: int) -> Variant:
             ("sync", True),
             ("trainers", slots),
             ("pservers", pick.randint(1, 3)),
-            ("passes", pick.randint(1, 2)),
+            ("epochs", pick.randint(1, 2)),
             ("checkpoint_every", pick.choice((0, 1, 2, 4))),
             ("checkpoint_seconds", pick.choice((0.0, 3.0))),
             ("clip", pick.random() < 0.4),
@@ -86,7 +86,7 @@ def async_variant(number: int) -> Variant:
             ("mode", mode),
             ("trainers", pick.choice((1, 2, 4)) if mode == "geo_sgd" else pick.randint(1, 3)),
             ("pservers", pick.randint(1, 3)),
-            ("passes", pick.randint(1, 2)),
+            ("epochs", pick.randint(1, 2)),
             ("checkpoint_every", pick.choice((1, 2, 4))),
             ("checkpoint_seconds", pick.choice((0.0, 3.0))),
             (
@@ -108,7 +108,7 @@ def make_job(variant: Variant) -> Job:
         options["validate"] = _held_out(options.pop("validate_every"), options.pop("decides"))
     return graphft.transpile(
         _curved(optimizer, clip) if variant.sync else _counting(),
-        chunks=_in_chunks(graphft.arrays(**_columns(variant)), variant.chunks),
+        data=_in_chunks(graphft.arrays(**_columns(variant)), variant.chunks),
         batch_size=variant.batch,
         ft=True,
         name="sim",
@@ -203,7 +203,7 @@ def expected_counts(variant: Variant) -> tuple[Tensor, int]:
     counts, discarded, first = torch.zeros(RECORDS), 0, 0
     unit = variant.batch * options["local_steps"]
     for chunk, records in enumerate(variant.chunks):
-        for index in range(options["passes"]):
+        for index in range(options["epochs"]):
             order = first + torch.from_numpy(record_order(variant.number, index, chunk, records))
             for batch in order.split(unit):
                 if set(variant.nonfinite).isdisjoint(batch.tolist()):

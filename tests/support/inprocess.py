@@ -173,7 +173,7 @@ class Trainer(Role):
 
     def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
         config = self.job.config
-        batches = config.passes * sum(config.data.batches(config.batch_size, config.drop_last))
+        batches = config.epochs * sum(config.data.batches(config.batch_size, config.drop_last))
         done = self.ctx.step * batches // config.total_steps
         order = config.plan.order(unit.pass_index, unit.chunk)
         options = {"count": count, "batch_size": config.batch_size, "seed": config.seed}

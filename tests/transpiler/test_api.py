@@ -11,69 +11,35 @@ import torch
 import graphft
 from graphft.data import DataSpec
 from graphft.errors import GraphftError
-from graphft.ir import Kind, Program, Ref, Type
+from graphft.ir import Kind, Program, Type
 from graphft.transpiler import Job
 from tests.support.programs_by_hand import linear
 
 DATA = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
 
 
-def transpile(program: Program | None = None, chunks: Any = DATA, **options: Any) -> Job:
-    return graphft.transpile(linear() if program is None else program, chunks=chunks, **{"batch_size": 4, **options})
-
-
-def test_what_users_call_them_and_what_the_design_does_is_the_same() -> None:
-    named = graphft.transpile(linear(), data=DATA, batch_size=4, epochs=3)
-    assert named.config.passes == 3
-    assert named.hash == transpile(passes=3).hash
+def transpile(program: Program | None = None, data: Any = DATA, **options: Any) -> Job:
+    return graphft.transpile(linear() if program is None else program, data=data, **{"batch_size": 4, **options})
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"data": DATA},
-        {"epochs": 2, "passes": 2},
-        {"epochs": 0},
-        {"epochs": 2.5},
-        {"max_epochs": 2},
-        {"program": torch.nn.Linear(2, 2)},
-        {"chunks": None},
-        {"chunks": [1, 2]},
-        {"trainers": 0},
-        {"trainers": 2.0},
-        {"trainers": True},
-        {"sync": 1},
-        {"passes": 0},
-        {"on_trainer_loss": "panic"},
-        {"sync": False, "on_trainer_loss": "wait"},
-        {"sync": False, "pservers": 113},
-        {"mode": "dc_asgd"},
-        {"sync": False, "mode": "hogwild"},
-        {"sync": False, "mode": "dc_asgd", "dc_lambda": 0},
-        {"sync": False, "mode": "dc_asgd", "dc_decay": 1.0},
-        {"sync": False, "local_steps": 2},
-        {"local_steps": 2},
-        {"mode": "geo_sgd", "local_steps": 2},
-        {"sync": False, "mode": "half_async"},
-        {"sync": False, "mode": "geo_sgd", "local_steps": 0},
-        {"sync": False, "mode": "geo_sgd", "local_steps": 3},
-        {"recovery_timeout": 0},
-        {"checkpoint_seconds": float("nan")},
-        {"slice_unit": 100},
-        {"max_discarded": 2},
-        {"name": "a/b"},
-        {"name": "a\n"},
-        {"storage": "/shared"},
-        {"storage": "memory://a"},
-        {"etcd_endpoints": []},
+        *({"epochs": 0}, {"epochs": 2.5}, {"max_epochs": 2}, {"program": torch.nn.Linear(2, 2)}, {"data": [1, 2]}),
+        *({"trainers": 0}, {"trainers": 2.0}, {"trainers": True}, {"sync": 1}, {"on_trainer_loss": "panic"}),
+        *({"sync": False, "on_trainer_loss": "wait"}, {"sync": False, "pservers": 113}, {"mode": "dc_asgd"}),
+        *({"sync": False, "mode": "hogwild"}, {"sync": False, "mode": "dc_asgd", "dc_lambda": 0}, {"local_steps": 2}),
+        *({"sync": False, "mode": "half_async"}, {"sync": False, "mode": "geo_sgd", "local_steps": 3}),
+        *({"recovery_timeout": 0}, {"checkpoint_seconds": float("nan")}, {"slice_unit": 100}, {"max_discarded": 2}),
+        *({"name": "a/b"}, {"name": "a\n"}, {"storage": "/shared"}, {"storage": "memory://a"}, {"etcd_endpoints": []}),
     ],
+    ids=str,
 )
 def test_options(options: dict[str, Any]) -> None:
     with pytest.raises(GraphftError) as caught:
         transpile(**options)
     assert caught.value.rule == "option"
-    name = [*options][-1]
-    assert name in str(caught.value) or name in ("chunks", "epochs")
+    assert [*options][-1] in str(caught.value)
     assert caught.value.help
 
 
@@ -82,11 +48,8 @@ def test_options(options: dict[str, Any]) -> None:
     [
         ({"batch_size": 0}, "option"),
         ({"batch_size": 64}, "short-chunks"),
-        ({"batch_size": 16}, "short-chunks"),
         ({"device": "cuda:99"}, "device"),
-        ({"device": "gpu"}, "device"),
         ({"device": "meta"}, "device"),
-        ({"storage": "s4://bucket/job", "ft": True}, "storage-url"),
     ],
 )
 def test_what_the_data_or_the_machine_lacks(options: dict[str, Any], rule: str) -> None:
@@ -102,42 +65,36 @@ def test_an_unknown_option_is_told_with_what_is_meant() -> None:
         assert meant in caught.value.help
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"x": torch.zeros(32, 200)},
-        {"x": torch.zeros(32, 200), "y": torch.zeros(32, 1).double()},
-        {"x": torch.zeros(32, 100), "y": torch.zeros(32, 1)},
-        {"x": torch.zeros(32, 200), "y": torch.zeros(32)},
-    ],
-)
-def test_columns(columns: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(GraphftError) as caught:
-        transpile(chunks=graphft.arrays(chunk_size=8, **columns))
-    assert caught.value.rule == "columns"
+def test_columns() -> None:
+    x, y = torch.zeros(32, 200), torch.zeros(32, 1)
+    for columns in ({"x": x}, {"x": x, "y": y.double()}, {"x": x[:, :100], "y": y}, {"x": x, "y": y[:, 0]}):
+        with pytest.raises(GraphftError) as caught:
+            transpile(data=graphft.arrays(chunk_size=8, **columns))
+        assert caught.value.rule == "columns"
 
 
 def test_a_batch_that_the_program_was_not_captured_for() -> None:
-    """Batch norm takes no batch of one sample: that would cost the chunk, at its last batch, and go on."""
+    """Batch norm takes no batch of one sample."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     program = graphft.build(
         model, lambda model, x: model(x).square().mean(), {"x": ((None, 3), torch.float32)}, name="normed"
     )
     graphft.minimize(program, graphft.SGD(lr=0.1))
     data = graphft.arrays(chunk_size=8, x=torch.zeros(17, 3))
-    with pytest.raises(
-        GraphftError, match=r"chunk 2 of the data has a batch of 1 samples, .*captured for batch != 1 only"
-    ):
+    with pytest.raises(GraphftError, match=r"chunk 2 of the data has a batch of 1 samples, .*captured for batch != 1 "):
         transpile(program, data)
     assert transpile(program, data, drop_last=True).config.total_steps == 4
     assert transpile(program, graphft.arrays(chunk_size=8, x=torch.zeros(18, 3))).config.total_steps == 5
 
 
-def test_columns_that_no_input_reads_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_columns_that_no_input_reads_and_slots_without_chunks_are_told(caplog: pytest.LogCaptureFixture) -> None:
     data = graphft.arrays(chunk_size=8, id=torch.arange(32), x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-    step = transpile(chunks=data).trainer_program().blocks["step"]
+    step = transpile(data=data, trainers=4).trainer_program().blocks["step"]
     assert "no input of the program reads these columns of the data: id" in caplog.text
     assert step.ops[1].attrs["columns"] == ("x", "y")
+    assert "has only" not in caplog.text
+    transpile(trainers=5)
+    assert "trainers is 5, but the data has only 4 chunks" in caplog.text
 
 
 def fixed_batch(size: int) -> Program:
@@ -151,30 +108,14 @@ def test_a_fixed_batch_must_be_the_batch_size() -> None:
     for size in (4, 3):  # another one; the last batch of a chunk is shorter
         with pytest.raises(GraphftError) as caught:
             transpile(fixed_batch(3), batch_size=size)
-        assert caught.value.rule == "columns"
+        assert caught.value.rule == "batch-size"
     assert transpile(fixed_batch(3), batch_size=3, drop_last=True).config.total_steps == 8
     assert transpile(fixed_batch(4)).config.total_steps == 8
 
 
 def without_optimizer_for_one() -> Program:
-    program = linear(minimized=False)
+    program = linear()
     program.variable("unused", Type("float32", (3,)), Kind.PARAM, torch.zeros(3))
-    step = program.blocks["step"]
-    lr = step.append_op("aten.full", (), 0.1)
-    for name in ("w", "b"):
-        step.append_op("sgd", Ref(name), Ref(f"{name}@GRAD"), lr)
-    return program
-
-
-def without_value() -> Program:
-    program = linear()
-    del program.values["w"]
-    return program
-
-
-def with_another_block() -> Program:
-    program = linear()
-    program.block("eval").append_op("aten.neg", Ref("w"))
     return program
 
 
@@ -184,8 +125,6 @@ def with_another_block() -> Program:
         (lambda: linear(minimized=False), "not-minimized"),
         (lambda: transpile().trainer_program(), "blocks"),
         (without_optimizer_for_one, "no-optimizer"),
-        (without_value, "missing-value"),
-        (with_another_block, "blocks"),
         (lambda: Program("empty"), "blocks"),
     ],
 )
@@ -195,22 +134,14 @@ def test_programs_that_cannot_be_trained(program: Callable[[], Program], rule: s
     assert (caught.value.rule, bool(caught.value.help)) == (rule, True)
 
 
-@pytest.mark.parametrize("options", [{}, {"sync": False}, {"ft": True}])
-def test_no_pserver_is_idle(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    job = transpile(pservers=5, **options)
+def test_no_pserver_is_idle(caplog: pytest.LogCaptureFixture) -> None:
+    job = transpile(pservers=5)
     assert job.config.pservers == len(job.programs.pservers) == 2
     assert all(any(b.startswith("optimize.") for b in p.blocks) for p in job.programs.pservers)
     (line,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
     assert "pservers is 5, but the parameters and buffers of program 'linear' make only 2 slices" in line
-    assert job.hash == transpile(pservers=2, **options).hash
+    assert job.hash == transpile(pservers=2).hash
     assert len(transpile(pservers=5, min_block=64, slice_unit=64).programs.pservers) == 4
-
-
-def test_slots_without_chunks_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    transpile(trainers=4)
-    assert "has only" not in caplog.text
-    transpile(trainers=5)
-    assert "trainers is 5, but the data has only 4 chunks" in caplog.text
 
 
 def test_defaults_come_from_the_program() -> None:
@@ -225,15 +156,15 @@ def test_defaults_come_from_the_program() -> None:
 
 def test_steps_follow_from_the_plan() -> None:
     data: DataSpec = graphft.arrays(chunk_size=10, x=torch.zeros(25, 200), y=torch.zeros(25, 1))  # 3, 3 and 2 batches
-    assert transpile(chunks=data).config.total_steps == 8
-    assert transpile(chunks=data, passes=3).config.total_steps == 24
-    assert transpile(chunks=data, drop_last=True).config.total_steps == 5
-    assert transpile(chunks=data, trainers=2).config.total_steps in (5, 6)
-    assert transpile(chunks=data, trainers=2, sync=False).config.total_steps == 8
+    assert transpile(data=data).config.total_steps == 8
+    assert transpile(data=data, epochs=3).config.total_steps == 24
+    assert transpile(data=data, drop_last=True).config.total_steps == 5
+    assert transpile(data=data, trainers=2).config.total_steps in (5, 6)
+    assert transpile(data=data, trainers=2, sync=False).config.total_steps == 8
     for mode in ("half_async", "geo_sgd"):  # units of 2 and 1, 2 and 1, 2 batches; without short ones 2, 2, 1
-        assert transpile(chunks=data, sync=False, mode=mode, local_steps=2, passes=3).config.total_steps == 15
-        assert transpile(chunks=data, sync=False, mode=mode, local_steps=2, drop_last=True).config.total_steps == 3
-    assert transpile(chunks=data, sync=False, mode="geo_sgd").config.total_steps == 8
+        assert transpile(data=data, sync=False, mode=mode, local_steps=2, epochs=3).config.total_steps == 15
+        assert transpile(data=data, sync=False, mode=mode, local_steps=2, drop_last=True).config.total_steps == 3
+    assert transpile(data=data, sync=False, mode="geo_sgd").config.total_steps == 8
 
 
 @pytest.mark.parametrize(
@@ -241,15 +172,11 @@ def test_steps_follow_from_the_plan() -> None:
     [
         (graphft.schedule.cosine(0.1, 3), True),
         (graphft.schedule.cosine(0.1, 159), False),
-        (graphft.schedule.cosine(0.1, 3, min_lr=0.01), False),
-        (lambda step: 0.0 * step, True),
         (lambda step: 0.1 * (step % 4 == 0), False),
-        (0.1, False),
     ],
 )
 def test_a_schedule_that_is_shorter_than_the_job_is_told(lr: Any, told: bool, caplog: pytest.LogCaptureFixture) -> None:
-    program = linear(optimizer=graphft.SGD(lr=lr))
-    assert transpile(program, passes=20).config.total_steps == 160
+    assert transpile(linear(optimizer=graphft.SGD(lr=lr)), epochs=20).config.total_steps == 160
     assert ("the learning rate %lr is 0 in the last 8 of the job's 160 steps" in caplog.text) == told
 
 

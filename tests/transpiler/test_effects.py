@@ -34,7 +34,7 @@ OTHER: dict[str, Any] = {
     "max_staleness": 7,
     "on_nonfinite": "skip",
     "daemon_interval": 0.7,
-    "passes": 2,
+    "epochs": 2,
     "passes_on_demand": True,
     "seed": 1,
     "drop_last": True,
@@ -47,7 +47,7 @@ OTHER: dict[str, Any] = {
     "validate": graphft.Validation(linear(minimized=False), DATA),
 }
 """A value other than the default of each option that may have no effect, or that every job has."""
-ELSEWHERE = {"name", "trainers", "pservers", "sync", "mode", "ft", "batch_size", "etcd_endpoints", "device"}
+ELSEWHERE = {"name", "data", "trainers", "pservers", "sync", "mode", "ft", "batch_size", "etcd_endpoints", "device"}
 """Options that say what and where the job is: they have an effect in every one, and `mode` is refused with sync."""
 NOT_IN_PROGRAMS = {"drop_last", "slice_unit", "min_block", "bucket_bytes", "threads", "exact", "lease_ttl"}
 NOT_IN_PROGRAMS |= {"on_bad_data", "storage"}

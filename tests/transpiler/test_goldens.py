@@ -18,7 +18,7 @@ SMALL = {"ft": False, "slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
 
 def regression(**options: object) -> Job:
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-    return graphft.transpile(linear(), chunks=data, batch_size=4, **{**SMALL, **options})
+    return graphft.transpile(linear(), data=data, batch_size=4, **{**SMALL, **options})
 
 
 def mlp(**options: object) -> Job:
@@ -26,7 +26,7 @@ def mlp(**options: object) -> Job:
     program = _captured("mlp")
     graphft.minimize(program, graphft.Adam(lr=graphft.schedule.cosine(0.01, 100)), graphft.ClipByGlobalNorm(1.0))
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 8), y=torch.zeros(32, 4))
-    return graphft.transpile(program, chunks=data, batch_size=4, **{**SMALL, **options})
+    return graphft.transpile(program, data=data, batch_size=4, **{**SMALL, **options})
 
 
 def convnet(**options: object) -> Job:
@@ -34,7 +34,7 @@ def convnet(**options: object) -> Job:
     program = _captured("convnet")
     graphft.minimize(program, graphft.SGD(lr=0.1), graphft.ClipByValue(1.0))
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 1, 8, 8), y=torch.zeros(32, dtype=torch.int64))
-    return graphft.transpile(program, chunks=data, batch_size=4, **{**SMALL, **options})
+    return graphft.transpile(program, data=data, batch_size=4, **{**SMALL, **options})
 
 
 def _captured(name: str) -> Program:
@@ -62,24 +62,18 @@ JOBS = {
     "linear_s1": lambda: regression(),
     "linear_s3_ft": lambda: regression(trainers=4, pservers=3, ft=True, on_trainer_loss="wait", checkpoint_every=7),
     "linear_s2_async": lambda: regression(trainers=2, pservers=2, sync=False, max_staleness=4),
-    "linear_s2_dc_asgd": lambda: regression(trainers=2, pservers=2, sync=False, mode="dc_asgd"),
-    "mlp_s2": lambda: mlp(trainers=2, pservers=2),
-    "mlp_s3_ft": lambda: mlp(trainers=2, pservers=3, ft=True, passes=2),
+    "mlp_s3_ft": lambda: mlp(trainers=2, pservers=3, ft=True, epochs=2),
     "mlp_s2_async_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False),
     "mlp_s2_dc_asgd_ft": lambda: mlp(
         trainers=2, pservers=2, ft=True, sync=False, mode="dc_asgd", dc_lambda=2.0, dc_decay=0.95
     ),
     "mlp_s2_half_async_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, mode="half_async", local_steps=2),
     "mlp_s2_geo_sgd_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, mode="geo_sgd", local_steps=2),
-    "mlp_s2_on_demand_ft": lambda: mlp(trainers=2, pservers=2, ft=True, passes=2, passes_on_demand=True),
+    "mlp_s2_on_demand_ft": lambda: mlp(trainers=2, pservers=2, ft=True, epochs=2, passes_on_demand=True),
     "mlp_s2_coordinator_ft": lambda: mlp(trainers=2, pservers=2, ft=True, dispatch="coordinator"),
-    "mlp_s2_async_coordinator_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, dispatch="coordinator"),
     "convnet_s2_half_async": lambda: convnet(pservers=2, sync=False, mode="half_async", local_steps=2),
     "linear_s2_geo_sgd": lambda: regression(trainers=4, pservers=2, sync=False, mode="geo_sgd"),
     "mlp_s2_skip": lambda: mlp(trainers=2, pservers=2, on_nonfinite="skip"),
-    "linear_s2_geo_sgd_skip": lambda: regression(
-        trainers=4, pservers=2, sync=False, mode="geo_sgd", on_nonfinite="skip"
-    ),
     "convnet_s2_ft": lambda: convnet(trainers=2, pservers=2, ft=True, on_barrier_timeout="proceed"),
 }
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ def job_of(**options: object) -> Job:
     data = graphft.arrays(chunk_size=8, x=torch.arange(6400.0).reshape(32, 200), y=torch.zeros(32, 1))
     return graphft.transpile(
         linear(),
-        chunks=data,
+        data=data,
         **{"batch_size": 4, "trainers": 2, "pservers": 2, "ft": True, "slice_unit": 64, "min_block": 64, **options},
     )
 
@@ -90,14 +87,11 @@ def test_wrong_folders(job: Job, saved: Path, tmp_path: Path) -> None:
         Job.load(saved)
 
 
-@pytest.mark.parametrize("file", ["programs/pserver1/program.gft", "programs/trainer/values.safetensors"])
-def test_missing_files(saved: Path, file: str) -> None:
-    (saved / file).unlink()
-    with pytest.raises(GraphftError, match=Path(file).name):
-        Job.load(saved)
-
-
 def test_changed_programs_and_options_are_noticed(saved: Path) -> None:
+    (saved / "programs/trainer/values.safetensors").rename(saved / "aside")
+    with pytest.raises(GraphftError, match=r"values\.safetensors"):
+        Job.load(saved)
+    (saved / "aside").rename(saved / "programs/trainer/values.safetensors")
     record = json.loads((saved / "job.json").read_text())
     (saved / "job.json").write_text(json.dumps(record | {"config": record["config"] | {"unknown": 1}}))
     with pytest.raises(GraphftError, match="unknown"):
@@ -116,7 +110,7 @@ def test_hash_says_what_job_it_is(job: Job) -> None:
         job_of(batch_size=8),
         job_of(trainers=1),
         job_of(ft=False),
-        job_of(passes=2),
+        job_of(epochs=2),
         job_of(sync=False),
         job_of(checkpoint_every=3),
     ]
@@ -130,26 +124,11 @@ def test_a_script_whose_lines_have_moved_makes_the_same_job() -> None:
         program = linear()
         program.attrs["assume"] = (("batch != 1", line),)
         data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-        made.append(graphft.transpile(program, chunks=data, batch_size=4, ft=True))
+        made.append(graphft.transpile(program, data=data, batch_size=4, ft=True))
     assert made[0].programs != made[1].programs
     assert made[0].hash == made[1].hash
     program.attrs["assume"] = (("batch != 2", line),)
-    assert graphft.transpile(program, chunks=data, batch_size=4, ft=True).hash != made[0].hash
-
-
-@pytest.mark.slow
-def test_hash_is_stable_across_processes(job: Job) -> None:
-    code = "import sys; sys.path.insert(0, 'tests/transpiler'); import test_job; print(test_job.job_of().hash)"
-    root = Path(__file__).parents[2]
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}", "PYTHONHASHSEED": "12345"},
-    )
-    assert shown.stdout.strip() == job.hash, shown.stderr
+    assert graphft.transpile(program, data=data, batch_size=4, ft=True).hash != made[0].hash
 
 
 def test_the_model_is_assembled_from_what_shards_hold(job: Job) -> None:

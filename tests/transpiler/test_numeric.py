@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import graphft
 from graphft.ir import Kind, Program
+from graphft.ops.context import ChunkWork
 from graphft.plan import Located, batch_seed
 from graphft.transpiler import Job
 from tests.support.inprocess import InProcess
@@ -32,7 +33,7 @@ class Data:
         self.batch_size, self.chunk_size = batch_size, chunk_size
         self.spec = graphft.arrays(chunk_size=chunk_size, **self.columns)
 
-    def __call__(self, work: Located) -> Mapping[str, Tensor]:
+    def __call__(self, work: Located | ChunkWork) -> dict[str, Tensor]:
         start = work.chunk * self.chunk_size + work.batch * self.batch_size
         return {n: c[start : start + work.samples] for n, c in self.columns.items()}
 
@@ -45,7 +46,7 @@ def minimized(case: Case, optimizer: str = "adam", clip: object = None) -> Progr
 
 def transpiled(program: Program, data: Data, **options: object) -> Job:
     return graphft.transpile(
-        program, chunks=data.spec, batch_size=data.batch_size, passes=2, seed=5, **{**SMALL, **options}
+        program, data=data.spec, batch_size=data.batch_size, epochs=2, seed=5, **{**SMALL, **options}
     )
 
 
@@ -85,7 +86,7 @@ def test_sync_training_equals_one_process(optimizer: str, trainers: int, clip: o
         assert not torch.equal(value, program.values[name]), f"{name} was not trained"
 
 
-@pytest.mark.parametrize("name", ["mlp", "convnet", "embedding", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["mlp", "convnet", "embedding"])
 def test_bits_do_not_depend_on_the_number_of_shards(name: str) -> None:
     case = case_of(name)
     program, data = minimized(case, clip=graphft.ClipByGlobalNorm(0.5)), Data(case, records=30)
@@ -102,29 +103,10 @@ def test_bits_do_not_depend_on_the_number_of_shards(name: str) -> None:
         assert all(torch.equal(other[n], models[0][n]) for n in other)
 
 
-@pytest.mark.slow
-def test_bits_with_slices_of_the_default_size() -> None:
-    """One slot: also the bits of one process, whose global norm is summed in the same order."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(150, 301), nn.Tanh(), nn.Linear(301, 3))
-    case = Case(
-        model,
-        lambda m, x, y: (m(x) - y).square().mean(),
-        {"x": (None, 150), "y": (None, 3)},
-        lambda n: {"x": torch.randn(n, 150), "y": torch.randn(n, 3)},
-    )
-    program, data = minimized(case, clip=graphft.ClipByGlobalNorm(0.1)), Data(case, records=24)
-    alone = executed(program, transpiled(program, data), data)
-    for pservers in (1, 2, 3):
-        job = transpiled(program, data, pservers=pservers, slice_unit=8192, min_block=8192, bucket_bytes=4 << 20)
-        assert len(job.trainer_program().variables["0.weight"].attrs["slices"]) == pservers
-        run = InProcess(job, data)
-        run.run()
-        assert all(torch.equal(value, alone[n]) for n, value in run.model().items())
-
-
-def one_slot_and_one_process(case: Case, steps: int) -> None:
+@pytest.mark.parametrize("name", ["convnet", "embedding"])
+def test_buffers_and_random_numbers_in_one_slot(name: str) -> None:
     """One slot has the batch of one process, and its random numbers."""
+    case, steps = case_of(name), 6
     program, data = minimized(case, "sgd"), Data(case)
     job = transpiled(program, data, pservers=2)
     run = InProcess(job, data)
@@ -135,16 +117,10 @@ def one_slot_and_one_process(case: Case, steps: int) -> None:
         assert work is not None
         torch.manual_seed(batch_seed(job.config.seed, step, 0))
         executor.run(program, data(work))
-    alone = executor.state(program)
-    model = run.model()
+    alone, model = executor.state(program), run.model()
     for v in program.of_kind(Kind.PARAM, Kind.BUFFER):
         torch.testing.assert_close(model[v.name], alone[v.name], rtol=1e-4, atol=1e-5)
         assert v.kind is Kind.PARAM or not torch.equal(model[v.name], program.values[v.name])
-
-
-@pytest.mark.parametrize("name", ["convnet", "embedding", pytest.param("resnet", marks=pytest.mark.slow)])
-def test_buffers_and_random_numbers_in_one_slot(name: str) -> None:
-    one_slot_and_one_process(case_of(name), steps=6)
 
 
 def test_buffers_are_the_mean_over_slots_and_integers_the_first() -> None:

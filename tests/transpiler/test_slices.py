@@ -107,20 +107,6 @@ def test_buckets_are_in_reverse_order_of_use() -> None:
     assert [[s.variable for s in b.slices] for b in buckets_of(laid)] == [["v3", "v2"], ["v1", "v0"]]
 
 
-def test_large_tensors_are_spread_and_small_ones_stay_whole() -> None:
-    program = program_of([((1000, 100), "float32"), ((10,), "float32")])
-    sliced = laid_out(program, 3)
-    assert sliced.variables["v0"].attrs["slices"] == ((0, 32768, 1), (32768, 65536, 2), (65536, 100000, 0))
-    assert [s.name for s in slices_of(sliced.variables["v1"])] == ["v1"]
-    assert [s.name for s in slices_of(sliced.variables["v0"])] == ["v0@slice0", "v0@slice1", "v0@slice2"]
-
-
-def test_no_slice_exceeds_a_bucket() -> None:
-    program = program_of([((3 << 20,), "float32")])
-    sliced = laid_out(program)
-    assert [s.numel for s in all_slices(sliced)] == [1 << 20] * 3
-
-
 def test_constant_buffers_become_frozen() -> None:
     program = program_of([((4,), "float32")])
     position = program.variable("position", Type("float32", (4,)), Kind.BUFFER, torch.zeros(4))

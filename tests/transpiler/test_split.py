@@ -20,7 +20,7 @@ X, Y = torch.randn(32, 200, generator=torch.Generator().manual_seed(3)), torch.o
 
 def transpile(program: Program, **options: object) -> Job:
     data = graphft.arrays(chunk_size=8, x=X, y=Y)
-    return graphft.transpile(program, chunks=data, batch_size=4, slice_unit=64, min_block=64, **options)
+    return graphft.transpile(program, data=data, batch_size=4, slice_unit=64, min_block=64, **options)
 
 
 def batch(work: Located) -> dict[str, torch.Tensor]:
@@ -148,15 +148,8 @@ def rate_of_the_batch() -> Program:
     return program
 
 
-def updated_twice() -> Program:
-    program, lr = by_hand()
-    for name in ("w", "b", "b"):
-        program.blocks["step"].append_op("sgd", Ref(name), Ref(f"{name}@GRAD"), lr)
-    return program
-
-
-def appended(program: Program, op: str, operand: str) -> Program:
-    program.blocks["step"].append_op(op, Ref(operand))
+def appended(program: Program, op: str, *operands: Ref) -> Program:
+    program.blocks["step"].append_op(op, *operands)
     return program
 
 
@@ -164,9 +157,9 @@ def appended(program: Program, op: str, operand: str) -> Program:
     ("make", "rule"),
     [
         (rate_of_the_batch, "schedule-input"),
-        (updated_twice, "updated-twice"),
-        (lambda: appended(linear(clip=graphft.ClipByGlobalNorm(1.0)), "squared_norms", "b@GRAD"), "two-norms"),
-        (lambda: appended(linear(), "aten.neg", "global_step"), "state-on-trainer"),
+        (lambda: appended(linear(), "sgd", Ref("b"), Ref("b@GRAD"), Ref("lr")), "updated-twice"),
+        (lambda: appended(linear(clip=graphft.ClipByGlobalNorm(1.0)), "squared_norms", Ref("b@GRAD")), "two-norms"),
+        (lambda: appended(linear(), "aten.neg", Ref("global_step")), "state-on-trainer"),
     ],
 )
 def test_what_no_shard_could_run(make: Callable[[], Program], rule: str) -> None:

@@ -19,13 +19,9 @@ def local_steps(job: Programs, config: JobConfig) -> None:
     """Moves what is computed for a batch from the trainer's step to block `local`, which `local_steps` runs for each of
     up to `count` batches of what the step claims and pushes: a unit.
 
-    Mode half_async: `local` adds the gradients up in `%w@MEAN`, weighted by samples; that is sent. All are computed
-    from the parameters that the step received. Mode geo_sgd: `local` holds the optimizer as well, and evolves the
-    trainer's copy of the parameters, so each bucket is received anew; what is sent is `%w@DELTA`, by how much the copy
-    moved. A schedule's `%global_step` is then the batch's number in the job, not a trainer's private count.
-
-    Buffers are sent as they are after the unit's last batch, as in mode async after each.
-    """
+    Mode half_async: `local` adds the gradients up in `%w@MEAN`, weighted by samples, which is sent. Mode geo_sgd: it
+    evolves the trainer's copy of the parameters, and `%w@DELTA`, by how much they moved, is sent. A schedule's
+    `%global_step` is then the batch's number in the job. Buffers are sent as they are after the unit's last batch."""
     program = job.trainer
     step, local = program.blocks["step"], program.block("local")
     local.ops = [op for op in step.ops if op.type not in _OUTER]

@@ -1,24 +1,24 @@
-"""Connects trainers and pservers: receives, sends and barriers there, buckets and `listen_and_serv` here."""
+"""Connects trainers and pservers: receives, sends and barriers there, buckets and `listen_and_serv` here; what is sent
+is checked, and metrics go along."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from graphft.ir import Block, Kind, Operator, Ref
+import torch
+
+from graphft.capture.loss_fn import reported
+from graphft.ir import Block, Kind, Operator, Ref, Type
 from graphft.ir.dependence import alias_classes, memory_writes
 from graphft.transpiler.config import JobConfig
-from graphft.transpiler.layout import Bucket, buckets_of, pushed_as
+from graphft.transpiler.layout import SKIPPED_STEPS, Bucket, buckets_of, gradient_of, pushed_as
 from graphft.transpiler.programs import Programs, order_blocks
 
 
 def insert_communication(job: Programs, config: JobConfig) -> None:
-    """A trainer's step receives each bucket right before the first op that touches one of its tensors, and sends it
-    right behind the op that produces the last of its gradients (of a bucket of buffers: behind their last update).
-    `fetch_barrier` stands behind the last receive, `send_barrier` behind the last send; in async mode the latter waits
-    for the shards' answers, `push_timeout` seconds at most.
-
-    A pserver lays its buckets out in `init`, and runs `listen_and_serv` in `serve`.
-    """
+    """Receives each bucket right before the first op that touches one of its tensors, and sends it right behind the op
+    that produces the last of its gradients (or updates of buffers). `fetch_barrier` stands behind the last receive,
+    `send_barrier` behind the last send. A pserver lays out its buckets, and serves."""
     buckets, shards = buckets_of(job.trainer), len(job.pservers)
     waits = {} if config.sync else {"push_timeout": config.push_timeout, "max_skipped": config.max_skipped}
     _insert_transfers(
@@ -88,3 +88,33 @@ def _last_writes(block: Block) -> dict[str, int]:
         changed.update({same_memory(n): i for n in memory_writes(op, block)})
         last.update(dict.fromkeys(op.writes, i))
     return {n: max(last.get(n, -1), changed.get(same_memory(n), -1)) for n in block.program.variables}
+
+
+def check_finite(job: Programs, config: JobConfig) -> None:
+    """Checks the loss right behind the op that makes it, and the gradients as they are sent; `send_barrier` says what
+    becomes of a contribution that is not finite. "skip": a pserver counts these in the state `%skipped_steps`."""
+    if config.on_nonfinite == "warn":
+        return
+    step, loss = job.trainer.blocks["step"], str(job.trainer.attrs["loss"])
+    gradients = {gradient_of(v) for v in job.trainer.of_kind(Kind.PARAM)}
+    for op in step.ops:
+        if op.type == "send" and gradients.intersection(op.reads):
+            op.attrs["check"] = True
+        elif op.type == "send_barrier":
+            op.attrs["on_nonfinite"] = config.on_nonfinite
+    made = max(i for i, op in enumerate(step.ops) if loss in op.writes)
+    step.ops.insert(made + 1, Operator("check_finite", (Ref(loss),)))
+    for program in job.pservers if config.on_nonfinite == "skip" else ():
+        zero = torch.zeros((), dtype=torch.int64)
+        count = program.variable(SKIPPED_STEPS, Type("int64", ()), Kind.STATE, zero)
+        program.block("skip").append_op("increment", count.ref)
+        program.blocks["serve"].ops[-1].attrs["skip_block"] = "skip"
+        order_blocks(program, "init", "serve", "schedule", "reduce", "skip")
+
+
+def report_metrics(job: Programs, config: JobConfig) -> None:
+    """Gives loss and metrics to the contribution: shard 0 writes a row for each step that it applies."""
+    results, step = reported(job.trainer), job.trainer.blocks["step"]
+    at = next(i for i, op in enumerate(step.ops) if op.type == "send_barrier")
+    step.ops.insert(at, Operator("report_metrics", tuple(map(Ref, results))))
+    job.pservers[0].blocks["serve"].ops[-1].attrs["metrics"] = ("loss", *results[1:])

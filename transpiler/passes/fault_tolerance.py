@@ -9,24 +9,17 @@ from graphft.transpiler.config import JobConfig
 from graphft.transpiler.programs import Programs, chunk_variable, order_blocks
 
 PROGRESS_PART = 0.9
-"""Of `chunk_timeout`: how long a main thread may go without a mark. A process that hangs ends itself a little before
+"""Part of `chunk_timeout` that a main thread may go without a mark. A process that hangs ends itself a little before
 others take its claims away, so that it can still say which batch was at fault."""
 
 
 def insert_queue(job: Programs, config: JobConfig) -> None:
-    """A step begins by getting its batch: which one, its columns, its random seed.
+    """Begins a step by getting its batch: which one, its columns, its random seed.
 
-    With `ft`, the queue in etcd records the progress: block `pass` makes the pass's records, the step claims chunks
-    and completes those that every shard has applied (`etcd_get_chunk`, `etcd_complete_chunk`: in sync mode behind the
-    receives, which wait for the step before; in async mode behind the sends), and the daemons of trainers and
-    coordinator return stale ones to todo. Without, the step computes what the plan says (`get_chunk`).
-
-    With `dispatch` "coordinator", a coordinator keeps the queue: the step gets tasks from it and finishes them
-    (`get_task`, `finish_task`), block `failed` tells it of a batch that cannot be computed, the daemon says that the
-    trainer is at work; the coordinator's program takes the lock, loads the queue, says where it is, and serves.
-
-    With `passes_on_demand` block `pass` begins with `etcd_await_pass`: a pass begins when it is asked for.
-    """
+    With `ft`, the queue in etcd records the progress: the step claims chunks and completes those that every shard has
+    applied (sync: behind the receives, which wait for the step before; async: behind the sends), daemons return stale
+    ones. With `dispatch` "coordinator", the step gets tasks from a coordinator and finishes them.
+    Without `ft`, the step computes what the plan says (`get_chunk`)."""
     trainer, coordinator, tasks = job.trainer, _coordinator(job), config.dispatch == "coordinator"
     step = trainer.blocks["step"]
     columns = tuple(v.name for v in trainer.of_kind(Kind.INPUT))
@@ -59,13 +52,9 @@ def insert_queue(job: Programs, config: JobConfig) -> None:
 
 
 def insert_liveness(job: Programs, config: JobConfig) -> None:
-    """Every role registers in etcd when it starts; trainers wait for all pservers. A daemon block, which runs every
-    `daemon_interval` seconds beside the others, watches the job's state and reports its own.
-
-    With `ft`, what a process registers hangs on its lease, which its daemon keeps alive while the main thread makes
-    progress. In sync mode trainers then claim slots (logical trainers) of those that died, and hand surplus ones over
-    at the end of a step; a shard takes a slot of which nothing comes from its trainer.
-    """
+    """Has every role register in etcd when it starts; trainers wait for all pservers. A daemon block watches the job's
+    state. With `ft`, what a process registers hangs on its lease, kept alive while the main thread makes
+    progress; sync trainers claim the slots of those that died."""
     trainer, coordinator = job.trainer, _coordinator(job)
     shards, takes_slots = len(job.pservers), config.ft and config.sync
     tasks, step = trainer.find_op("get_task") is not None, trainer.blocks["step"]
@@ -111,13 +100,8 @@ def _daemon(program: Program, config: JobConfig, *claim: Operator) -> None:
 
 
 def insert_checkpoints(job: Programs, config: JobConfig) -> None:
-    """Every pserver has a block `checkpoint`, which saves all that it owns. It runs when the job ends: the final model
-    is made from it.
-
-    With `ft` it runs every `checkpoint_every` steps as well, with `passes_on_demand` at the end of every pass, and when
-    the newest committed checkpoint is `checkpoint_seconds` old, for which the daemons look (0: never). A pserver that
-    starts loads the newest committed one, and `listen_and_serv` meets the others again (its recovery attributes).
-    """
+    """Gives every pserver a block `checkpoint`, which saves all that it owns: at the end, and with `ft` every
+    `checkpoint_every` steps and `checkpoint_seconds`. A pserver that starts loads the newest committed one."""
     for program in job.pservers:
         owned = program.of_kind(Kind.PARAM, Kind.BUFFER, Kind.STATE)
         program.block("checkpoint").append_op("save_check_point", *owned, keep=config.keep_checkpoints)

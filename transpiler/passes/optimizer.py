@@ -22,17 +22,9 @@ def split_optimizer(job: Programs, config: JobConfig) -> None:
     """Moves optimizer, clip and schedule ops from the trainer to a new program per pserver; starts the coordinator's.
 
     A pserver has, of each slice s that it owns, the slice as a flat variable, its optimizer state, the input `s@GRAD`
-    with the reduced contributions of the trainers, and a block `optimize.<s>`: the parameter's ops on the slice, or
-    `assign(s, s@GRAD)` for a buffer. Block `schedule` computes the learning rates.
-
-    Clipping by global norm: block `reduce` sums the squares of the shard's own gradients, unit by unit, into what its
-    attribute `partials` names. In sync mode the shards named in its attribute `order` exchange these vectors; laid
-    out in that order, (shard, start, count) each, they are the input `%sqnorm_all` of the optimize blocks: the units
-    of the whole gradient, parameters in the order of `squared_norms`, whatever the number of shards. In async mode a
-    shard clips by the norm of what it owns.
-
-    Trainers keep no values but those of frozen variables and constants.
-    """
+    with the reduced contributions, and a block `optimize.<s>`. Block `schedule` computes the learning rates, block
+    `reduce` the shard's part of the global norm (docs/transpiler.md has its layout); async, it clips by its own
+    norm. Trainers keep no values but those of frozen variables and constants."""
     source = job.trainer
     found = find_optimization(source.blocks["step"])
     _start_roles(job, found, config)
@@ -54,23 +46,16 @@ def split_optimizer(job: Programs, config: JobConfig) -> None:
 
 
 def keep_optimizer(job: Programs, config: JobConfig) -> None:
-    """In the place of `split-optimizer`, for mode geo_sgd: makes a program per pserver, starts the coordinator's.
-
-    The trainer's step stays whole; its optimizer state is each trainer's own. A pserver has the slices s that it owns,
-    the input `s@GRAD`, which is by how much a trainer moved its copy of the slice, and a block `optimize.<s>` that
-    applies 1 / `trainers` of it; `assign(s, s@GRAD)` for a buffer.
-    """
+    """Leaves the optimizer with the trainers, for mode geo_sgd: a pserver applies 1 / `trainers` of `s@GRAD`, by which
+    a trainer moved its copy of slice s, and assigns buffers."""
     source = job.trainer
     found = find_optimization(source.blocks["step"])
     own = {state.name for name in found.updates for state in found.state_of(source.variables[name])}
     for v in source.of_kind(Kind.STATE):
         if v.name not in own and v.name != GLOBAL_STEP:
-            raise ProgramError(
-                f"state %{v.name} belongs to no parameter: each trainer would have its own",
-                block=source.blocks["step"],
-                rule="local-state",
-                help=f"let the schedule depend on %{GLOBAL_STEP} alone, or use another mode",
-            )
+            text = f"state %{v.name} belongs to no parameter: each trainer would have its own"
+            help = f"let the schedule depend on %{GLOBAL_STEP} alone, or use another mode"
+            raise ProgramError(text, block=source.blocks["step"], rule="local-state", help=help)
     _start_roles(job, found, config)
     for program in job.pservers:
         for s in _owned(source, program):
@@ -84,13 +69,10 @@ def keep_optimizer(job: Programs, config: JobConfig) -> None:
 
 
 def compensate_delay(job: Programs, config: JobConfig) -> None:
-    """In mode dc_asgd, a pserver compensates each parameter's gradient by `dc_asgd`, before anything else sees it: at
-    the head of the slice's optimize block, or of block `reduce` where the global norm is taken, so that what is clipped
-    is compensated.
+    """Compensates each gradient by `dc_asgd` on the pservers, before anything else sees it (mode dc_asgd).
 
     `s@BACKUP`, an input, is slice s as it was when the gradient was computed. With `dc_decay` there is one more state,
-    `s@mean_square`.
-    """
+    `s@mean_square`."""
     for program in job.pservers:
         reduced = program.blocks["reduce"].ops if "reduce" in program.blocks else []
         ahead: dict[str, list[Operator]] = {}

@@ -15,22 +15,15 @@ from graphft.transpiler.programs import Programs
 def slice_parameters(job: Programs, config: JobConfig) -> None:
     """Sets the attribute `slices` of every parameter and buffer: (start, end, shard) of its flat elements.
 
-    A slice starts at a multiple of `slice_unit` elements: vector kernels then give every element the same bits
-    whatever the slices are, and the partial sums of a global norm are those of the whole. A variable is cut into as
-    many slices as there are shards, if none gets smaller than `min_block` elements, and into more if one would be
-    larger than `bucket_bytes`. Integer buffers stay whole. Slices are placed by bytes, the largest first, each on the
-    shard that holds least: no shard holds more than another by more than one slice.
-
-    A buffer that the step never writes does not evolve: it becomes frozen, and stays with the trainers.
-    """
+    A slice starts at a multiple of `slice_unit` elements, so that vector kernels give every element the same bits
+    whatever the slices are. Slices are placed by bytes, the largest first, each on the shard that holds least. Integer
+    buffers stay whole; a buffer that the step never writes becomes frozen, and stays with the trainers."""
     freeze_constant_buffers(job.trainer)
     ranges = _ranges(job.trainer, config, config.pservers)
     if len(ranges) < config.pservers:
-        raise ProgramError(
-            f"{config.pservers} pservers, but the parameters and buffers make only {len(ranges)} slices",
-            rule="too-many-pservers",
-            help=f"use at most {len(ranges)} pservers, or a smaller min_block",
-        )
+        text = f"{config.pservers} pservers, but the parameters and buffers make only {len(ranges)} slices"
+        help = f"use at most {len(ranges)} pservers, or a smaller min_block"
+        raise ProgramError(text, rule="too-many-pservers", help=help)
     owners = _balance([(end - start) * itemsize(v.dtype) for v, start, end in ranges], config.pservers)
     slices: dict[str, tuple[tuple[int, int, int], ...]] = {}
     for (v, start, end), shard in zip(ranges, owners, strict=True):
@@ -62,11 +55,8 @@ def _cut(variable: Variable, config: JobConfig, shards: int) -> list[tuple[int, 
     """Returns the [start, end) ranges of a variable's slices."""
     numel, unit = variable.type.numel, config.slice_unit
     if not numel:
-        raise ProgramError(
-            f"%{variable.name} is {variable.type}: it has no fixed, positive number of elements",
-            rule="slices",
-            help="parameters and buffers have fixed shapes, and are not empty",
-        )
+        text = f"%{variable.name} is {variable.type}: it has no fixed, positive number of elements"
+        raise ProgramError(text, rule="slices", help="parameters and buffers have fixed shapes, and are not empty")
     if variable.kind is Kind.BUFFER and not is_float(variable):
         return [(0, numel)]
     units = -(-numel // unit)
@@ -90,10 +80,8 @@ def _balance(sizes: list[int], shards: int) -> list[int]:
 def make_buckets(job: Programs, config: JobConfig) -> None:
     """Sets the attribute `buckets` of every parameter and buffer: (bucket, position in it) of each slice.
 
-    A bucket holds slices of one shard, one dtype and one kind of reduction, `bucket_bytes` at most (or one slice that
-    is larger). Parameters come in the reverse order of their first use, so that the first gradients of backward fill
-    the first bucket; then buffers, whose updates are there before backward begins, in the order of their first use.
-    """
+    A bucket holds slices of one shard, dtype and kind of reduction, `bucket_bytes` at most (or one larger slice).
+    Parameters come in the reverse order of their first use, as backward makes their gradients; then buffers."""
     made = defaultdict[int, int](int)  # buckets so far, by shard
     filling: dict[tuple[int, str, Reduce], tuple[int, int, int]] = {}  # bucket, slices and bytes in it
     for v in _travel_order(job.trainer):

@@ -15,11 +15,8 @@ from graphft.transpiler.programs import Programs, chunk_variable, order_blocks
 
 
 def insert_decisions(job: Programs, config: JobConfig) -> None:
-    """A trainer's step begins with `etcd_await_validation`: where a validation decides how the job goes on, a step
-    behind it waits until that is known; else it waits when too many are not over. With `plateau`, each shard has
-    %rate_scale, by which block `schedule` multiplies each learning rate; `listen_and_serv` sets it before the first
-    step behind a validation. Checkpoints have it.
-    """
+    """Begins a trainer's step with `etcd_await_validation`: a step waits for a validation that decides how it goes on.
+    With `plateau`, block `schedule` multiplies each learning rate by %rate_scale, which checkpoints have."""
     assert config.validate is not None
     job.trainer.blocks["step"].ops.insert(0, Operator("etcd_await_validation"))
     for program in job.pservers if config.validate.plateau is not None else ():
@@ -45,13 +42,9 @@ def _has_rate(op: Operator) -> bool:
 
 
 def insert_validation(job: Programs, config: JobConfig) -> None:
-    """The evaluation's block `step` becomes block `validate`, which trainers run for one batch after the other, beside
-    the steps: it gets a batch of a range that this process holds, reads its columns and the weights of the checkpoint
-    that is validated, computes, and adds the results to the range, which is complete with its last batch.
-
-    Shards take a checkpoint at each step that is validated (`every` of them, and the last; 0: at the end of each pass),
-    and whoever commits it opens the validation.
-    """
+    """Makes block `validate` of the evaluation: it gets a batch of a range that this process holds, reads its columns
+    and the weights of the checkpoint that is validated, computes, and adds the results to the range. Shards take a
+    checkpoint at each step that is validated."""
     program = job.evaluation
     assert program is not None
     assert config.validate is not None
@@ -77,9 +70,8 @@ def insert_validation(job: Programs, config: JobConfig) -> None:
 
 
 def _is_of_model(variable: Variable, trainer: Program) -> bool:
-    """True for what evolves, and what the model's state_dict has besides: it comes from the checkpoint, not from the
-    model as it was when this program was captured. A constant is the evaluation's own, whatever the trained program
-    calls so; but for a buffer that is not saved, and changes in training."""
+    """True for what the model's state_dict has, which comes from the checkpoint. A constant is the evaluation's own,
+    but for a buffer that is not saved, and changes in training."""
     own = trainer.variables.get(variable.name)
     if own is None:
         return False

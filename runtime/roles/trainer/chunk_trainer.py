@@ -131,7 +131,7 @@ class UnitTrainer(ChunkTrainer, LocalPort):
         self._rates: dict[str, float] = {}
         """The learning rates of the last batch, where trainers have the optimizers."""
         self._batch: ChunkWork | None = None
-        self._batches = self.config.passes * sum(
+        self._batches = self.config.epochs * sum(
             self.config.data.batches(self.config.batch_size, self.config.drop_last)
         )
 
