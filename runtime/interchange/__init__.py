@@ -47,14 +47,6 @@ def add_parser(commands: Any) -> None:
         "torch.export.load (.pt2); a folder as save_pretrained writes it (default otherwise); or a directory of "
         "torch.distributed.checkpoint",
     )
-    export.add_argument(
-        "--optimizer",
-        nargs="?",
-        const="optimizer",
-        default="",
-        metavar="NAME",
-        help="dcp: with the optimizer's state, by the name that it has there, and in a loop (optimizer)",
-    )
 
 
 def _run(module: str, function: str, options: argparse.Namespace) -> int:
@@ -66,6 +58,5 @@ def _run(module: str, function: str, options: argparse.Namespace) -> int:
     except (GraphftError, BrokenPipeError):  # the latter is of the terminal, not the storage
         raise
     except OSError as error:
-        raise GraphftError(
-            f"{options.path}: {describe(error)}", rule="storage", help="is the path right, and the storage there?"
-        ) from error
+        help = "is the path right, and the storage there?"
+        raise GraphftError(f"{options.path}: {describe(error)}", rule="storage", help=help) from error

@@ -46,18 +46,12 @@ def read_distributed(folder: Path, name: str = "model") -> dict[str, Tensor]:
         with (folder / METADATA).open("rb") as file:
             known, paths = _checked(_Unpickler(file).load().state)
     except Exception as error:  # of whatever a pickle may hold
-        raise GraphftError(
-            f"{folder / METADATA} is not what torch.distributed.checkpoint writes: {error!r}",
-            rule="weights",
-            help="give the folder that torch.distributed.checkpoint.save wrote",
-        ) from error
+        text = f"{folder / METADATA} is not what torch.distributed.checkpoint writes: {error!r}"
+        raise GraphftError(text, rule="weights", help="give the folder that its save() wrote") from error
     below = {n: ".".join(path[1:]) for n, path in paths.items() if len(path) > 1 and path[0] == name}
     if not below and any(len(path) > 1 for path in paths.values()):
-        raise UsageError(
-            f"{folder} has no {name!r}",
-            rule="weights",
-            help=f"name it (name=, --object): it has {', '.join(sorted({path[0] for path in paths.values()}))}",
-        )
+        help = f"name it (name=, --object): it has {', '.join(sorted({path[0] for path in paths.values()}))}"
+        raise UsageError(f"{folder} has no {name!r}", rule="weights", help=help)
     wanted = below or {n: n for n in paths}
     found = {n: known.state_dict_metadata[n] for n in wanted}
     state = {n: torch.empty(t.size, dtype=t.properties.dtype) for n, t in found.items()}  # type: ignore[union-attr]
@@ -66,11 +60,8 @@ def read_distributed(folder: Path, name: str = "model") -> dict[str, Tensor]:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load(state, storage_reader=_Reader(folder, known), planner=_Planner(), no_dist=True)
     except CheckpointException as error:  # a BaseException, with the traceback as its text
-        raise GraphftError(
-            f"{folder} cannot be read: {_causes(error)}",
-            rule="weights",
-            help="was the folder copied or downloaded wholly?",
-        ) from None
+        help = "was the folder copied or downloaded wholly?"
+        raise GraphftError(f"{folder} cannot be read: {_causes(error)}", rule="weights", help=help) from None
     return {wanted[n]: value for n, value in state.items()}
 
 
@@ -142,20 +133,12 @@ class _Planner(DefaultLoadPlanner):
         raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
 
 
-def write_distributed(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    name: str = "model",
-    optimizer: Mapping[str, Any] | None = None,
-    optimizer_name: str = "optimizer",
-) -> None:
-    """Writes `{name: tensors}` as one process of a distributed job would; with `optimizer`, what torch's
-    `get_optimizer_state_dict` has of it as well. Raises OSError."""
-    state = {name: dict(tensors)} | ({optimizer_name: dict(optimizer)} if optimizer is not None else {})
+def write_distributed(folder: Path, tensors: Mapping[str, Tensor], name: str = "model") -> None:
+    """Writes `{name: tensors}` as one process of a distributed job would. Raises OSError."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            dcp.save(state, checkpoint_id=folder, no_dist=True)
+            dcp.save({name: dict(tensors)}, checkpoint_id=folder, no_dist=True)
         except CheckpointException as error:  # a BaseException, with the traceback as its text
             raise OSError(_causes(error)) from None
 

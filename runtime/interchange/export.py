@@ -19,7 +19,6 @@ from graphft.ir import Kind
 from graphft.runtime.fs import LocalFS, file_system
 from graphft.runtime.interchange.distributed import write_distributed
 from graphft.runtime.interchange.trained_program import best_model, export_program, read_trained
-from graphft.runtime.interchange.training_state import read_training
 from graphft.runtime.interchange.weights import read_weights, write_weights
 
 _SUFFIXES = {".safetensors": "safetensors", ".pt2": "pt2"}
@@ -49,20 +48,8 @@ def _form(options: argparse.Namespace, suffix: str) -> str:
     """Raises UsageError for options that do not go with it."""
     form = str(options.format or _SUFFIXES.get(suffix, "huggingface"))
     if form not in _SUFFIXES.values() and suffix in (".pt", ".pth", ".bin", ".ckpt", ".st"):
-        raise UsageError(
-            f"{options.file} is named like a file, and the format {form} is a folder",
-            rule="usage",
-            help="one file: a name that ends in .safetensors (safetensors.torch.load_file reads it); else a folder's "
-            "name",
-        )
-    if options.optimizer and (form != "dcp" or options.best or options.optimizer == options.object):
-        raise UsageError(
-            f"--optimizer {options.optimizer} with --format {form}, --object {options.object}"
-            + ", --best" * options.best,
-            rule="usage",
-            help="--optimizer goes with --format dcp, without --best (which has weights alone), and its name is not "
-            "that of --object",
-        )
+        text = f"{options.file} is named like a file, and the format {form} is a folder"
+        raise UsageError(text, rule="usage", help="one file: a name that ends in .safetensors; else a folder's name")
     return form
 
 
@@ -80,21 +67,14 @@ def _program(options: argparse.Namespace) -> tuple[Callable[[Path], object], str
 
 def _weights(options: argparse.Namespace, form: str) -> tuple[Callable[[Path], object], str]:
     """Returns what writes the weights, and its description."""
-    optimizer = None
-    if options.optimizer:  # both of one checkpoint, though the job goes on meanwhile
-        tensors, found = read_training(options.path, options.object, options.optimizer, options.version)
-        optimizer = found.by_name()
-    elif options.best:
-        tensors = read_weights(best_model(options.path, options.version))
-    else:
-        tensors = read_weights(options.path, options.object, options.version)
-    size = size_in_words(sum(t.nbytes for t in tensors.values()))
-    words = f"{len(tensors)} tensors of {options.object!r}, {size}" + f", and {options.optimizer!r}" * bool(optimizer)
+    source = best_model(options.path, options.version) if options.best else options.path
+    tensors = read_weights(source, options.object, None if options.best else options.version)
+    words = f"{len(tensors)} tensors of {options.object!r}, {size_in_words(sum(t.nbytes for t in tensors.values()))}"
     if form == "safetensors":
         return lambda target: write_tensors(target, tensors, {"format": "pt"}), words
     if form == "huggingface":
         return lambda target: write_weights(target, tensors), words
-    return lambda target: write_distributed(target, tensors, options.object, optimizer, options.optimizer), words
+    return lambda target: write_distributed(target, tensors, options.object), words
 
 
 @contextlib.contextmanager
@@ -103,8 +83,5 @@ def _writing(target: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise GraphftError(
-            f"{target} cannot be written: {describe(error)}",
-            rule="export",
-            help="give a TO that is not there yet, in a folder that this process may write to, with space on its disk",
-        ) from error
+        help = "give a TO that is not there yet, in a folder that this process may write to, with space on its disk"
+        raise GraphftError(f"{target} cannot be written: {describe(error)}", rule="export", help=help) from error

@@ -74,17 +74,18 @@ def entries(path: str, version: int | None = None) -> list[Entry]:
         if wanted := [entry for entry in found if version in (None, directory_key(entry.directory)[0])]:
             return wanted
     what = "" if version is None else f" {version}; it has {sorted({directory_key(e.directory)[0] for e in found})}"
-    raise UsageError(
-        f"{path} has no checkpoint{what}",
-        rule="no-checkpoint",
-        help="give a job's name, folder or storage, or the path that save_check_point was given",
-    )
+    help = "give a job's name, folder or storage, or the path that save_check_point was given"
+    raise UsageError(f"{path} has no checkpoint{what}", rule="no-checkpoint", help=help)
 
 
 def _entries(path: str) -> list[Entry]:
     with job_folder(path) as folder:
         if folder is None:
-            stores: list[VersionedStore] = [_loop(path).store]
+            place = CheckPoints(path)
+            if not place.fs.stat(place.path):
+                help = "is the path right, what holds it mounted, and the bucket there?"
+                raise UsageError(f"there is nothing at {path}", rule="no-checkpoint", help=help)
+            stores: list[VersionedStore] = [place.store]
             run = ""
         else:
             record = read_record(folder)
@@ -104,18 +105,6 @@ def _in_store(store: VersionedStore, run: str) -> Iterator[Entry]:
         except DamagedCheckpoint as error:
             yield Entry(store, directory, None, error.message)
     yield from (Entry(store, directory, None, NO_MANIFEST) for directory in store.unfinished())
-
-
-def _loop(path: str) -> CheckPoints:
-    """Returns the place where a loop saves. Raises GraphftError where nothing is: nothing can be said of it then."""
-    place = CheckPoints(path)
-    if not place.fs.stat(place.path):
-        raise UsageError(
-            f"there is nothing at {path}",
-            rule="no-checkpoint",
-            help="is the path right, what holds it mounted, and the bucket there?",
-        )
-    return place
 
 
 def list_(options: argparse.Namespace) -> int:
@@ -171,20 +160,12 @@ def verify_(options: argparse.Namespace) -> int:
         damaged += entry.manifest is None and entry.damage != NO_MANIFEST
         print(f"{entry.path}: {wrong}")
     with job_folder(path) as folder:
-        if folder is not None and options.version is None:
-            damaged += _verify_model(path)
-    return 1 if damaged or not counted else 0
-
-
-def _verify_model(path: str) -> int:
-    """Returns 1 if the job is complete, and its model damaged."""
+        whole = folder is not None and options.version is None
     place = CheckPoints(path)
-    if place.fs.size(f"{place.path}/{MODEL}") is None:
-        return 0
-    try:
-        size = sum(tensor.nbytes for tensor in read_weights(path).values())
-    except GraphftError as error:
-        print(f"{path}/{MODEL}: {error.message}")
-        return 1
-    print(f"{path}/{MODEL}: good ({size_in_words(size)})")
-    return 0
+    if whole and place.fs.size(f"{place.path}/{MODEL}") is not None:
+        try:
+            wrong = f"good ({size_in_words(sum(tensor.nbytes for tensor in read_weights(path).values()))})"
+        except GraphftError as error:
+            wrong, damaged = error.message, damaged + 1
+        print(f"{path}/{MODEL}: {wrong}")
+    return 1 if damaged or not counted else 0

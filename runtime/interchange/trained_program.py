@@ -1,4 +1,4 @@
-"""What a job has trained, as a program that predicts: the forward pass in its folder, with the newest weights. And as
+"""The trained model of a job, as a program that predicts: the forward pass in its folder, with its weights. And as
 one file of plain torch, `.pt2` of `torch.export`:
 
     predict = torch.export.load("model.pt2").module()
@@ -37,7 +37,7 @@ from graphft.transpiler.record import read_record
 log = logging.getLogger("graphft")
 
 SIZES = (4, 6, 8, 12, 16, 3, 5, 7, 9, 2, 32, 64)
-"""Of a named dimension while it is exported: the first that the program was captured for. Torch would fix 0 and 1."""
+"""Sizes of a named dimension while it is exported, the first that fits. Torch would fix 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -69,49 +69,35 @@ def read_trained(
         weights = best_model(source, step)
     with job_folder(source, whole=True) as folder:
         if folder is None:
-            raise UsageError(
-                f"{source} holds no job", rule="job-directory", help="give the folder or the storage of a job"
-            )
-        complete = weights is not None or (folder / MODEL).exists()
-        url = os.fspath(source).rstrip("/") if is_url(source) else "" if complete else url_of(folder)
-        return _trained(folder, url, step, weights)
+            help = "give the folder or the storage of a job"
+            raise UsageError(f"{source} holds no job", rule="job-directory", help=help)
+        config, program = read_record(folder).config, load_prediction(folder)
+        tell_untrained(program, load_program(folder / "source"))
+        if weights is not None:
+            return Trained(with_weights(program, read_weights(weights)), config, os.fspath(weights))
+        stored = "" if is_url(source) or (folder / MODEL).exists() else url_of(folder)
+        place = stored or source
+        program = with_weights(program, read_weights(place, version=step))
+        return Trained(program, config, f"{place}, {'the newest' if step is None else f'step {step}'}")
 
 
 def best_model(source: str | os.PathLike[str], step: int | None = None) -> Path:
     """Returns the file of the best model by its validations, of a job's folder. Raises UsageError if there is none, for
     a URL, and for a `step`, which is another choice."""
-    if step is not None or is_url(source):
-        raise UsageError(
-            "the best model is asked for, and " + (f"step {step}, too" if step is not None else "of a URL"),
-            rule="option",
-            help="give one of them" if step is not None else "give the job's folder: it has the validations",
-        )
+    if step is not None:
+        text = f"the best model is asked for, and step {step}, too"
+        raise UsageError(text, rule="option", help="give one of them")
+    if is_url(source):
+        help = "give the job's folder: it has the validations"
+        raise UsageError("the best model is asked for, of a URL", rule="option", help=help)
     folder = Path(weights_source(source))
     result = Result.of(folder, 0, 0.0)
-    found = result.best
-    missing = result.missing_best()
-    if missing and found is None:
-        raise UsageError(missing, rule="no-checkpoint", help="predict with the newest model: leave out best")
-    if missing:
+    if (found := result.best) is None:
+        help = "transpile(validate=graphft.Validation(data=..., best='loss')) keeps one; or leave best out"
+        raise UsageError(result.missing_best() or f"{folder} has no best model", rule="no-checkpoint", help=help)
+    if missing := result.missing_best():
         log.warning("%s", missing)
-    if found is None:
-        raise UsageError(
-            f"{folder} has no best model",
-            rule="no-checkpoint",
-            help="transpile(validate=graphft.Validation(data=..., best='loss')) keeps one, from its first on",
-        )
     return found.model
-
-
-def _trained(folder: Path, url: str, step: int | None, weights: str | os.PathLike[str] | None) -> Trained:
-    """`url`: of the storage that has the weights; "": the folder has."""
-    config, program = read_record(folder).config, load_prediction(folder)
-    tell_untrained(program, load_program(folder / "source"))
-    if weights is not None:
-        return Trained(with_weights(program, read_weights(weights)), config, os.fspath(weights))
-    program = with_weights(program, read_weights(url or folder, version=step))
-    place = url or str(folder)
-    return Trained(program, config, f"{place}, {'the newest' if step is None else f'step {step}'}")
 
 
 # -- .pt2 -------------------------------------------------------------------------------------------------------------
@@ -134,32 +120,19 @@ def export_program(program: Program) -> ExportedProgram:
                 return torch.export.export(_module(program), example, dynamic_shapes=open_dims)
         except Exception as error:  # torch has no one class of them
             failed = error
-    raise GraphftError(
-        f"torch.export cannot export the program to predict with: {describe(failed)}",
-        rule="export",
-        help="its weights alone: give a TO that ends in .safetensors",
-    ) from failed
+    text, help = "torch.export cannot export the program to predict with", "give a TO that ends in .safetensors"
+    raise GraphftError(f"{text}: {describe(failed)}", rule="export", help=help) from failed
 
 
 def _sizes(program: Program) -> dict[str, int]:
-    """A size of each named dimension of the inputs. Raises GraphftError[export] if none is found that fits."""
-    names = sorted({n for v in program.of_kind(Kind.INPUT) for d in v.shape for n in names_in(d)})
-    found: dict[str, int] = {}
-    for name in names:
-        asked = [c for c, _ in program.attrs.get("assume", ()) if name in names_in(c)]
-        for size in SIZES:
-            known = {**found, name: size}
-            if all(evaluate(c, known) for c in asked if names_in(c) <= known.keys()):
-                found = known
-                break
-        else:
-            raise GraphftError(
-                f"no size of dimension {name} was found that fulfils what the program was captured for: "
-                f"{', '.join(asked)}",
-                rule="export",
-                help="declare that dimension with a fixed size in build()",
-            )
-    return found
+    """Returns a size of each named dimension of the inputs. Raises GraphftError[export] if none is found that fits."""
+    names = {n for v in program.of_kind(Kind.INPUT) for d in v.shape for n in names_in(d)}
+    conditions = [c for c, _ in program.attrs.get("assume", ()) if names_in(c) <= names]
+    for sizes in (dict.fromkeys(names, size) for size in SIZES):
+        if all(evaluate(c, sizes) for c in conditions):
+            return sizes
+    text = f"no size of the dimensions {', '.join(sorted(names))} was found that fulfils {', '.join(conditions)}"
+    raise GraphftError(text, rule="export", help="declare them with fixed sizes in build()")
 
 
 def _module(program: Program) -> nn.Module:
@@ -182,13 +155,11 @@ def _module(program: Program) -> nn.Module:
 
 
 def _register(module: nn.Module, name: str, value: Tensor) -> tuple[nn.Module, str]:
-    """Buffer `a.b.c` of the module, in submodules that are made for it: the last of them, and `c`."""
+    """Registers buffer `a.b.c`, in submodules that are made for it; returns the last of them, and `c`."""
     *path, last = name.split(".")
     for part in path:
-        inner = dict(module.named_children()).get(part)
-        if inner is None:
-            inner = nn.Module()
-            module.add_module(part, inner)
-        module = inner
+        if part not in dict(module.named_children()):
+            module.add_module(part, nn.Module())
+        module = module.get_submodule(part)
     module.register_buffer(last, value.detach().clone())
     return module, last

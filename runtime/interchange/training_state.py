@@ -1,4 +1,4 @@
-"""What training goes on with: a model's weights and the state of its optimizer, whole, from wherever they lie together.
+"""A model's weights and the state of its optimizer, whole, from wherever they lie together.
 
 The names are those of torch: `get_optimizer_state_dict` has the state by the names of parameters, `state_dict()` of an
 optimizer by their numbers.
@@ -29,7 +29,7 @@ from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import file_system
 from graphft.runtime.interchange.distributed import METADATA, local_path, read_distributed
 from graphft.runtime.loop.check_points import CheckPoints
-from graphft.runtime.loop.snapshot import PARAMETERS
+from graphft.runtime.loop.snapshot import PARAMETERS, Found
 from graphft.transpiler import Job
 from graphft.transpiler.layout import assemble
 from graphft.transpiler.optimization import find_optimization, rates_at
@@ -96,12 +96,9 @@ def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str,
         there = [each for each in own if each is not None]
         if len(there) == len(own):
             return min(manifest.step for manifest, _ in there), [tensors for _, (tensors,) in there]
-    raise UsageError(
-        f"{folder} has no checkpoint {'yet' if step is None else f'of step {step}'}"
-        + " of all shards" * (not job.config.sync),
-        rule="no-checkpoint",
-        help=f"`graphft checkpoint list {folder}` says which there are, `graphft status` when the next one comes",
-    )
+    what = "yet" if step is None else f"of step {step}"
+    help = f"`graphft checkpoint list {folder}` says which there are, `graphft status` when the next one comes"
+    raise UsageError(f"{folder} has no checkpoint {what}", rule="no-checkpoint", help=help)
 
 
 def _optimizer(job: Job, shards: Sequence[Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
@@ -126,88 +123,58 @@ def _updates(program: Program, step: int) -> dict[str, Optimizer]:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """`state`: by the names of parameters, or (`numbered`) by their numbers in the optimizer's groups; `groups`: their
-    options, with the names (or numbers) as `params`; None where they are not known. `step`: of the training."""
+    """`state`: by the names of parameters, or (`numbered`) by their numbers in the optimizer's groups. `step`: of the
+    training."""
 
     step: int
     state: dict[str, dict[str, Any]]
-    groups: list[dict[str, Any]] | None = None
     numbered: bool = False
-
-    def by_name(self) -> dict[str, Any]:
-        """As torch's `get_optimizer_state_dict` has it. Raises GraphftError where the names are not known."""
-        if self.numbered or self.groups is None:
-            raise GraphftError(
-                "the names of the optimizer's parameters are not known",
-                rule="optimizer-state",
-                help="save the module that has them all with the optimizer: save_check_point({'model': model, "
-                "'optimizer': optimizer}, ...)",
-            )
-        return {"state": {n: entry for n, entry in self.state.items() if entry}, "param_groups": self.groups}
 
 
 def read_optimizer(source: str | os.PathLike[str], name: str = "optimizer") -> OptimizerState:
-    """From a job, what `save_check_point` saved as `name`, or a directory of `torch.distributed.checkpoint`.
+    """Returns the state in a job, what `save_check_point` saved as `name`, or a `torch.distributed.checkpoint`.
 
     Raises GraphftError for what is none of them, is damaged, or has no optimizer of that name; OSError where the
     storage fails.
     """
+    source = weights_source(source)
+    with job_folder(source, whole=True) as folder:
+        job = read_job(folder) if folder is not None else None
     fs, path = file_system(os.fspath(source))
-    torchs = fs.size(path) is None and fs.size(f"{path}/{METADATA}") is not None
-    found = _from_torch(source, name) if torchs else read_training(source, "", name)[1]
+    if job is not None:
+        found = OptimizerState(job.step, optimizer_of(job)["state"])
+    elif fs.size(path) is None and fs.size(f"{path}/{METADATA}") is not None:
+        found = _from_torch(source, name)
+    elif fs.size(path) is None and any(map(is_directory, fs.ls_dir(path))):
+        found = _of_loop(source, name)
+    else:
+        help = "give a job, what save_check_point saved, or a directory of torch.distributed.checkpoint"
+        raise UsageError(f"{source} has no state of an optimizer", rule="optimizer-state", help=help)
     if not found.state:
-        raise GraphftError(
-            f"{source} holds no state of an optimizer",
-            rule="optimizer-state",
-            help="SGD without momentum has none, and local steps keep theirs",
-        )
+        help = "SGD without momentum has none, and local steps keep theirs"
+        raise GraphftError(f"{source} holds no state of an optimizer", rule="optimizer-state", help=help)
     return found
 
 
-def read_training(
-    source: str | os.PathLike[str], model: str, optimizer: str, version: int | None = None
-) -> tuple[dict[str, Tensor], OptimizerState]:
-    """A model's `state_dict` and its optimizer's state, of one checkpoint: of a job, or of what `save_check_point`
-    saved as `model` ("": not wanted) and `optimizer`. `version`: of a job, the step; by default the newest that is
-    whole.
-
-    Raises as `read_optimizer`.
-    """
-    source = weights_source(source)
-    with job_folder(source, whole=True) as folder:
-        state = read_job(folder, version) if folder is not None else None
-    if state is not None:
-        return state.model, optimizer_of(state)
-    fs, path = file_system(os.fspath(source))
-    if fs.size(path) is None and any(map(is_directory, fs.ls_dir(path))):
-        return _of_loop(source, model, optimizer, version)
-    raise UsageError(
-        f"{source} has no state of an optimizer",
-        rule="optimizer-state",
-        help="give the folder or storage of a job, what save_check_point saved, or a directory of "
-        "torch.distributed.checkpoint",
-    )
-
-
-def optimizer_of(job: JobState) -> OptimizerState:
-    """As torch has it."""
+def optimizer_of(job: JobState) -> dict[str, Any]:
+    """Returns what torch's `get_optimizer_state_dict` does, by the names of parameters."""
     together: dict[Optimizer, list[str]] = {}
     for name, update in job.updates.items():
         together.setdefault(update, []).append(name)
     groups = [{**_options(update), "params": names} for update, names in together.items()]
     state = {n: _as_torch_has_it(job.updates[n], values) for n, values in job.optimizer.items()}
-    return OptimizerState(job.step, state, groups)
+    return {"state": {n: entry for n, entry in state.items() if entry}, "param_groups": groups}
 
 
 def _options(update: Optimizer) -> dict[str, Any]:
-    """As torch's own optimizer has them in a group."""
+    """Returns the options as torch's own optimizer has them in a group."""
     given = {f.name: getattr(update, f.name) for f in fields(update)}
     (group,) = update.torch_class([torch.empty(0)], **given).param_groups
     return {key: value for key, value in group.items() if key != "params"}
 
 
 def _as_torch_has_it(update: Optimizer, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """torch's SGD has no count, and no buffer before the first step."""
+    """Returns the state of one parameter: torch's SGD has no count, and no buffer before the first step."""
     if not isinstance(update, SGD):
         return dict(values)
     if float(values.get(SCALAR_STATE, 1)) == 0:
@@ -215,41 +182,34 @@ def _as_torch_has_it(update: Optimizer, values: Mapping[str, Tensor]) -> dict[st
     return {key: value for key, value in values.items() if key != SCALAR_STATE}
 
 
-def _of_loop(
-    source: str | os.PathLike[str], model: str, optimizer: str, version: int | None
-) -> tuple[dict[str, Tensor], OptimizerState]:
-    found = CheckPoints(source).newest(version)
-    if found is None:
-        raise UsageError(f"{source} has no checkpoint that is committed", rule="optimizer-state", help="save one first")
-    weights, saved = (found.states.get(model) if model else {}), found.states.get(optimizer)
-    for what, name, there in (
-        ("model", model, isinstance(weights, Mapping)),
-        ("optimizer", optimizer, isinstance(saved, Mapping) and {"state", "param_groups"} <= saved.keys()),
-    ):
-        if not there:
-            raise UsageError(
-                f"checkpoint {found.version} of {source} has no {what} {name!r}",
-                rule="optimizer-state",
-                help=f"name it: it has {', '.join(sorted(found.states))}",
-            )
+def newest_of_loop(source: str | os.PathLike[str], version: int | None) -> Found:
+    """Reads the newest whole version that a loop saved, or that one. Raises UsageError if there is none."""
+    if (found := CheckPoints(source).newest(version)) is None:
+        raise UsageError(f"{source} has no checkpoint that is committed", rule="no-checkpoint", help="save one first")
+    return found
+
+
+def saved_as(found: Found, name: str, *keys: str) -> Mapping[str, Any]:
+    """Returns the state of that name, which has these keys. Raises UsageError if there is none."""
+    state = found.states.get(name)
+    if not isinstance(state, Mapping) or not state.keys() >= {*keys}:
+        help = f"name it (name=, --object, --optimizer): it has {', '.join(sorted(found.states))}"
+        raise UsageError(f"checkpoint {found.version} has no {name!r}", rule="weights", help=help)
+    return state
+
+
+def _of_loop(source: str | os.PathLike[str], optimizer: str) -> OptimizerState:
+    found = newest_of_loop(source, None)
+    saved = saved_as(found, optimizer, "state", "param_groups")["state"]
     names = found.manifest.meta.get(PARAMETERS, {}).get(optimizer)
-
-    def named(number: Any) -> str:
-        return str(number) if names is None else str(names[number])
-
-    state = {named(number): dict(entry) for number, entry in saved["state"].items()}  # type: ignore[index]
-    groups = [
-        {**{k: v for k, v in group.items() if k != "param_names"}, "params": [named(n) for n in group["params"]]}
-        for group in saved["param_groups"]  # type: ignore[index]
-    ]
+    state = {str(number if names is None else names[number]): dict(entry) for number, entry in saved.items()}
     numbered = names is None and all(name.isdecimal() for name in state)  # a Trainer's has names
-    tensors = {str(n): value for n, value in weights.items() if isinstance(value, Tensor)}  # type: ignore[union-attr]
-    return tensors, OptimizerState(found.status.step, state, groups, numbered=numbered)
+    return OptimizerState(found.status.step, state, numbered)
 
 
 def _from_torch(source: str | os.PathLike[str], name: str) -> OptimizerState:
-    """Of a directory of `torch.distributed.checkpoint`, however it was put there: by names or numbers, nested or flat.
-    Options of groups are pickles there, and not read."""
+    """Reads a directory of `torch.distributed.checkpoint`, however the state was put there: by names or numbers, nested
+    or flat. Options of groups are pickles there, and not read."""
     state: dict[str, dict[str, Any]] = {}
     for place, value in read_distributed(local_path(source), name).items():
         if place.startswith("state."):
@@ -264,12 +224,10 @@ def load_optimizer(
 ) -> int:
     """Gives `optimizer` the state that was saved in `source`; returns the step of it.
 
-    `source` is a job's folder or storage, or what `save_check_point` saved, at the newest checkpoint that is whole; or
-    a directory of `torch.distributed.checkpoint`. In the last two, `name` is what the optimizer was saved as. `model`
-    is what the optimizer trains; its parameters have the names and shapes that were saved. Options of the groups (lr,
-    betas) stay as they are. With the model's weights (`load_into(model, read_weights(source))`) training goes on as it
-    would have there: in plain torch, or in a new job (`minimize(program, optimizer, model=model)`), with any number of
-    pservers.
+    `source` is a job, what `save_check_point` saved, or a directory of `torch.distributed.checkpoint`; in the last two,
+    `name` is what the optimizer was saved as. `model` is what the optimizer trains. Options of the groups stay
+    as they are. With the model's weights (`load_into(model, read_weights(source))`) training goes on as it would have
+    there: in plain torch, or in a new job (`minimize(program, optimizer, model=model)`).
 
     Raises GraphftError[optimizer-state] if names, shapes or kinds of state differ; nothing is changed then.
     """
@@ -285,12 +243,9 @@ def load_optimizer(
     unused = sorted(found.state.keys() - {names[id(p)] for p in trained if id(p) in names})
     problems += [f"{name} is not among the optimizer's parameters" for name in unused]
     if problems:
-        raise GraphftError(
-            f"the optimizer's state in {source} does not fit: {'; '.join(problems[:5])}"
-            + f"; and {len(problems) - 5} more" * (len(problems) > 5),
-            rule="optimizer-state",
-            help="make model and optimizer as the script does that trained there",
-        )
+        more = f"; and {len(problems) - 5} more" * (len(problems) > 5)
+        text = f"the optimizer's state in {source} does not fit: {'; '.join(problems[:5])}{more}"
+        raise GraphftError(text, rule="optimizer-state", help="make model and optimizer as the script does")
     for p in trained:
         values = given.get(id(p), {})
         optimizer.state[p] = {
@@ -300,7 +255,7 @@ def load_optimizer(
 
 
 def _names(found: OptimizerState, model: torch.nn.Module, trained: list[Tensor]) -> dict[int, str]:
-    """Of the parameters that have a state, the name or number that it has in `found`."""
+    """Returns, by parameter that has a state, the name or number that it has in `found`."""
     known = {n: p for n, p in model.named_parameters(remove_duplicate=False) if n in found.state}
     if found.numbered and not known:
         known = {str(i): p for i, p in enumerate(trained) if str(i) in found.state}  # type: ignore[misc]
@@ -309,10 +264,9 @@ def _names(found: OptimizerState, model: torch.nn.Module, trained: list[Tensor])
 
 def _differences(name: str, parameter: Tensor, values: Mapping[str, Tensor]) -> Iterator[str]:
     for key, value in values.items():
-        if key != SCALAR_STATE and value.shape != parameter.shape:
-            yield f"{name}@{key} is {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
-        elif key != SCALAR_STATE and value.dtype != parameter.dtype:
-            yield f"{name}@{key} is {value.dtype}, the parameter {parameter.dtype}"
+        for what in ("shape", "dtype") if key != SCALAR_STATE else ():
+            if (found := getattr(value, what)) != (wanted := getattr(parameter, what)):
+                yield f"{name}@{key} is {found}, the parameter {wanted}"
 
 
 def _other_kinds(optimizer: torch.optim.Optimizer, given: Mapping[int, Mapping[str, Tensor]]) -> Iterator[str]:

@@ -1,8 +1,5 @@
-"""Weights from wherever they lie, and as Hugging Face saves them.
-
-model.safetensors                   or several files, and an index of what lies in which:
-model-00001-of-00002.safetensors
-model.safetensors.index.json        {"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}
+"""Weights from wherever they lie, and as Hugging Face saves them: `model.safetensors`, or several files, and an index
+`model.safetensors.index.json`, {"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from graphft.disk.fileio import write_atomically
 from graphft.disk.tensor_file import read_tensors, write_tensors
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.manifest import is_directory
@@ -26,15 +22,12 @@ from graphft.runtime.coordination.job_files import MODEL, download_result, is_ur
 from graphft.runtime.coordination.runs import weights_source
 from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.runtime.interchange.distributed import METADATA, local_path, read_distributed
-from graphft.runtime.interchange.training_state import job_folder, read_job
-from graphft.runtime.loop.check_points import CheckPoints
+from graphft.runtime.interchange.training_state import job_folder, newest_of_loop, read_job, saved_as
 from graphft.transpiler.record import RECORD
 
 log = logging.getLogger("graphft")
 
-INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
-SHARD_BYTES = 5_000_000_000
-"""As `save_pretrained` cuts by default."""
+WHOLE = "model.safetensors"
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _SOURCES = (
     "a safetensors file, a folder of them as Hugging Face writes it, the folder of a job, what save_check_point "
@@ -46,12 +39,9 @@ _AGAIN = "was the folder copied or downloaded wholly?"
 def read_weights(source: str | os.PathLike[str], name: str = "model", version: int | None = None) -> dict[str, Tensor]:
     """Returns a model's `state_dict`, from a file, folder or URL; every checksum that is there is checked.
 
-    `source` is a safetensors file; a folder as Hugging Face's `save_pretrained` writes it, in one file or many; a job's
-    name, folder or storage (the model of its newest complete run; else the newest checkpoint that is whole); what
-    `save_check_point` saved (its newest version that is whole); or a directory of `torch.distributed.checkpoint`. In
-    the last two, `name` is what the model was saved as.
-    `version`: of what `save_check_point` saved, not the newest; of a job, the step of another checkpoint. All but the
-    last may be URLs.
+    `source` is a safetensors file; a folder as Hugging Face writes it; a job (its model, or else its newest whole
+    checkpoint); what `save_check_point` saved; or a local directory of `torch.distributed.checkpoint`. In the last two,
+    `name` is what the model was saved as. `version`: of a loop, or the step of a job's checkpoint.
 
     Raises GraphftError for what is none of them, is damaged, or holds pickles; OSError where the storage fails.
     """
@@ -68,8 +58,7 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
         return _read_loop(os.fspath(source), name, version)
     indexes = [n for n in names if n.endswith(".safetensors.index.json")]
     files = [n for n in names if n.endswith(".safetensors")]
-    if WHOLE in names and indexes:  # as from_pretrained does
-        log.warning("%s has %s and %s: the weights are those of the first", source, WHOLE, indexes[0])
+    if WHOLE in names:  # as from_pretrained does
         indexes, files = [], [WHOLE]
     if len(indexes) == 1 or (len(files) == 1 and METADATA not in names):
         with _at_hand(fs, path) as folder:
@@ -82,11 +71,8 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
 
 def _read_file(fs: FS, path: str) -> dict[str, Tensor]:
     if path.endswith(_PICKLES):
-        raise UsageError(
-            f"{path} is a pickle, which runs code when it is read",
-            rule="weights",
-            help="convert it, if you trust it: safetensors.torch.save_file(torch.load(path, weights_only=True), ...)",
-        )
+        help = "convert it, if you trust it: safetensors.torch.save_file(torch.load(path, weights_only=True), ...)"
+        raise UsageError(f"{path} is a pickle, which runs code when it is read", rule="weights", help=help)
     with _at_hand(fs, path) as file:
         return read_tensors(file)[0]
 
@@ -123,25 +109,15 @@ def _read_model(source: str | os.PathLike[str]) -> dict[str, Tensor]:
     try:
         return read_tensors(Path(source, MODEL))[0]
     except GraphftError as error:
-        raise GraphftError(
-            error.message,
-            rule=error.rule,
-            help=f"its checkpoints are there: `graphft checkpoint list {source}`, and give one's step as version=; or "
-            f"delete the file, and `graphft launch --job {source}` makes it again",
-        ) from error
+        help = (
+            f"give the step of a checkpoint as version=: `graphft checkpoint list {source}`; or delete the file, and "
+        )
+        help += f"`graphft launch --job {source}` makes it again"
+        raise GraphftError(error.message, rule=error.rule, help=help) from error
 
 
 def _read_loop(source: str, name: str, version: int | None) -> dict[str, Tensor]:
-    found = CheckPoints(source).newest(version)
-    if found is None:
-        raise UsageError(f"{source} has no checkpoint that is committed", rule="weights", help="save one first")
-    state = found.states.get(name)
-    if not isinstance(state, Mapping):
-        raise UsageError(
-            f"checkpoint {found.version} of {source} has no {name!r}",
-            rule="weights",
-            help=f"name it (name=, --object): it takes one of {', '.join(sorted(found.states))}",
-        )
+    state = saved_as(newest_of_loop(source, version), name)
     tensors = {str(n): value for n, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise UsageError(f"{name!r} has no tensors at its first level", rule="weights", help="name a model's state")
@@ -151,39 +127,17 @@ def _read_loop(source: str, name: str, version: int | None) -> dict[str, Tensor]
 # -- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES) -> list[str]:
-    """Writes a new folder that `from_pretrained` and `load_into` read; returns its files. Raises OSError.
+def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a new folder that `from_pretrained` and `load_into` read. Raises OSError.
 
     A tensor under several names (tied) is written under the first, as Hugging Face does.
     """
     first = {id(tensors[name]): name for name in reversed(list(tensors))}
-    groups = _cut({n: t for n, t in tensors.items() if first[id(t)] == n}, shard_bytes)
-    if len(groups) == 1:
-        write_tensors(folder / WHOLE, groups[0], {"format": "pt"})
-        return [WHOLE]
-    places: dict[str, str] = {}
-    for number, group in enumerate(groups, 1):
-        name = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        write_tensors(folder / name, group, {"format": "pt"})
-        places.update(dict.fromkeys(group, name))
-    total = sum(t.nbytes for group in groups for t in group.values())
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    write_atomically(folder / INDEX, json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
-    return [*sorted(set(places.values())), INDEX]
-
-
-def _cut(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
-    """Returns groups of at most so many bytes, in the tensors' order; a larger tensor is a group of its own."""
-    groups: list[dict[str, Tensor]] = [{}]
-    for name, tensor in tensors.items():
-        if groups[-1] and sum(t.nbytes for t in groups[-1].values()) + tensor.nbytes > shard_bytes:
-            groups.append({})
-        groups[-1][name] = tensor
-    return groups
+    write_tensors(folder / WHOLE, {n: t for n, t in tensors.items() if first[id(t)] == n}, {"format": "pt"})
 
 
 def read_sharded(index: Path) -> dict[str, Tensor]:
-    """The tensors of all files that an index names. Raises GraphftError[weights] where they are not what it says."""
+    """Returns the tensors of all files that an index names. Raises GraphftError[weights] where one differs."""
     try:
         places = dict(json.loads(index.read_bytes())["weight_map"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -196,16 +150,11 @@ def read_sharded(index: Path) -> dict[str, Tensor]:
         try:
             tensors, _ = read_tensors(index.parent / file)
         except OSError as error:
-            raise GraphftError(
-                f"{index} names {file}, which cannot be read: {error}", rule="weights", help=_AGAIN
-            ) from error
+            text = f"{index} names {file}, which cannot be read: {error}"
+            raise GraphftError(text, rule="weights", help=_AGAIN) from error
         found.update({n: t for n, t in tensors.items() if places.get(n) == file})
     missing = sorted(places.keys() - found.keys())
     if missing:
-        raise GraphftError(
-            f"{index} names {missing[0]} in {places[missing[0]]}, which does not have it"
-            + f" (and {len(missing) - 1} more)" * (len(missing) > 1),
-            rule="weights",
-            help=_AGAIN,
-        )
+        text = f"{index} names {missing[0]} in {places[missing[0]]}, which does not have it"
+        raise GraphftError(text, rule="weights", help=_AGAIN)
     return found

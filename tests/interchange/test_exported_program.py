@@ -51,9 +51,8 @@ def test_plain_torch_gives_the_bits_of_predict(tmp_path: Path, capsys: pytest.Ca
         assert np.array_equal(found["32"], model(X[:32]).numpy())
 
 
-@pytest.mark.parametrize("case", ["embedding", pytest.param("transformer", marks=pytest.mark.slow)])
-def test_open_dimensions_and_several_inputs(case: str) -> None:
-    found = getattr(zoo, case)()
+def test_open_dimensions_and_several_inputs() -> None:
+    found = zoo.embedding()
     program = prediction_of(graphft.build(found.model, found.loss_fn, found.inputs).origin)
     module, names = export_program(program).module(), program.attrs["extras"]
     for size in (1, 3, 16):
@@ -86,7 +85,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     found = zoo.mlp()
     program = prediction_of(graphft.build(found.model, found.loss_fn, found.inputs).origin)
     program.attrs["assume"] = (("batch >= 100", "train.py:3"),)
-    with pytest.raises(GraphftError, match="no size of dimension batch was found"):
+    with pytest.raises(GraphftError, match="no size of the dimensions batch was found"):
         export_program(program)
 
 
@@ -103,9 +102,6 @@ def test_the_best_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert torch.equal(torch.export.load(tmp_path / "model.pt2").module()(X[:32]), best(X[:32]))
     for weights in map(graphft.read_weights, (tmp_path / "model.safetensors", tmp_path / "folder")):
         assert all(torch.equal(tensor, best.state_dict()[name]) for name, tensor in weights.items())
-    for more, why in (
-        (("--version", "2"), "the best model is asked for, and step 2, too"),
-        (("--format", "dcp", "--optimizer"), "goes with --format dcp, without --best"),
-    ):
-        assert why in refused(capsys, "checkpoint", "export", job, tmp_path / "d", "--best", *more)
+    said = refused(capsys, "checkpoint", "export", job, tmp_path / "d", "--best", "--version", "2")
+    assert "the best model is asked for, and step 2, too" in said
     assert not (tmp_path / "d").exists()

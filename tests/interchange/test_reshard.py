@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import graphft
-from graphft.callbacks import CSVLogger
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.reshard import carry_over, reshard
@@ -31,7 +30,7 @@ plain = functools.cache(make_job)
 
 
 def states(job: Job, seed: int = 3) -> list[dict[str, Tensor]]:
-    """What shards may hold, other than at the start."""
+    """Values that shards may hold, other than at the start."""
     generator = torch.Generator().manual_seed(seed)
     one = plain(1)  # the same variables whole, so that it does not depend on the number of shards
     drawn = {
@@ -66,7 +65,7 @@ def is_same(one: list[dict[str, Tensor]], other: list[dict[str, Tensor]]) -> boo
     )
 
 
-@pytest.mark.parametrize("way", [(1, 5, 3), (2, 4, 1), (3, 1, 5)])
+@pytest.mark.parametrize("way", [(1, 5, 3), (2, 4, 1)])
 def test_any_number_and_back(way: tuple[int, ...]) -> None:
     jobs = [plain(n) for n in (*way, way[0])]
     first = values = states(jobs[0])
@@ -83,7 +82,6 @@ def line_of(job: Job, **options: bool) -> str:
     return open_run(job, **options).describe(job.config)
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_with_other_pservers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     begin(FIRST, job := make_job(2, name="lin"), states(job))
@@ -123,16 +121,6 @@ def test_what_a_shard_holds_is_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.slow
-def test_a_carried_checkpoint_trains_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = {"name": "lin", "checkpoint_every": 1, "keep_checkpoints": 99}
-    whole = graphft.read_weights(make_job(1, **options).run(quiet=True).model)
-    _cut_off(FIRST, 3)
-    result = make_job(3, **options).run(quiet=True)
-    assert result.job_dir == SECOND
-    end = graphft.read_weights(result.model)
-    assert all(torch.equal(end[n], whole[n]) for n in whole)
 
 
 class Steps:
@@ -148,26 +136,22 @@ class Steps:
         self.epochs.append(epoch)
 
 
-def logged(result: Result) -> str:
-    return "step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in result.metrics["loss"])
-
-
 @pytest.mark.slow
 def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a complete run, then of one that was interrupted, and on other pservers; fewer passes are another run."""
+    """A complete run goes on, then one that was interrupted, on other pservers."""
     monkeypatch.chdir(tmp_path)
     options, told = {"name": "lin", "checkpoint_every": 1, "keep_checkpoints": 99}, Steps()
 
     def run(job: Job) -> Result:
-        return job.run(quiet=True, callbacks=[told, CSVLogger()])
+        return job.run(quiet=True, callbacks=[told])
 
     undisturbed = make_job(2, epochs=5, name="whole").run(quiet=True)
     whole = graphft.read_weights(undisturbed.model)
     run(make_job(2, **options))
     assert run(make_job(2, epochs=3, **options)).steps == 12
-    line = f"{FIRST} differs in: passes 2 -> 3; going on from step 8 of 12 of {FIRST}, with 3 passes, 2 pservers, in "
+    line = f"{FIRST} differs in: epochs 2 -> 3; going on from step 8 of 12 of {FIRST}, with 3 epochs, 2 pservers, in "
     assert f"{line}{SECOND}\n" in capfd.readouterr().err
     assert look_at(FIRST).state == "complete"
     _cut_off(SECOND, 11)
@@ -175,9 +159,8 @@ def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
     assert result.job_dir == THIRD
     assert result.metrics == undisturbed.metrics, "those of the steps before are its own, too"
     assert (told.steps, told.epochs) == ([*range(20)], [1, 2, 3, 4, 5])
-    assert (THIRD / "steps.csv").read_text() == logged(undisturbed)
     assert re.search(
-        rf"from step \d+ of 20 of {SECOND}, with 5 passes, 3 pservers, in {THIRD}\n", capfd.readouterr().err
+        rf"from step \d+ of 20 of {SECOND}, with 5 epochs, 3 pservers, in {THIRD}\n", capfd.readouterr().err
     )
     end = graphft.read_weights(result.model)
     assert all(torch.equal(end[n], whole[n]) for n in whole)

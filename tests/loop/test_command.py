@@ -81,7 +81,7 @@ def test_export_is_a_state_dict(root: Path, says: Says, tmp_path: Path) -> None:
     found = load_file(tmp_path / "model.safetensors")
     assert found.keys() == wanted.model.state_dict().keys()
     assert all(torch.equal(found[n], v) for n, v in wanted.model.state_dict().items())
-    assert "takes one of model, optimizer, schedule" in "\n".join(
+    assert "it has model, optimizer, schedule" in "\n".join(
         says("export", root, tmp_path / "x", "--object", "nothing", status=2)
     )
     assert "has no tensors at its first level" in "\n".join(
