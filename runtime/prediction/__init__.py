@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 
@@ -30,11 +29,4 @@ def add_parser(commands: Any) -> None:
     others = "other weights of the same model: a .safetensors file, what Trainer.save wrote"
     predict.add_argument("--weights", metavar="PATH", help=others)
     predict.add_argument("--device", help="where to compute: cpu, cuda, cuda:1 (default: the job's)")
-    predict.set_defaults(command=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
-    """Imports torch only now."""
-    from graphft.runtime.prediction.output import predict_to_file
-
-    return predict_to_file(options)
+    predict.set_defaults(command="graphft.runtime.prediction.output:predict_to_file")

@@ -29,7 +29,7 @@ def complete_job(folder: Path, dim: int | None = None, **options: Any) -> nn.Seq
     """Its folder; and the model that it has "trained", in eval mode. `dim`: of the batch, if it is fixed."""
     program = graphft.build(make_model(), loss_fn, {"x": (dim, FEATURES), "y": ((dim,), torch.int64)})
     graphft.minimize(program, graphft.SGD(lr=0.1))
-    data = options.pop("chunks", None) or graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
+    data = options.pop("data", None) or graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
     job = graphft.transpile(program, data=data, **{"batch_size": 32, "trainers": 2, "name": "j", **options})
     job.save(folder)
     model = make_model(1)
