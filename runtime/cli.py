@@ -5,19 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pkgutil
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
+from graphft.runtime.coordination.connect import connect
+from graphft.runtime.coordination.job_files import is_published, local_folder, publish
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import describe_run, forget_dead
+from graphft.runtime.coordination.runs import find_run
 from graphft.runtime.engines.commands import add_parsers as add_slurm_kubernetes
+from graphft.runtime.engines.fork_server_process import serve
+from graphft.runtime.engines.ssh import HOSTS, PYTHON
 from graphft.runtime.interchange import add_parser as add_checkpoint
 from graphft.runtime.launcher.commands import add_parsers as add_looks
 from graphft.runtime.launcher.commands import port
+from graphft.runtime.launcher.ending import tell
+from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
 from graphft.runtime.prediction import add_parser as add_predict
 from graphft.runtime.process.role_process import (
     EXIT_FAILED,
@@ -28,15 +38,11 @@ from graphft.runtime.process.role_process import (
     hear_of_children,
     role_environment,
 )
-from graphft.runtime.replay.command import add_parser as add_replay
-from graphft.runtime.replay.command import replay
-
-if TYPE_CHECKING:
-    from graphft.transpiler import Job
+from graphft.runtime.roles.health import Attendance
 
 
 class _Parser(argparse.ArgumentParser):
-    """Of the command, and so of each command below it: takes options by their whole names only."""
+    """Parses the command, and each command below it: takes options by their whole names only."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
@@ -49,12 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with_parent(int(os.environ.pop(PARENT)))
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
-    command: Callable[[argparse.Namespace], int] = options.command
-    if arguments is None and command in (_start, replay) and "PYTHONHASHSEED" not in os.environ:
+    if arguments is None and options.subcommand in ("start", "replay") and "PYTHONHASHSEED" not in os.environ:
         # By hand. A launcher sets it; it counts from Python's start on.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **role_environment()})
     try:
-        return command(options)
+        command = options.command  # by name, where torch is needed: it is imported only now
+        return int((pkgutil.resolve_name(command) if isinstance(command, str) else command)(options))
     except GraphftError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED if error.rule == "job-failed" else EXIT_USAGE
@@ -71,21 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(prog="graphft", description="fault-tolerant training, in the graph")
     parser.add_argument("--version", action="version", version=f"graphft {graphft.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    launch = commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine")
-    _add_launch(launch)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="subcommand")
+    _add_launch(commands)
 
     start = commands.add_parser("start", help="run one role of a saved job in this process")
     start.add_argument("role", choices=("trainer", "pserver", "coordinator"))
     start.add_argument("--job", required=True, metavar="DIR", help="the job's folder, or the URL of its storage")
     start.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the folder says)")
     start.add_argument("--index", type=int, default=-1, help="the pserver's index (default: any free one)")
-    health, help = (
-        os.environ.get("GRAPHFT_HEALTH", ""),
-        "answer /healthz and /readyz over HTTP there (default: nowhere)",
-    )
-    start.add_argument("--health", metavar="HOST:PORT", default=health, help=help)
+    health, help = os.environ.get("GRAPHFT_HEALTH", ""), "answer /healthz and /readyz over HTTP there"
+    start.add_argument("--health", metavar="HOST:PORT", default=health, help=f"{help} (default: nowhere)")
     help = "when the job is complete, wait for SIGTERM before ending with status 0"
     start.add_argument("--stay", action="store_true", help=help)
     help = "exit status of a role that SIGTERM asked to leave before the job was complete (default: 0)"
@@ -93,13 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     start.set_defaults(command=_start)
 
     fork_server = commands.add_parser("fork-server")  # what the launcher starts; of no use to people
-    fork_server.add_argument("--job", required=True)
-    fork_server.set_defaults(command=_fork_server)
+    fork_server.add_argument("--job", required=True, type=Path)
+    fork_server.set_defaults(command=lambda options: serve(options.job))
 
     add_looks(commands)
 
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
-    forget.add_argument("name", help="the job's name")
+    forget.add_argument("job", metavar="NAME", help="the job's name")
     forget.add_argument("--etcd", required=True, help="host:port[,host:port...]")
     help = "also if processes of it are registered, and known to be dead: they would end with an error"
     forget.add_argument("--force", action="store_true", help=help)
@@ -110,9 +111,14 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--role", help="trainer, pserver0, pserver1, ..., coordinator (default: all)")
     show.add_argument("--passes", action="store_true", help="the programs after each pass of the transpiler")
     show.add_argument("--diff", action="store_true", help="what ft=True changes, as a diff")
-    show.set_defaults(command=_show)
+    show.set_defaults(command="graphft.runtime.show:show")
 
-    add_replay(commands)
+    replay = commands.add_parser("replay", help="compute one batch of a job again: loss, gradients, what is not finite")
+    replay.add_argument("--job", required=True, help="the job's name or folder, or the URL of its storage")
+    replay.add_argument("--step", required=True, type=int, help="the step, as messages and metrics name it")
+    replay.add_argument("--slot", type=int, default=0, help="the slot (default: 0)")
+    replay.set_defaults(command="graphft.runtime.replay.command:replay")
+
     add_predict(commands)
     add_checkpoint(commands)
     add_chaos(commands)
@@ -120,19 +126,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_launch(launch: argparse.ArgumentParser) -> None:
+def _add_launch(commands: Any) -> None:
     """Each option is named like its field of LaunchOptions; what is not given is None, and the script's to say."""
+    launch = commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine")
     launch.add_argument("--trainers", type=int, help="trainers to start here (default: what the job says)")
     launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
     launch.add_argument("--coordinators", type=int, help='(dispatch "coordinator") to start here (default: 1)')
     launch.add_argument("--etcd", help="host:port[,host:port...] (default: start one)")
-    launch.add_argument(
-        "--job",
-        dest="job_dir",
-        metavar="DIR",
-        help="the run's folder (default: the newest of the script's job, or the next one); without a script, also a "
-        "job's name, or the URL of its storage",
-    )
+    help = "the run's folder; without a script, also a job's name, or the URL of its storage"
+    launch.add_argument("--job", dest="job_dir", metavar="DIR", help=help)
     help = "failures of a role without a step in between before giving up (default: 3)"
     launch.add_argument("--max-restarts", type=int, help=help)
     help = "where the processes run: local (this machine, the default), ray, slurm or ssh"
@@ -158,19 +160,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.set_defaults(command=_launch, flags=flags)
 
 
-def _folder_of(job: str) -> Path:
-    """Returns that of the newest run of a job that is given by its folder, its name, or the URL of its storage."""
-    from graphft.runtime.coordination.job_files import local_folder
-    from graphft.runtime.coordination.runs import find_run
-
-    return local_folder(find_run(job))
-
-
 def _launch(options: argparse.Namespace) -> int:
-    from graphft.runtime.launcher.ending import tell
-    from graphft.runtime.launcher.launch import launch_saved
-    from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
-
     _take_hosts(options)
     fields = LaunchOptions.__dataclass_fields__
     given = {name: value for name in fields if (value := getattr(options, name, None)) is not None}
@@ -178,7 +168,9 @@ def _launch(options: argparse.Namespace) -> int:
     if script is None:
         if not chosen.job_dir:
             raise UsageError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
-        launch_saved(_folder_of(chosen.job_dir), chosen)
+        from graphft.runtime.launcher.launch import launch_saved
+
+        launch_saved(local_folder(find_run(chosen.job_dir)), chosen)
         return EXIT_OK
     if not Path(script).is_file():
         raise UsageError(f"there is no script {script}", rule="missing-file", help="check the path")
@@ -203,101 +195,31 @@ def _launch(options: argparse.Namespace) -> int:
 
 def _take_hosts(options: argparse.Namespace) -> None:
     """Has the engine ssh use the machines that are named."""
-    from graphft.runtime.engines.ssh import HOSTS, PYTHON
-
     given = {HOSTS: options.hosts, PYTHON: options.python}
     given = {name: value for name, value in given.items() if value is not None}
     if given and options.engine not in (None, "ssh"):
-        raise UsageError(
-            f"--hosts and --python are for the engine ssh, and --engine says {options.engine}",
-            rule="option",
-            help="leave one of them out",
-        )
+        text = f"--hosts and --python are for the engine ssh, and --engine says {options.engine}"
+        raise UsageError(text, rule="option", help="leave one of them out")
     if given:
         options.engine = "ssh"
         os.environ.update(given)
 
 
 def _start(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.job_files import is_published, publish
-    from graphft.runtime.roles.health import Attendance
-
     attendance = Attendance(options.health, options.stay, options.leave_status)  # from before torch is loaded
     from graphft.runtime.roles.environment import RoleSpec, explain_on_signal, run_role
+    from graphft.transpiler import Job
 
     explain_on_signal()
-    folder = _folder_of(options.job)
+    folder = local_folder(find_run(options.job))
     if not is_published(folder):  # else a role that is started again waits for a storage that is away
         publish(folder)
     spec = RoleSpec(options.role, options.index, str(folder), options.etcd)
-    return attendance.end(run_role(_load_job(folder), folder, spec, attendance.health), folder)
-
-
-def _fork_server(options: argparse.Namespace) -> int:
-    from graphft.runtime.engines.fork_server_process import serve
-
-    return serve(Path(options.job))
+    return attendance.end(run_role(Job.load(folder), folder, spec, attendance.health), folder)
 
 
 def _forget(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.connect import connect
-    from graphft.runtime.coordination.keys import Keys
-    from graphft.runtime.coordination.run_record import describe_run, forget_dead
-
     with connect(options.etcd) as etcd:
-        spec = forget_dead(etcd, Keys(options.name), options.force)
+        spec = forget_dead(etcd, Keys(options.job), options.force)
     print(f"forgotten: run {describe_run(spec)}; its folder stays, and can be gone on with from its checkpoints")
     return EXIT_OK
-
-
-def _show(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.job_files import local_folder
-    from graphft.runtime.coordination.runs import JOBS, run_in
-
-    found = run_in(options.path.rstrip("/")) or run_in(str(JOBS / options.path)) or options.path
-    path = local_folder(found)
-    if not path.exists():
-        raise UsageError(
-            f"there is no {path}", rule="missing-file", help="give the folder of a job, or one that Program.save wrote"
-        )
-    if not (path / "job.json").exists():
-        return _show_program(path, options)
-    from graphft.transpiler import Stage
-
-    job = _load_job(path)
-    if options.diff:
-        print(job.diff())
-        return EXIT_OK
-    stages = job.passes if options.passes else [Stage("", job.programs)]
-    role = options.role
-    if role is not None and role not in job.programs.by_name():
-        raise UsageError(
-            f"the job has no program {role}", rule="role", help=f"it has {', '.join(job.programs.by_name())}"
-        )
-    for stage in stages:
-        if options.passes:
-            print(f"===== after {stage.after or 'capture'}")
-        for name, program in stage.programs.by_name().items():
-            if role in (None, name):
-                print(program)
-    return EXIT_OK
-
-
-def _show_program(path: Path, options: argparse.Namespace) -> int:
-    from graphft.ir.storage import load_program
-
-    for option in ("role", "passes", "diff"):
-        if getattr(options, option):
-            raise GraphftError(
-                f"--{option} is for jobs, and {path} holds none",
-                rule="usage",
-                help="give the folder that Job.save or graphft launch wrote",
-            )
-    print(load_program(path))
-    return EXIT_OK
-
-
-def _load_job(path: str | Path) -> Job:
-    from graphft.transpiler import Job
-
-    return Job.load(path)

@@ -6,36 +6,24 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
+from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.coordination.job_files import local_folder
+from graphft.runtime.coordination.runs import find_run
+from graphft.runtime.data import open_reader
+from graphft.runtime.execute.determinism import enforce
+from graphft.runtime.execute.finite import nonfinite_of, nonfinite_rows
 from graphft.runtime.process.role_process import EXIT_OK
-
-if TYPE_CHECKING:
-    from graphft.runtime.replay.recompute import Computed, Reached
-    from graphft.transpiler import Job
+from graphft.runtime.replay.recompute import Computed, LocalShards, LocalTrainer, Observer, Reached, reach
+from graphft.transpiler import Job
 
 ORIGINS, SAMPLES = 10, 8  # that are shown
 INDENT = 13 * " "
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("replay", help="compute one batch of a job again: loss, gradients, what is not finite")
-    parser.add_argument("--job", required=True, help="the job's name or folder, or the URL of its storage")
-    parser.add_argument("--step", required=True, type=int, help="the step, as messages and metrics name it")
-    parser.add_argument("--slot", type=int, default=0, help="the slot (default: 0)")
-    parser.set_defaults(command=replay)
-
-
 def replay(options: argparse.Namespace) -> int:
     """Prints to stdout, and its progress to stderr."""
-    from graphft.runtime.coordination.job_files import local_folder
-    from graphft.runtime.coordination.runs import find_run
-    from graphft.runtime.data import open_reader
-    from graphft.runtime.execute.determinism import enforce
-    from graphft.runtime.replay.recompute import LocalShards, LocalTrainer, Observer, reach
-    from graphft.transpiler import Job
-
     folder = local_folder(find_run(options.job))
     job = Job.load(folder)
     _check(job, options.step, options.slot)
@@ -46,11 +34,8 @@ def replay(options: argparse.Namespace) -> int:
     reached = reach(job, folder, shards, trainer, options.step, _tell)
     computed = trainer.compute(options.step, options.slot, Observer(job))
     if computed is None:
-        raise UsageError(
-            f"slot {options.slot} has no batch at step {options.step}: its pass is over for it",
-            rule="replay",
-            help="name another step or slot",
-        )
+        text = f"slot {options.slot} has no batch at step {options.step}: its epoch is over for it"
+        raise UsageError(text, rule="replay", help="name another step or slot")
     print("\n".join([*_origin_of_state(folder, reached), *_report(options, computed, reader.names)]))
     return EXIT_OK
 
@@ -58,19 +43,11 @@ def replay(options: argparse.Namespace) -> int:
 def _check(job: Job, step: int, slot: int) -> None:
     config = job.config
     if not config.sync:
-        raise UsageError(
-            f"job {config.name} is async: which parameters a batch was computed from is no function of its number, and "
-            "is recorded nowhere",
-            rule="replay",
-            help="replay is for sync jobs; of this one, compute the batch with graphft.Executor and the parameters of "
-            "a checkpoint",
-        )
+        text = f"job {config.name} is async: which parameters a batch was computed from is recorded nowhere"
+        raise UsageError(text, rule="replay", help="compute it by graphft.Executor with a checkpoint's parameters")
     if not (0 <= step < config.total_steps and 0 <= slot < config.trainers):
-        raise UsageError(
-            f"there is no step {step} of slot {slot}",
-            rule="replay",
-            help=f"the job has steps 0 to {config.total_steps - 1}, slots 0 to {config.trainers - 1}",
-        )
+        help = f"the job has steps 0 to {config.total_steps - 1}, slots 0 to {config.trainers - 1}"
+        raise UsageError(f"there is no step {step} of slot {slot}", rule="replay", help=help)
 
 
 def _tell(text: str) -> None:
@@ -79,8 +56,6 @@ def _tell(text: str) -> None:
 
 
 def _origin_of_state(folder: Path, reached: Reached) -> list[str]:
-    from graphft.runtime.checkpoint.store import checkpoints_of
-
     start = checkpoints_of(folder).where(reached.folder) if reached.folder else "the initial values"
     lines = [f"parameters   {start}"]
     if reached.start < reached.step:
@@ -96,10 +71,8 @@ def _origin_of_state(folder: Path, reached: Reached) -> list[str]:
 
 def _report(options: argparse.Namespace, computed: Computed, names: Callable[[Sequence[int]], list[str]]) -> list[str]:
     """`names`: what a person finds records by."""
-    from graphft.runtime.execute.finite import nonfinite_of, nonfinite_rows
-
     work = computed.work
-    where = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}, {work.samples} samples"
+    where = f"batch {work.batch} of chunk {work.chunk} in epoch {work.pass_index}, {work.samples} samples"
     lines = [f"batch        step {options.step}, slot {options.slot}: {where}", f"loss         {computed.loss}"]
     for name in nonfinite_of(computed.columns):
         values = computed.columns[name]
@@ -114,14 +87,10 @@ def _report(options: argparse.Namespace, computed: Computed, names: Callable[[Se
     for name, gradient in computed.gradients.items():
         bad = int((~gradient.isfinite()).sum())
         lines.append(f"{INDENT}{float(gradient.double().norm()):<12.6g} {bad:>8} of {gradient.numel():<10} {name}")
-    return [*lines, *_origins(computed)]
-
-
-def _origins(computed: Computed) -> list[str]:
     if not computed.origins:
-        return ["ops          all results are finite"]
-    lines = ["ops          that make nan or infinities of operands without, the first one first"]
-    for origin in computed.origins[:ORIGINS]:
-        lines += [f"{INDENT}{origin.op}", f"{INDENT}  {origin.what}"]
-    more = len(computed.origins) - ORIGINS
-    return lines + ([f"{INDENT}and {more} more"] if more > 0 else [])
+        return [*lines, "ops          all results are finite"]
+    lines.append("ops          that make nan or infinities of operands without, the first one first")
+    for op, what in computed.origins[:ORIGINS]:
+        lines += [f"{INDENT}{op}", f"{INDENT}  {what}"]
+    others = len(computed.origins) - ORIGINS
+    return lines + ([f"{INDENT}and {others} more"] if others > 0 else [])

@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from graphft.errors import UsageError
@@ -34,14 +33,10 @@ from graphft.runtime.roles.role import Blocks
 from graphft.runtime.roles.start_check import undisturbed
 from graphft.runtime.roles.trainer.step_check import TrialBatch, TrialComm
 from graphft.runtime.transport.buffers import byte_view
+from graphft.transpiler import Job
 from graphft.transpiler.layout import ALL_NORMS, gradient_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from graphft.transpiler import Job
-
-
+log = logging.getLogger("graphft")
 Pushed = Mapping[tuple[int, int], Tensor]
 """By (shard, bucket), what a slot contributes."""
 
@@ -76,9 +71,6 @@ class LocalShards:
         for shard, values in zip(self.shards, parts, strict=True):
             shard.buffers.restore(values)
 
-    def bucket(self, shard: int, bucket: int) -> Tensor:
-        return self.shards[shard].buffers.buckets[bucket].flat
-
     def apply(self, contributions: Mapping[int, tuple[int, Pushed]]) -> None:
         """Applies a step. `contributions`: by slot, its samples and what it pushed."""
         if not contributions:
@@ -89,7 +81,7 @@ class LocalShards:
                 for slot, (samples, pushed) in sorted(contributions.items())
             ]
             shard.buffers.reduce(given)
-        sums: dict[int, torch.Tensor] = {}
+        sums: dict[int, Tensor] = {}
         for index, shard in enumerate(self.shards):
             if shard.partials:  # for clipping by the global norm
                 (sums[index],) = shard.blocks.run("reduce", fetch=(shard.partials,))
@@ -123,21 +115,14 @@ class LocalComm(TrialComm):
         self.finite = self.finite and is_finite(loss)
 
     def values_of(self, shard: int, bucket: int) -> Tensor:
-        return self.shards.bucket(shard, bucket)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """An op, as text, that makes values that are not finite of operands that are, and which values."""
-
-    op: str
-    what: str
+        return self.shards.shards[shard].buffers.buckets[bucket].flat
 
 
 @dataclass
 class Computed:
     """A contribution. `numbers`: of its records in the data. When observed, `gradients`: by parameter; `parameters`:
-    those received, with the number of values that are not finite; `origins`: in the order of computation."""
+    those received, with the number of values that are not finite; `origins`: (op, what values) of each op that makes
+    such values of operands that are finite, in order."""
 
     work: Located
     columns: Mapping[str, Tensor]
@@ -147,7 +132,7 @@ class Computed:
     numbers: Sequence[int]
     gradients: dict[str, Tensor] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
-    origins: list[Origin] = field(default_factory=list)
+    origins: list[tuple[str, str]] = field(default_factory=list)
 
 
 class LocalTrainer:
@@ -194,7 +179,7 @@ class Observer:
         self._nan: set[str] = set()
         self._infinite: set[str] = set()
         self.gradients: dict[str, Tensor] = {}
-        self.origins: list[Origin] = []
+        self.origins: list[tuple[str, str]] = []
 
     def look(self, block: Block, index: int, values: Mapping[str, Any]) -> None:
         op = block.ops[index]
@@ -202,31 +187,22 @@ class Observer:
         if op.type == "send":
             sent = ((self._parameter[n], v) for n, v in tensors.items() if n in self._parameter)
             self.gradients |= {name: value.detach().clone() for name, value in sent}
-        written = [n for n in writes_of(op) if n in tensors]
-        clean = not any(n in self._nan | self._infinite for n in op.reads)
-        made = []
-        for name in written:
+        clean, made = not any(n in self._nan | self._infinite for n in op.reads), []
+        had_nan = bool(self._nan.intersection(op.reads))
+        for name in (n for n in writes_of(op) if n in tensors):
             nan, infinite = int(tensors[name].isnan().sum()), int(tensors[name].isinf().sum())
-            new = (nan and not self._nan.intersection(op.reads)) or (infinite and clean)
-            if new:
-                made.append(f"%{name}: {_counted(nan, infinite)} of {tensors[name].numel()} values")
-        for name in written:
-            for known, found in ((self._nan, tensors[name].isnan()), (self._infinite, tensors[name].isinf())):
-                (known.add if found.any() else known.discard)(name)
+            if (nan and not had_nan) or (infinite and clean):
+                counts = " and ".join(f"{n} {what}" for n, what in ((nan, "nan"), (infinite, "infinite")) if n)
+                made.append(f"%{name}: {counts} of {tensors[name].numel()} values")
+            for known, found in ((self._nan, nan), (self._infinite, infinite)):
+                (known.add if found else known.discard)(name)
         if made:
-            self.origins.append(Origin(format_operator(op, block.program), ", ".join(made)))
-
-
-def _counted(nan: int, infinite: int) -> str:
-    return " and ".join(f"{n} {what}" for n, what in ((nan, "nan"), (infinite, "infinite")) if n)
-
-
-log = logging.getLogger("graphft")
+            self.origins.append((format_operator(op, block.program), ", ".join(made)))
 
 
 @dataclass(frozen=True)
 class Reached:
-    """How the state of `step` was reached: from the checkpoint of step `start` in `folder` ("": the initial values).
+    """The state of `step` was reached from the checkpoint of step `start` in `folder` ("": the initial values).
     `same`: steps in between whose losses are recorded with the same bits; `other`: (step, here, there) of others."""
 
     step: int
@@ -277,11 +253,8 @@ def reach(
 def _apply(job: Job, shards: LocalShards, step: int, computed: dict[int, Computed]) -> None:
     bad = [v for v, c in computed.items() if not c.finite]
     if bad and job.config.on_nonfinite == "stop":
-        raise UsageError(
-            f"step {step} of slot {bad[0]} is not finite already: the job stops there",
-            rule="replay",
-            help=f"graphft replay --step {step} --slot {bad[0]}",
-        )
+        text = f"step {step} of slot {bad[0]} is not finite already: the job stops there"
+        raise UsageError(text, rule="replay", help=f"graphft replay --step {step} --slot {bad[0]}")
     if bad:
         shards.leave_out()
     else:
