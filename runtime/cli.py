@@ -21,7 +21,6 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import describe_run, forget_dead
 from graphft.runtime.coordination.runs import find_run
 from graphft.runtime.engines.commands import add_parsers as add_slurm_kubernetes
-from graphft.runtime.engines.fork_server_process import serve
 from graphft.runtime.engines.ssh import HOSTS, PYTHON
 from graphft.runtime.interchange import add_parser as add_checkpoint
 from graphft.runtime.launcher.commands import add_parsers as add_looks
@@ -95,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
     fork_server = commands.add_parser("fork-server")  # what the launcher starts; of no use to people
     fork_server.add_argument("--job", required=True, type=Path)
-    fork_server.set_defaults(command=lambda options: serve(options.job))
+    fork_server.set_defaults(command=_fork_server)
 
     add_looks(commands)
 
@@ -216,6 +215,12 @@ def _start(options: argparse.Namespace) -> int:
         publish(folder)
     spec = RoleSpec(options.role, options.index, str(folder), options.etcd)
     return attendance.end(run_role(Job.load(folder), folder, spec, attendance.health), folder)
+
+
+def _fork_server(options: argparse.Namespace) -> int:
+    from graphft.runtime.engines.fork_server_process import serve
+
+    return serve(options.job)
 
 
 def _forget(options: argparse.Namespace) -> int:
