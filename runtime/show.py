@@ -42,4 +42,3 @@ def _show_program(path: Path, options: argparse.Namespace) -> None:
     if given := [name for name in ("role", "passes", "diff") if getattr(options, name)]:
         raise UsageError(f"--{given[0]} is for jobs, and {path} holds none", rule="usage", help=help)
     print(load_program(path))
-

@@ -121,8 +121,6 @@ def test_what_a_shard_holds_is_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-
-
 class Steps:
     def __init__(self) -> None:
         self.steps: list[int] = []
