@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--role", help="trainer, pserver0, pserver1, ..., coordinator (default: all)")
     show.add_argument("--passes", action="store_true", help="the programs after each pass of the transpiler")
     show.add_argument("--diff", action="store_true", help="what ft=True changes, as a diff")
+    show.add_argument("--dot", action="store_true", help="as a graph: GraphViz source")
     show.set_defaults(command="graphft.runtime.show:show")
 
     replay = commands.add_parser("replay", help="compute one batch of a job again: loss, gradients, what is not finite")

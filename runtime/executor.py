@@ -10,15 +10,17 @@ to the next, starting with the program's own. A program that runs in two executo
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from graphft.capture.weights import listed
-from graphft.errors import ProgramError
+from graphft.errors import ProgramError, UsageError
 from graphft.ir import Block, Kind, Operator, Program, Variable
 from graphft.ops.context import Context
 from graphft.options import find_device
@@ -91,6 +93,19 @@ class Executor:
         session.context.step += 1
         own = [n for n in names if program.variables[n].kind.persistent]  # the next run changes these in place
         return {n: r.clone() if n in own else r for n, r in zip(names, results, strict=True)}
+
+    def run_role(self, job_dir: str | os.PathLike[str], role: str, *, index: int = -1, etcd: str = "") -> int:
+        """Runs a whole role (trainer, pserver, coordinator) of the job in this run's folder, until the job is complete.
+
+        What `graphft start` does. `etcd`: endpoints, by default those in the folder. Returns the exit status (see
+        docs/running.md); the reasons are logged."""
+        from graphft.runtime.process.role_process import ROLES
+        from graphft.runtime.roles.environment import RoleSpec, run_role
+        from graphft.transpiler import Job
+
+        if role not in ROLES:
+            raise UsageError(f"there is no role {role!r}", rule="role", help=f"roles are {', '.join(ROLES)}")
+        return run_role(Job.load(job_dir), Path(job_dir), RoleSpec(role, index, str(job_dir), etcd))
 
     def scope(self, program: Program) -> dict[str, Tensor]:
         """The program's values in this executor, by variable name: live, not copies."""

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from graphft.errors import UsageError
+from graphft.ir.graph import to_dot
 from graphft.ir.storage import load_program
 from graphft.runtime.coordination.job_files import local_folder
 from graphft.runtime.coordination.runs import JOBS, run_in
@@ -31,7 +32,7 @@ def show(options: argparse.Namespace) -> int:
             print(f"===== after {stage.after or 'capture'}")
         for name, program in stage.programs.by_name().items():
             if role in (None, name):
-                print(program)
+                print(to_dot(program) if options.dot else program)
     return 0
 
 
@@ -41,4 +42,5 @@ def _show_program(path: Path, options: argparse.Namespace) -> None:
         raise UsageError(f"there is no {path}", rule="missing-file", help=help)
     if given := [name for name in ("role", "passes", "diff") if getattr(options, name)]:
         raise UsageError(f"--{given[0]} is for jobs, and {path} holds none", rule="usage", help=help)
-    print(load_program(path))
+    program = load_program(path)
+    print(to_dot(program) if options.dot else program)

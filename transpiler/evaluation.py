@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.capture.loss_fn import check_told, reported
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Operator, Program, Type, registry
-from graphft.ir.dependence import needed_ops
+from graphft.ir.graph import needed_ops
 from graphft.reducers import all_name, append_reducer, columns_of
 from graphft.transpiler.inputs import check_columns
 

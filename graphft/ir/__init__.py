@@ -1,7 +1,7 @@
 """The language: programs of variables and blocks of operators, their text, their definitions and their verifier.
 
 In the order of reading: `types`, `program`, `registry` (what an op is), `printer` and `parser` (a program as text),
-`dependence`, `verify`, `literals` and `symbolic` (torch's literals and sizes), `storage` (a program on disk).
+`dependence`, `graph`, `verify`, `literals` and `symbolic` (torch's literals and sizes), `storage` (a program on disk).
 """
 
 from graphft.ir.program import Block, Operator, Program, Variable

@@ -1,24 +1,10 @@
-"""Finds names that share memory in a block, and the ops that its results depend on.
-
-Views share memory: a change in place of one name touches every name that may be a view of the same tensor.
-"""
+"""Finds names that share memory in a block, and what an op changes there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from graphft.ir import Block, Kind, Operator, refs, registry
-
-
-def needed_ops(block: Block, results: Collection[str]) -> list[Operator]:
-    """The ops that the results depend on: those that make what is read, or change it in place before, in order."""
-    memory = alias_classes(block)
-    wanted, needed = {*results, *map(memory, results)}, []
-    for op in reversed(block.ops):
-        if not wanted.isdisjoint(op.writes) or not wanted.isdisjoint(map(memory, memory_writes(op, block))):
-            needed.append(op)
-            wanted.update(op.reads, map(memory, op.reads))
-    return needed[::-1]
 
 
 def memory_writes(op: Operator, block: Block) -> Iterator[str]:

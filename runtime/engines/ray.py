@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, Run
 
-DEFAULTS = {"trainer": {"CPU": 1}, "pserver": {"CPU": 1}, "coordinator": {"CPU": 0}}
-"""By role, what one process takes, unless `resources=` says otherwise."""
+DEFAULTS = {"trainer": {"CPU": 1}, "pserver": {"CPU": 0}, "coordinator": {"CPU": 0}}
+"""By role, what one process takes, unless `resources=` says otherwise. A pserver takes nothing: when a node is lost,
+there is room for it among trainers, without which they cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 
+import networkx
 import pytest
 import torch
 
 from graphft.ir import Operator
-from graphft.ir.dependence import needed_ops
+from graphft.ir.graph import dependence_graph, needed_ops, to_dot
 from graphft.ir.parser import parse
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_needed_ops_compute_the_same(seed: int) -> None:
+def test_needed_ops_and_every_order_compute_the_same(seed: int) -> None:
     """A model of memory: cells, views of cells, changes in place."""
     rng = random.Random(seed)
     names, lines = ["x"], []
@@ -31,6 +32,12 @@ def test_the_needed_ops_compute_the_same(seed: int) -> None:
     block = parse("program p\nbuffer %x: int64[4]\nblock step:\n" + "\n".join(lines)).blocks["step"]
     for result in names[1:]:
         assert run(needed_ops(block, [result]))[result] == run(block.ops)[result]
+    graph = dependence_graph(block)
+    graph.remove_node(len(block.ops))
+    for _ in range(10):
+        priority = [rng.random() for _ in block.ops]
+        order = list(networkx.lexicographical_topological_sort(graph, key=priority.__getitem__))
+        assert run([block.ops[i] for i in order]) == run(block.ops), "every order of the graph computes the same"
 
 
 def run(ops: list[Operator]) -> dict[str, list[int]]:
@@ -56,3 +63,7 @@ def test_what_no_result_depends_on_is_left_out() -> None:
     """
     block = parse(text).blocks["step"]
     assert needed_ops(block, ["loss"]) == block.ops[:3], "relu_ changes %x through its view, before it is summed"
+    picture = to_dot(block.program)
+    assert 'b0_1 -> b0_2 [label="%x"]' in picture
+    assert "b0_2 -> b0_3 [style=dashed]" not in picture
+    assert "b0_2 -> b0_4 [style=dashed]" in picture, "%d changes what %loss is the sum of"
