@@ -72,7 +72,7 @@ def test_a_coordinator_takes_the_lock_then_loads_then_says_where_it_is(scene: Sc
     loads = one.server.load_tasks
 
     def look() -> None:
-        seen.append((one.server.lock.held, one.server.store.loads, scene.value(scene.keys.coordinator_addr)))
+        seen.append((one.server.lock.revision > 0, one.server.store.loads, scene.value(scene.keys.coordinator_addr)))
 
     one.server.load_tasks = lambda: (look(), loads(), look())  # type: ignore[method-assign, func-returns-value]
     one.start()
