@@ -193,7 +193,7 @@ def saved_as(found: Found, name: str, *keys: str) -> Mapping[str, Any]:
     """Returns the state of that name, which has these keys. Raises UsageError if there is none."""
     state = found.states.get(name)
     if not isinstance(state, Mapping) or not state.keys() >= {*keys}:
-        help = f"name it (name=, --object, --optimizer): it has {', '.join(sorted(found.states))}"
+        help = f"name it (name=, --object): it has {', '.join(sorted(found.states))}"
         raise UsageError(f"checkpoint {found.version} has no {name!r}", rule="weights", help=help)
     return state
 
