@@ -153,7 +153,6 @@ class ServeOptions:
     recovery_timeout: float = 10.0
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
     max_staleness: int = -1
-    idle_timeout: float = 0.0
     metrics: tuple[str, ...] = ()
     validate_every: int = 0
     validate_passes: bool = False

@@ -51,8 +51,7 @@ def listen_and_serv(ctx: Context, **options: Any) -> None:
     versions is refused (-1: none). If a contribution is not finite, `schedule_block` and `skip_block` run instead.
 
     `checkpoint_block` runs every `checkpoint_every` steps (0: only at the end), and with `checkpoint_passes` after
-    every pass. A slot of which nothing came for `idle_timeout` seconds is taken from its trainer (0: never).
-    `metrics` names the values of which this shard records the means.
+    every pass. `metrics` names the values of which this shard records the means.
 
     After each `validate_every` steps (0: never), or with `validate_passes` after every pass, a checkpoint is taken and
     its validation opened. With `scaled_rates`, the next step takes %rate_scale from what that has decided.

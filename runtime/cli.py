@@ -215,7 +215,7 @@ def _start(options: argparse.Namespace) -> int:
     if not is_published(folder):  # else a role that is started again waits for a storage that is away
         publish(folder)
     spec = RoleSpec(options.role, options.index, str(folder), options.etcd)
-    return attendance.end(run_role(Job.load(folder), folder, spec, attendance.health), folder)
+    return attendance.end(run_role(Job.load(folder), folder, spec, attendance.health.watch), folder)
 
 
 def _fork_server(options: argparse.Namespace) -> int:

@@ -78,7 +78,6 @@ ENDS = {
     "runtime/launcher/launch.py": "a script that is one role, or is only to save its job",
     "runtime/process/role_process.py": "its parent is dead",
     "runtime/roles/session.py": "its lease is lost, or it hangs",
-    "runtime/roles/trainer/batches.py": "its job is over while it loads",
     "runtime/engines/fork_server_process.py": "the process between two forks",
     "runtime/engines/remote_task.py": "a role's step, which ends as the role did",
 }

@@ -102,10 +102,6 @@ class Keys:
         """The record of the start check of `trainer`, `pserver/<index>`."""
         return f"/{self.job}.proof/{name}"
 
-    def attempts(self, trainer: str) -> str:
-        """The number of this trainer's start checks that have begun since one has come to its end."""
-        return self.proof(f"attempts/{trainer}")
-
     def queue(self, pass_index: int) -> str:
         return f"{self.queues}{pass_index}/"
 

@@ -87,7 +87,7 @@ class Result:
         best = min(filter(None, (*made, models.best())), key=lambda one: one.rank(models.mode))
         if models.has(best):
             return ""
-        return f"the model of step {best.step}, the best one by {metric}, is MISSING from {models.folder}"
+        return f"the model of step {best.step}, the best one by {metric}, is MISSING from {models.files.folder}"
 
     def warnings(self, config: JobConfig) -> list[str]:
         return self.lost(config.data.records) + _missing_validations(self.job_dir, config, self.steps)

@@ -1,1 +1,1 @@
-"""What the operating system says of processes: who they are, how they start and end, what they leave."""
+"""Processes as the operating system has them: who they are, how they start and end, what they leave."""

@@ -34,11 +34,8 @@ def locked(
     job_dir: Path, wait: Callable[[str], None] | None = None, file: str = _FILE, look: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """Holds the folder, by a lock on this `file` in it. The kernel lets go when this process ends, however that
-    happens.
-
-    While another process holds it: raises GraphftError[job-running]; or, given `wait`, calls that with who it is, and
-    waits for its end. `look` is called again and again meanwhile: an exception in it ends the waiting.
-    """
+    happens. While another process holds it: raises GraphftError[job-running]; or, given `wait`, calls that with who it
+    is, and waits for its end. `look` is called again and again meanwhile: an exception in it ends the waiting."""
     path = job_dir / file
     while True:
         job_dir.mkdir(parents=True, exist_ok=True)

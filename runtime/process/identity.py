@@ -1,9 +1,6 @@
-"""Which process it is: a process id alone means something only on one machine, in one PID namespace, and for a while.
-
-Containers may share a host name (and see each other's etcd) without seeing each other's processes; a process id is used
-again; a machine is started again. So a process is identified by the machine's boot id, its namespaces, its id and the
-time at which it started. A process that cannot be seen from here is neither dead nor alive: its lease decides.
-"""
+"""Identifies processes. A process id alone means something only on one machine, in one PID namespace, and for a while;
+so a process is identified by the machine's boot id, its namespaces, its id and the time at which it started. A process
+that cannot be seen from here is neither dead nor alive: its lease decides."""
 
 from __future__ import annotations
 
@@ -24,11 +21,9 @@ _HIDDEN = -1
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """One process, and no other.
-
-    `machine`: the boot id; elsewhere than on Linux the host name. `namespaces`: of process ids and of time, as the
-    kernel names them. `started`: in clock ticks since the machine's start; 0 elsewhere than on Linux.
-    """
+    """One process, and no other. `machine`: the boot id; elsewhere than on Linux the host name. `namespaces`: of
+    process ids and of time, as the kernel names them. `started`: in clock ticks since the machine's start; 0 elsewhere
+    than on Linux."""
 
     machine: str = ""
     namespaces: str = ""
@@ -48,7 +43,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 UNKNOWN = Identity()
-"""Of a process of which nothing is known: neither dead nor alive."""
+"""The identity of a process of which nothing is known: neither dead nor alive."""
 
 
 def identify(pid: int | None = None) -> Identity:

@@ -1,9 +1,7 @@
 """Signals: where no handler may raise, and waiting for a signal.
 
-Python runs a signal's handler in the main thread, between any two bytecodes: its exception may come between the taking
-of a lock and the `with` that would give it back. gRPC's locks are taken so, and the next caller waits for ever. For the
-same reason a handler takes no lock that the code under it may hold.
-"""
+Python runs a signal's handler between any two bytecodes of the main thread: its exception may come between the taking
+of a lock (gRPC's) and the `with` that would give it back. For the same reason a handler takes no lock."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 @dataclass
 class _Held:
-    """How many blocks of the main thread hold signals back; the handlers of those that have come meanwhile."""
+    """`depth` blocks of the main thread hold signals back; `came`: the handlers of those that have come meanwhile."""
 
     depth: int = 0
     came: dict[int, Handle] = field(default_factory=dict)
@@ -82,11 +80,9 @@ def _hand_over() -> None:
 
 
 class Asked:
-    """Waits, in the main thread, for one of these signals since this was made.
-
-    An `Event` will not do: `set()` waits for the lock that `wait()` holds at times, and the handler runs within it. A
-    SimpleQueue's `put` may come within its own `get` (so says its documentation).
-    """
+    """Waits, in the main thread, for one of these signals since this was made. An `Event` will not do: `set()` waits
+    for the lock that `wait()` holds at times, and the handler runs within it. A SimpleQueue's `put` may come within its
+    own `get` (so says its documentation)."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._came: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -117,10 +117,8 @@ def _names(header: bytes) -> tuple[str, ...]:
 
 
 class TableWriter:
-    """Appends rows. Those that the disk does not take wait in memory: training goes on.
-
-    `rows`: how many there are already; the table in the folder is cut to so many.
-    """
+    """Appends rows. Those that the disk does not take wait in memory: training goes on. `rows`: how many there are
+    already; the table in the folder is cut to so many."""
 
     def __init__(self, job_dir: Path, names: Sequence[str], rows: int) -> None:
         self._job_dir, self._written = job_dir, rows

@@ -5,10 +5,7 @@
     progress.begin("training")                     # the start is over: from now on the usual limit holds
     if progress.hung(): ...                        # daemon thread (op etcd_keep_alive): no beat within the limit
 
-A lease says that a process lives, for its daemon thread renews it. It does not say that the process works: a read that
-blocks for ever or a deadlock in user code leaves the daemon thread running. So the claims of a process, and its stay,
-depend on these marks.
-"""
+A lease says that a process lives; these marks say that it works."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any
 
 LOOK_SECONDS = 2.0
 """One look counts at most so many seconds: while a whole process was stopped, its main thread was not stuck."""
@@ -29,24 +26,15 @@ READS_AHEAD, DATASETS = "graphft-prefetch", "graphft-dataset"
 """Beginnings of the names of a trainer's threads that read ahead, and that read Datasets."""
 
 
-class Page(Protocol):
-    """Memory that is shared with the lease's keeper, see `etcd/lease_keeper.py`."""
-
-    beat: float
-    beats: float
-    limit: float
-
-
 class Progress:
-    """Marks of one main thread. `last` and `limit` may be read from any thread.
-
-    `last`: time of the newest mark, by `clock` (CLOCK_MONOTONIC, which all processes of a machine share). `limit`:
-    seconds that it may go without a mark now; infinite until `begin`. `doing`: its present work, in words.
-    """
+    """Marks of one main thread. `last` and `limit` may be read from any thread. `last`: time of the newest mark, by
+    `clock` (CLOCK_MONOTONIC, which all processes of a machine share). `limit`: seconds that it may go without a mark
+    now; infinite until `begin`. `doing`: its present work, in words."""
 
     def __init__(self, usual: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self.usual, self._clock = usual, clock
-        self._page: Page | None = None
+        self._page: Any = None
+        """Memory that is shared with the lease's keeper, see `etcd/lease_keeper.py`."""
         self.limit, self.doing = math.inf, "starting"
         self.thread = threading.main_thread()
         """The thread that makes the marks: the one that begins."""
@@ -85,7 +73,7 @@ class Progress:
 
     # -- the lease's keeper -------------------------------------------------------------------------------------
 
-    def share(self, page: Page) -> None:
+    def share(self, page: Any) -> None:
         """Keeps the marks and the limit in this page, too: the keeper renews no lease of a process that hangs."""
         self._page = page
         page.beat, page.limit = self.last, self.limit

@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 _KEEP = 32 << 20
 """glibc takes no larger mmap threshold on 64-bit machines; buckets, at most 16 MiB, stay below it."""
 ERROR_LINES = 60
-"""Of the end of a log, in which the last error is looked for."""
+"""The last lines of a log, in which the last error is looked for."""
 
 
 def hear_of_children() -> None:
@@ -43,9 +43,7 @@ def hear_of_children() -> None:
 
 def die_with_parent(parent: int) -> None:
     """Has the kernel kill this process when its parent ends, however that happens. Linux only, elsewhere a no-op.
-
-    `parent` is the expected parent's pid: if it died before this call, this process ends at once.
-    """
+    `parent` is the expected parent's pid: if it died before this call, this process ends at once."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -64,10 +62,8 @@ if os.getppid() == int(sys.argv[1]):
 
 def tied(command: Sequence[str]) -> list[str]:
     """Returns the command of a program that dies with the thread that starts it, not even outliving a SIGKILL.
-
     `preexec_fn` is unsafe in a process with threads (gRPC's above all), so a small Python program makes the setting and
-    becomes the real one by exec, in about 20 ms. Elsewhere than on Linux the program is started plainly.
-    """
+    becomes the real one by exec, in about 20 ms. Elsewhere than on Linux the program is started plainly."""
     if not sys.platform.startswith("linux"):
         return [*command]
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
@@ -110,15 +106,11 @@ def describe_exit(status: int) -> str:
 
 
 def role_environment() -> dict[str, str]:
-    """Returns variables for the environment of trainers and pservers, set before the process starts.
-
-    By default glibc maps every large block afresh and returns it when freed, so each received bucket costs thousands
-    of page faults: copying into fresh pages runs at 2 GB/s, into warm ones at 9 to 12. With these, freed blocks are
-    kept and used again. They hold for glibc only; other allocators ignore them.
-
-    PYTHONHASHSEED, unless the user has set it: a Dataset that goes through a set of words finds the same order in every
-    process, and when the job is started again.
-    """
+    """Returns variables for the environment of trainers and pservers, set before the process starts. By default glibc
+    maps every large block afresh and returns it when freed, so each received bucket costs thousands of page faults:
+    copying into fresh pages runs at 2 GB/s, into warm ones at 9 to 12. With these, freed blocks are kept and used
+    again. They hold for glibc only; other allocators ignore them. PYTHONHASHSEED, unless the user has set it: a Dataset
+    that goes through a set of words finds the same order in every process, and when the job is started again."""
     return {
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         "MALLOC_MMAP_THRESHOLD_": str(_KEEP),
@@ -139,10 +131,8 @@ def spawn(
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts `python -m graphft COMMAND` as a child that knows its parent (see `die_with_parent`).
-
-    What it prints goes to `log`, unless `stdout` says otherwise.
-    """
+    """Starts `python -m graphft COMMAND` as a child that knows its parent (see `die_with_parent`). What it prints goes
+    to `log`, unless `stdout` says otherwise."""
     log.parent.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **environment, "PYTHONPATH": python_path(), PARENT: str(os.getpid())}
     with log.open("ab") as out:

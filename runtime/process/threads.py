@@ -42,9 +42,7 @@ def side_by_side(look: Callable[[T], R], at: Iterable[T]) -> list[R]:
 
 def prepare_structs() -> None:
     """Has msgspec inspect every struct of graphft: to be called by a process's first thread, before it begins others.
-
-    It does so when it decodes one for the first time, and two threads at the same moment end the process (SIGSEGV).
-    """
+    It does so when it decodes one for the first time, and two threads at the same moment end the process (SIGSEGV)."""
     for struct in _below(msgspec.Struct):
         if struct.__module__.startswith("graphft."):
             msgspec.json.Decoder(struct)

@@ -1,9 +1,7 @@
 """The present work of a trainer: a few numbers in a file that outlive it, however it ends; and where its time went.
 
-A process that is killed (out of memory, a segmentation fault) says nothing. Its launcher reads here which batch it was
-reading or computing, and whether it left in order. The file is mapped, so that a note costs no system call and outlives
-SIGKILL. A process that starts begins a new file: it looks into the one of the process before.
-"""
+Of a process that is killed the launcher reads here which batch it was reading or computing, and whether it left in
+order. The file is mapped, so that a note costs no system call. A process that starts begins a new file."""
 
 from __future__ import annotations
 
@@ -117,13 +115,11 @@ def read_note(path: Path, process: Identity | None = None) -> Note | None:
 
 
 class WorkRecord:
-    """Written by one process. `unfinished`: the process before it ended while user code ran. `split`: where its time
-    went."""
+    """Written by one process. `before`: the last note of the process before it. `split`: where its time went."""
 
     def __init__(self, path: Path) -> None:
         self.split = TimeSplit()
-        before = read_note(path)
-        self.unfinished = before is not None and bool(before.places)
+        self.before = read_note(path)
         self._file: mmap.mmap | bytearray = bytearray(_FORMAT.size)
         with contextlib.suppress(OSError, ValueError):  # a file system without it: nothing is known of a death then
             self._file = _mapped(path)

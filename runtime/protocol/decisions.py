@@ -100,11 +100,10 @@ def in_words(before: Decided, now: Decided) -> str:
 
 class RangeResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of a range. `sums`: over its records, in the order of the program's results, as text that gives the
-    same float64 (JSON has no NaN). `failures`: processes that tried in vain before."""
+    same float64 (JSON has no NaN)."""
 
     samples: int
     sums: tuple[str, ...]
-    failures: int = 0
 
 
 def sums_as_text(sums: Iterable[float]) -> tuple[str, ...]:

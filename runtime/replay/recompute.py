@@ -30,7 +30,6 @@ from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.pserver.norms import lay_out
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
 from graphft.runtime.roles.role import Blocks
-from graphft.runtime.roles.start_check import undisturbed
 from graphft.runtime.roles.trainer.step_check import TrialBatch, TrialComm
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler import Job
@@ -157,7 +156,7 @@ class LocalTrainer:
         ctx = Context(trainer_scope(self.program), step, slot, self.config.device)
         ctx.queue, ctx.slots, ctx.data, ctx.comm = batch, batch, batch, comm
         run = self._quiet if observer is None else self._lowered(observer.look)
-        with undisturbed():
+        with torch.random.fork_rng(devices=[]):
             (loss,) = run(ctx, ctx.scope)
         computed = Computed(found, columns, float(loss), comm.pushed, comm.finite, self.reader.numbers(key))
         if observer is not None:

@@ -13,24 +13,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, UsageError
+from graphft.options import find_device
 from graphft.runtime.coordination.connect import JobEnded, check_note, connect_role, note_etcd, write_endpoints
 from graphft.runtime.coordination.job_files import JOBS, fetch, is_complete, publish, stored_run, take_storage
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.run_record import make_way, start_etcd
+from graphft.runtime.coordination.run_record import fenced, make_way, put_job, start_etcd
 from graphft.runtime.coordination.runs import run_at, run_in
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
+from graphft.runtime.execute.determinism import enforce
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_process import BEGINS, EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, ROLES
 from graphft.runtime.process.threads import prepare_structs
-from graphft.runtime.roles.logs import follow, log_as
-
-if TYPE_CHECKING:
-    from graphft.runtime.roles.health import Health
-    from graphft.runtime.roles.role import Role
-    from graphft.transpiler import Job, JobRecord
+from graphft.runtime.queue.transactions import claims_chunks
+from graphft.runtime.roles.logs import log_as
+from graphft.runtime.roles.role import Role
+from graphft.transpiler import Job, JobRecord, read_record
+from graphft.transpiler.differences import differences, drawn
 
 LEAVE_SECONDS = 10.0
 """For how long the process that embeds etcd keeps it for others that have not left yet."""
@@ -50,13 +50,11 @@ class RoleSpec:
 
 
 def role_of_environment(env: Mapping[str, str], pservers: int, coordinator: bool = False) -> RoleSpec | None:
-    """The role that the environment names, or None when it names none.
-
-    GRAPHFT_ROLE, GRAPHFT_INDEX, GRAPHFT_JOB_DIR, GRAPHFT_ETCD; or torchrun's RANK: the first ranks are pservers, the
-    next one is the coordinator if the job has one (`coordinator`), the others are trainers; and without GRAPHFT_ETCD
-    rank 0 starts etcd (ranks on one machine). `graphft launch` (which says so in GRAPHFT_LAUNCH) starts all roles
-    itself: ranks that happen to be in its environment do not count then.
-    """
+    """The role that the environment names, or None when it names none. GRAPHFT_ROLE, GRAPHFT_INDEX, GRAPHFT_JOB_DIR,
+    GRAPHFT_ETCD; or torchrun's RANK: the first ranks are pservers, the next one is the coordinator if the job has one
+    (`coordinator`), the others are trainers; and without GRAPHFT_ETCD rank 0 starts etcd (ranks on one machine).
+    `graphft launch` (which says so in GRAPHFT_LAUNCH) starts all roles itself: ranks that happen to be in its
+    environment do not count then."""
     job_dir, etcd = env.get("GRAPHFT_JOB_DIR", ""), env.get("GRAPHFT_ETCD", "")
     if env.get("GRAPHFT_ROLE"):
         kind = env["GRAPHFT_ROLE"]
@@ -98,13 +96,8 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
 
 
 def run_as_role(job: Job, spec: RoleSpec) -> int:
-    """Runs `job`, just built by the user's script, as one role of it. Returns the exit status.
-
-    The first process saves the job where all of them find it; the others load what it saved, so that all start from
-    the same initial values.
-    """
-    from graphft.transpiler import Job, read_record
-
+    """Runs `job`, just built by the user's script, as one role of it. Returns the exit status. The first process saves
+    the job where all of them find it; the others load what it saved, so that all start from the same initial values."""
     top = JOBS / job.config.name
     job_dir = Path(spec.job_dir or run_in(str(top)) or run_at(str(top), 1))
     if job.config.storage and not (job_dir / "job.json").exists() and stored_run(job.config.storage):
@@ -123,8 +116,6 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
 def check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
     """Raises UsageError if this script's job is not the one that was saved. Its processes may draw initial values
     without a seed, each its own: those of the first one count."""
-    from graphft.transpiler.differences import differences, drawn
-
     if changed := differences(job_dir, saved, job, drawn(saved, job)):
         raise UsageError(
             f"{job_dir} holds another job than this script's, which differs in: {', '.join(changed)}",
@@ -136,11 +127,10 @@ def check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
         log.warning("this script draws initial values without a seed; those that were saved in %s are used", job_dir)
 
 
-def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = None) -> int:
-    """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process/role_process.py).
-
-    `health`: gets the role, once there is one."""
-    log_as(f"{spec.kind} {spec.index if spec.index >= 0 else f'{socket.gethostname()}:{os.getpid()}'}")
+def run_role(job: Job, job_dir: Path, spec: RoleSpec, told: Callable[[Role], None] = lambda _: None) -> int:
+    """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process/role_process.py). `told`:
+    gets the role, once there is one."""
+    follow = log_as(f"{spec.kind} {spec.index if spec.index >= 0 else f'{socket.gethostname()}:{os.getpid()}'}")
     log.info("%s%d", BEGINS, os.getpid())
     explain_on_signal()
     prepare_structs()
@@ -154,7 +144,12 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
                 embedded = start_etcd(job, job_dir)
                 stack.callback(embedded.stop)
                 write_endpoints(job_dir, ",".join(embedded.endpoints), own=True)
-            _run(job, job_dir, spec, health)
+            role = _make_connected(job, job_dir, spec)
+            if role is not None:
+                follow(role)
+                told(role)
+                explain_on_signal(role.story)
+                role.run()
             if embedded is not None:
                 _await_others(job, embedded)
         return EXIT_OK
@@ -175,11 +170,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
         return EXIT_FAILED
 
 
-def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None:
-    from graphft.options import find_device
-    from graphft.runtime.coordination.run_record import put_job
-    from graphft.runtime.execute.determinism import enforce
-
+def _make_connected(job: Job, job_dir: Path, spec: RoleSpec) -> Role | None:
     if spec.kind != "coordinator":  # which computes nothing
         find_device(job.config.device)
     enforce(job.config)
@@ -190,13 +181,7 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None
     make_way(etcd, keys, job)
     put_job(etcd, keys, job, job_dir)
     note_etcd(job_dir, etcd)
-    role = make_role(job, job_dir, spec, etcd)
-    if role is not None:
-        follow(role)
-        if health is not None:
-            health.process = role
-        explain_on_signal(role.story)
-        role.run()
+    return make_role(job, job_dir, spec, etcd)
 
 
 def make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Role | None:
@@ -209,8 +194,6 @@ def make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Role | No
         gives_tasks = program.find_op("serve_tasks") is not None
         return (TaskCoordinator if gives_tasks else Coordinator)(job, job_dir, program, etcd, index)
     if spec.kind == "trainer":
-        from graphft.runtime.queue.transactions import claims_chunks
-
         program = job.trainer_program()
         if not claims_chunks(program) and job.config.trainers > 1:
             index = spec.index
@@ -222,7 +205,6 @@ def make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Role | No
 
         accumulates = program.find_op("local_steps") is not None
         return (UnitTrainer if accumulates else ChunkTrainer)(job, job_dir, etcd, index)
-    from graphft.runtime.coordination.run_record import fenced
     from graphft.runtime.roles.pserver.pserver import Pserver, claim_index
 
     if spec.index >= 0:

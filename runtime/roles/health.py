@@ -3,23 +3,17 @@
     GET /healthz    200: the main thread gets on, and the lease holds; also while it starts, and when the job is over
     GET /readyz     200: it is registered, and a pserver serves
 
-Anything else is 503, with the reason as text. A process that is cut off from etcd, or hangs, ends itself; the answer
-is for what it cannot see of itself. Off by default: `graphft start --health HOST:PORT`.
-"""
+Anything else is 503, with the reason as text. Off by default: `graphft start --health HOST:PORT`."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import socket
-import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import ThreadingTCPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
 from graphft.runtime.coordination.job_files import is_complete
@@ -28,8 +22,6 @@ from graphft.runtime.process.role_process import EXIT_OK, end_by
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.role import Role
-
-log = logging.getLogger("graphft")
 
 REQUEST_SECONDS = 5.0
 """For which a client may take to ask."""
@@ -41,6 +33,9 @@ class Health:
     def __init__(self) -> None:
         self.process: Role | None = None
         self.over = False
+
+    def watch(self, role: Role) -> None:
+        self.process = role
 
     def answer(self, path: str) -> tuple[int, str]:
         """Returns HTTP status and text."""
@@ -76,12 +71,9 @@ class Health:
 
 
 class Attendance:
-    """One role's process, from its start on.
-
-    `health`: where it is told, "" for nowhere. `stay`: the process of a complete job waits for SIGTERM, for a scheduler
-    that starts again whatever ends. `leave_status`: that of a role that ends in order before the job is complete, for a
-    scheduler that takes 0 for done.
-    """
+    """One role's process, from its start on. `health`: where it is told, "" for nowhere. `stay`: the process of a
+    complete job waits for SIGTERM, for a scheduler that starts again whatever ends. `leave_status`: that of a role that
+    ends in order before the job is complete, for a scheduler that takes 0 for done."""
 
     def __init__(self, health: str, stay: bool, leave_status: int) -> None:
         self.health, self.stay, self.leave_status = Health(), stay, leave_status
@@ -103,28 +95,9 @@ class Attendance:
         return EXIT_OK
 
 
-class _Server(ThreadingTCPServer):
-    allow_reuse_address, daemon_threads = True, True
-
-    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), handler)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs a probe that has given up waiting at level DEBUG only."""
-        given_up = isinstance(sys.exc_info()[1], ConnectionError | TimeoutError)
-        log.log(logging.DEBUG if given_up else logging.ERROR, "a probe could not be answered", exc_info=True)
-
-
 def serve_health(health: Health, address: str) -> int:
     """Answers at `HOST:PORT` from a thread of its own, as long as this process lives. Returns the port (0: any)."""
     host, _, port = address.rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise UsageError(
-            f"'{address}' is no address to serve health at",
-            rule="health",
-            help="give HOST:PORT; 0.0.0.0 is every interface",
-        )
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
@@ -142,12 +115,12 @@ def serve_health(health: Health, address: str) -> int:
             """Logs nothing."""
 
     try:
-        server = _Server(host.strip("[]"), int(port), Handler)
-    except OSError as error:
+        server = ThreadingHTTPServer((host, int(port)), Handler)
+    except (OSError, ValueError, OverflowError) as error:
         raise UsageError(
             f"health cannot be served at {address}: {error}",
             rule="health",
-            help="give --health HOST:PORT an address of this machine and a free port",
+            help="give --health HOST:PORT an IPv4 address of this machine and a free port; 0.0.0.0 is every one",
         ) from error
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
     return int(server.server_address[1])

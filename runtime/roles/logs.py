@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphft.runtime.roles.role import Role
 
 COUNTS, BLOCKS, EVENTS = logging.DEBUG, logging.DEBUG - 1, logging.DEBUG - 2
 LEVELS = (logging.INFO, COUNTS, BLOCKS, EVENTS)
@@ -22,42 +25,26 @@ LEVELS = (logging.INFO, COUNTS, BLOCKS, EVENTS)
 log = logging.getLogger("graphft")
 
 
-class Stepper(Protocol):
-    """A process that goes step by step."""
-
-    @property
-    def at_step(self) -> int | None:
-        """The step (or version) that it is at; None before it has begun."""
-
-
 class _Where(logging.Filter):
     """Puts who and at which step into every line."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name_, self.stepper = name, None  # type: str, Stepper | None
+    process: Role | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        step = self.stepper.at_step if self.stepper is not None else None
-        record.where = self.name_ if step is None else f"{self.name_} step {step}"
+        step = self.process.at_step if self.process is not None else None
+        record.where = self.name if step is None else f"{self.name} step {step}"
         return True
 
 
-def log_as(name: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Has this process log to stderr under this name, at the level that the environment asks for."""
-    handler = logging.StreamHandler()
-    handler.addFilter(_Where(name))
+def log_as(name: str, environ: Mapping[str, str] = os.environ) -> Callable[[Role], None]:
+    """Has this process log to stderr under this name, at the level that the environment asks for. What is returned has
+    the lines tell the step of a role from then on."""
+    handler, where = logging.StreamHandler(), _Where(name)
+    handler.addFilter(where)
     handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d [%(where)s] %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     log.setLevel(_level(environ.get("GRAPHFT_DEBUG") or "0"))
-
-
-def follow(role: Stepper) -> None:
-    """From now on the lines tell this role's step."""
-    for handler in logging.getLogger().handlers:
-        for found in handler.filters:
-            if isinstance(found, _Where):
-                found.stepper = role
+    return lambda role: setattr(where, "process", role)
 
 
 def tell_event(event: object, effects: Sequence[object]) -> None:

@@ -135,11 +135,7 @@ class Role:
             signal.signal(signal.SIGTERM, lambda *_: leave())
 
     def open_session(self) -> None:
-        """Gets this process's lease, if its program keeps one alive.
-
-        As the last thing before it renews it and makes its claims: what takes long and needs no claim (opening the
-        data) comes before.
-        """
+        """Gets this process's lease, if its program keeps one alive."""
         member = self.member
         if member.session is None and self._leased:
             member.session = Session(member.etcd, self.config.lease_ttl)

@@ -17,6 +17,7 @@ from graphft.runtime.coordination.job_files import has_model
 from graphft.runtime.coordination.job_view import out_of_reach, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import KV, LeaseLost, absent, put_op, value_is
 from graphft.runtime.process.progress import Progress, stacks
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
@@ -29,26 +30,28 @@ REPORT_SECONDS = 0.4
 
 
 class ProcessEnd:
-    """Ends the process when it must not go on. Used by the daemon thread, and by main loops (`check_lease`).
-
-    `closing`: the role ends in order, nothing ends it any more. `before` is called when the process has said why it
-    ends; `on_hung`, with for how long and while what, tells others of a hang.
-    """
+    """Ends the process when it must not go on. Used by the daemon thread, and by main loops (`check_lease`). `closing`:
+    the role ends in order, nothing ends it any more. `before` is called when the process has said why it ends.
+    `watched`: the marks of threads that work, and who is told of a hang, with for how long and while what."""
 
     def __init__(self, member: Member, job_dir: Path) -> None:
         self.member, self.job_dir = member, job_dir
         self.closing = threading.Event()
         self.before: list[Callable[[], None]] = []
-        self.on_hung: list[Callable[[str], None]] = []
+        self.watched: dict[Progress, Callable[[str], None]] = {member.progress: lambda _: None}
 
-    def hung(self) -> None:
-        """Ends the process, whose main thread is stuck; its launcher starts it again.
+    def look_for_hangs(self, progress_timeout: float) -> None:
+        for progress, tell in reversed([*self.watched.items()]):  # the main thread may wait for what another holds
+            progress.usual = progress_timeout
+            if progress.hung():
+                self._hung(progress, tell)
 
-        Others could not go on: the daemon thread would renew the lease, and with it the claims, for ever.
-        """
+    def _hung(self, progress: Progress, tell: Callable[[str], None]) -> None:
+        """Ends the process, of which a thread is stuck; its launcher starts it again. Others could not go on: the
+        daemon thread would renew the lease, and with it the claims, for ever."""
         if self.closing.is_set():
             return
-        member, progress = self.member, self.member.progress
+        member = self.member
         what = f"no progress for {progress.limit:.0f} s while {progress.doing}"
         log.error(
             "%s: ending this process. If a batch may take so long, raise chunk_timeout, which is %g s. It is here:\n%s",
@@ -59,8 +62,7 @@ class ProcessEnd:
         try:
             where = stacks(progress.thread, depth=6)
             member.events.emit("hung", f"{member.kind} {member.index} made {what}: ending it", where=where)
-            for tell in self.on_hung:
-                tell(what)
+            tell(what)
         except GraphftError as error:
             log.warning("%s", error.message)
         self.now(EXIT_OK if has_model(self.job_dir) else EXIT_FAILED)
@@ -96,8 +98,6 @@ class MemberSession:
         self.member, self.end, self.status = member, end, status
         self._report_at = 0.0
         self._registered = ""
-        self.beside: list[tuple[Progress, Callable[[], None]]] = []
-        """Marks of other threads that work, and what is called when one of them hangs."""
 
     @property
     def registered(self) -> bool:
@@ -109,9 +109,6 @@ class MemberSession:
         member, keys = self.member, self.member.keys
         key = keys.registration(role, index, member.id)
         record = member.registration()
-        member.await_view(
-            lambda kvs: not out_of_reach(record, read_view(keys, kvs.values())), member.config.lease_ttl + 1.0
-        )  # a process in the way may be dead
         put = put_op(key, msgspec.json.encode(record), member.lease if lease else 0)
         told = False
         while not member.etcd.txn([absent(key), value_is(keys.state, b"running")], [put], token=key).ok:
@@ -125,28 +122,25 @@ class MemberSession:
                 told = True
             member.await_view(lambda kvs: key not in kvs or _over(kvs, keys), WAIT_NOTICE_SECONDS)
             member.check_lease()
-        # Whichever of two processes looks later sees both.
-        if why := out_of_reach(record, read_view(keys, member.etcd.range(keys.control).kvs)):
-            raise UsageError(
-                why,
-                rule="out-of-reach",
-                help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
-                "set GRAPHFT_HOST where pservers run",
-            )
+        self._check_reach(record)
         self._registered = key
         reached = f": others reach this process at {member.address}" if member.address else ""
         log.info("registered as %s%s", member.id, reached)
 
-    def check_registered(self) -> None:
-        """Raises LeaseLost if this process's registration is gone, though its lease is not: etcd was restored from a
-        backup of the time between the two, and nobody would find this process any more."""
-        member = self.member
-        if self._registered and member.lease and member.id not in member.view.leases:
-            kv = member.etcd.get(self._registered)  # the view may be behind
-            if kv is None or kv.lease != member.lease:
-                raise LeaseLost(
-                    f"{self._registered} is gone: etcd was restored from a backup", rule="etcd-lease", help="start anew"
+    def _check_reach(self, record: Registration) -> None:
+        """Raises UsageError if this process and another cannot reach each other. Whichever registers later sees both;
+        one that is in the way may be dead until its lease ends."""
+        member, end = self.member, time.monotonic() + self.member.config.lease_ttl + 1.0
+        while why := out_of_reach(record, read_view(member.keys, member.etcd.range(member.keys.control).kvs)):
+            if time.monotonic() > end:
+                raise UsageError(
+                    why,
+                    rule="out-of-reach",
+                    help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
+                    "set GRAPHFT_HOST where pservers run",
                 )
+            member.progress.beat()
+            time.sleep(REPORT_SECONDS)
 
     def wait_pservers(self, count: int, timeout: float) -> None:
         keys = self.member.keys
@@ -185,22 +179,13 @@ class MemberSession:
         )
 
     def keep_alive(self, progress_timeout: float) -> None:
-        """Renews the lease when it is time to, and sees to it that its keeper does when this thread cannot.
-
-        Ends the process if its main thread hangs.
-        """
-        progress, lease = self.member.progress, self.member.session
-        progress.usual = progress_timeout
-        for other, hung in self.beside:  # first: the main thread may wait for what such a one holds
-            other.usual = progress_timeout
-            if other.hung():
-                hung()
-        if progress.hung():
-            self.end.hung()
+        """Renews the lease when it is time to, and sees to it that its keeper does when this thread cannot. Ends the
+        process if it hangs."""
+        lease = self.member.session
+        self.end.look_for_hangs(progress_timeout)
         if lease is not None:
             lease.tick()
             lease.keep(self.member.etcd.urls)
-            self.check_registered()
 
     def report_status(self, last: bool = False) -> None:
         """Writes this process's report, some times a second: the daemon also wakes for whatever changes in etcd."""

@@ -1,4 +1,4 @@
-"""The best model so far, in `best/` of the run's folder, and of its storage.
+"""The best model so far, in `best/` of the run's storage, or of its folder if it has none.
 
     best/step-00000400.safetensors    a state_dict
     best/step-00000400.json           {step, value}, sealed: written last, so the model is whole if this is there
@@ -12,18 +12,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import posixpath
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft.disk.fileio import write_atomically
 from graphft.disk.sealed_json import seal, unseal
 from graphft.errors import describe
 from graphft.runtime.checkpoint.versioned_store import storage
 from graphft.runtime.coordination.job_files import url_of
-from graphft.runtime.fs import file_system
+from graphft.runtime.fs import LocalFS, file_system
 from graphft.transpiler.criteria import Mode
 
 if TYPE_CHECKING:
@@ -31,7 +29,42 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("graphft")
 
-FOLDER = "best"
+
+class RunFiles:
+    """A folder of files in the run's storage, with copies in the run's folder; or in that alone."""
+
+    def __init__(self, job_dir: Path, name: str) -> None:
+        url, self.folder = url_of(job_dir), job_dir / name
+        self.fs, root = file_system(url) if url else (LocalFS(), str(job_dir))
+        self.path, self._stored = posixpath.join(root, name), bool(url)
+
+    def at(self, name: str) -> str:
+        return posixpath.join(self.path, name)
+
+    def write(self, name: str, tensors: Mapping[str, Tensor], meta: Mapping[str, str] | None = None) -> None:
+        """Raises StorageUnavailable."""
+        from graphft.disk.tensor_file import write_tensors
+
+        with storage(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(self.folder / name, tensors, dict(meta or {}))
+            if self._stored:
+                self.fs.upload(self.folder / name, self.at(name))
+
+    def fetch(self, name: str) -> Path:
+        """Returns a file in the run's folder; it need not be there."""
+        file = self.folder / name
+        if self._stored and not file.exists():
+            with contextlib.suppress(FileNotFoundError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.fs.download(self.at(name), file)
+        return file
+
+    def delete(self, name: str) -> None:
+        """Deletes a file as far as it can be deleted."""
+        with contextlib.suppress(OSError):
+            (self.folder / name).unlink(missing_ok=True)
+            self.fs.delete(self.at(name))
 
 
 @dataclass(frozen=True)
@@ -46,34 +79,25 @@ class Kept:
         return (self.value if mode == "min" else -self.value), self.step
 
     @property
-    def name(self) -> str:
-        return f"step-{self.step:08d}"
+    def model(self) -> str:
+        return f"step-{self.step:08d}.safetensors"
+
+    @property
+    def note(self) -> str:
+        return f"step-{self.step:08d}.json"
 
 
 class BestModels:
-    """The models of one run. Raises StorageUnavailable where files cannot be written."""
+    """The models of one run."""
 
     def __init__(self, job_dir: Path, mode: Mode) -> None:
-        self.folder, self.mode, url = job_dir / FOLDER, mode, url_of(job_dir)
-        fs, path = file_system(url) if url else (None, "")
-        self._fs, self._path = fs, posixpath.join(path, FOLDER)
+        self.files, self.mode = RunFiles(job_dir, "best"), mode
 
     def write(self, kept: Kept, state: Mapping[str, Tensor]) -> None:
-        from graphft.disk.tensor_file import write_tensors
-
-        with storage(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_tensors(self._model(kept), state, {"format": "pt"})
-            self._add_note(kept)
-
-    def _add_note(self, kept: Kept) -> None:
-        """Makes a model count whose file is written."""
-        note, name = seal({"step": kept.step, "value": repr(kept.value)}), f"{kept.name}.json"
-        if self._fs is not None:
-            self._fs.upload(self._model(kept), self._at(self._model(kept).name))
-            with self._fs.writing(self._at(name)) as file:
-                file.write(note)
-        write_atomically(self.folder / name, note)
+        """Raises StorageUnavailable."""
+        self.files.write(kept.model, state, {"format": "pt"})
+        with storage(self.files.folder), self.files.fs.writing(self.files.at(kept.note)) as file:
+            file.write(seal({"step": kept.step, "value": repr(kept.value)}))
 
     def best(self, before: int | None = None) -> Kept | None:
         """Returns the best of those that can be read, `before` a step."""
@@ -84,67 +108,44 @@ class BestModels:
         """Deletes those that are worse; what cannot be deleted stays."""
         for kept in self._all():
             if kept.rank(self.mode) > than.rank(self.mode):
-                for ending in (".json", ".safetensors"):
-                    with contextlib.suppress(OSError):
-                        (self.folder / f"{kept.name}{ending}").unlink()
-                    if self._fs is not None:
-                        with contextlib.suppress(OSError):
-                            self._fs.delete(self._at(f"{kept.name}{ending}"))
+                for name in (kept.note, kept.model):
+                    self.files.delete(name)
 
     def has(self, kept: Kept) -> bool:
-        """True if its file is in the run's folder, or can be fetched."""
-        file = self._model(kept)
-        if file.is_file() and file.stat().st_size:
-            return True
+        """True if its file is there."""
         with contextlib.suppress(OSError):
-            return self._fs is not None and bool(self._fs.size(self._at(file.name)))
-        return False
+            return bool(self.files.fs.size(self.files.at(kept.model)))
+        return (self.files.folder / kept.model).is_file()
 
     def fetch(self, kept: Kept) -> Path | None:
         """Returns its file in the run's folder; None if it is nowhere."""
-        file = self._model(kept)
-        if not file.exists() and self._fs is not None:
-            with contextlib.suppress(OSError):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                self._fs.download(self._at(file.name), file)
-        return file if file.exists() else None
+        with contextlib.suppress(OSError):
+            file = self.files.fetch(kept.model)
+            return file if file.exists() else None
+        return None
 
     def adopt(self, other: BestModels) -> None:
-        """Copies the best model of another run. Raises OSError."""
+        """Copies the best model of another run. Raises GraphftError, OSError."""
+        from graphft.disk.tensor_file import read_tensors
+
         kept = other.best()
         if kept is None:
             return
         file = other.fetch(kept)
         if file is None:
             raise OSError(f"the model of step {kept.step}, the best one, is gone")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, self._model(kept))
-        self._add_note(kept)
+        self.write(kept, read_tensors(file)[0])
 
-    def _all(self) -> list[Kept]:
-        return list({kept.step: kept for kept in (*self._there(), *self._here())}.values())
-
-    def _here(self) -> Iterator[Kept]:
-        for file in sorted(self.folder.glob("*.json")):
-            with contextlib.suppress(OSError):
-                yield from _parse(file, file.read_bytes())
-
-    def _there(self) -> Iterator[Kept]:
-        fs = self._fs
+    def _all(self) -> Iterator[Kept]:
+        files = self.files
         with contextlib.suppress(OSError):
-            for name in fs.ls_dir(self._path) if fs is not None else ():
-                if fs is not None and name.endswith(".json"):
-                    with contextlib.suppress(OSError), fs.open(self._at(name)) as file:
-                        yield from _parse(self._at(name), file.read())
-
-    def _model(self, kept: Kept) -> Path:
-        return self.folder / f"{kept.name}.safetensors"
-
-    def _at(self, name: str) -> str:
-        return posixpath.join(self._path, name)
+            for name in files.fs.ls_dir(files.path):
+                if name.endswith(".json"):
+                    with contextlib.suppress(OSError), files.fs.open(files.at(name)) as file:
+                        yield from _parse(files.at(name), file.read())
 
 
-def _parse(file: object, note: bytes) -> Iterator[Kept]:
+def _parse(file: str, note: bytes) -> Iterator[Kept]:
     """Yields the model of a note; of a damaged one nothing, and warns of it, as another model may be the best then."""
     try:
         found = unseal(note)

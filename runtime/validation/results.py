@@ -9,8 +9,6 @@ A file appears whole or not at all; two processes that compute the same range wr
 
 from __future__ import annotations
 
-import contextlib
-import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +17,15 @@ import torch
 from torch import Tensor
 
 from graphft.capture.loss_fn import reported
-from graphft.disk.tensor_file import read_tensors, write_tensors
+from graphft.disk.tensor_file import read_tensors
 from graphft.errors import GraphftError, describe
 from graphft.ir import Program
 from graphft.reducers import all_name
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, storage
-from graphft.runtime.coordination.job_files import ENTRIES, delete_entries, url_of
+from graphft.runtime.coordination.job_files import ENTRIES, delete_entries
 from graphft.runtime.coordination.records import Validating
 from graphft.runtime.execute.lowering import lower
-from graphft.runtime.fs import file_system
+from graphft.runtime.validation.best_model import RunFiles
 from graphft.transpiler.evaluation import results_of
 
 
@@ -68,60 +66,35 @@ def named(program: Program, means: Sequence[float], entries: Mapping[str, Tensor
     return found | {name: float(value) for name, value in zip(names, reduced, strict=True)}
 
 
-class LostEntries(Exception):
-    """The entries of range `number` cannot be read."""
-
-    def __init__(self, number: int, why: str) -> None:
-        super().__init__(why)
-        self.number = number
+class LostEntries(GraphftError):
+    """The entries of a range cannot be read."""
 
 
 class Entries:
     """The entries of one validation. Raises StorageUnavailable where files cannot be read or written."""
 
     def __init__(self, job_dir: Path, step: int, of: Validating) -> None:
-        name = f"{ENTRIES}/{step:08d}.g{of.generation}"
-        self._job_dir, self._name = job_dir, name
-        self._folder, url = job_dir / name, url_of(job_dir)
-        fs, path = file_system(url) if url else (None, "")
-        self._fs, self._path = fs, posixpath.join(path, name)
+        self._job_dir, self._name = job_dir, f"{ENTRIES}/{step:08d}.g{of.generation}"
+        self._files = RunFiles(job_dir, self._name)
 
     def write(self, number: int, entries: Mapping[str, Sequence[Tensor]]) -> None:
         """`entries`: by result, one tensor for each batch of the range."""
-        with storage(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_tensors(self._file(number), {name: torch.cat(list(parts)) for name, parts in entries.items()})
-            if self._fs is not None:
-                self._fs.upload(self._file(number), self._at(number))
+        whole = {name: torch.cat(list(parts)) for name, parts in entries.items()}
+        self._files.write(f"{number:08d}.safetensors", whole)
 
     def read(self, count: int) -> dict[str, Tensor]:
         """Returns, by result, the entries of all records, in the order of the data. Raises LostEntries."""
         parts = []
         for number in range(count):
             try:
-                parts.append(self._read(number))
+                with storage(self._files.folder):
+                    parts.append(read_tensors(self._files.fetch(f"{number:08d}.safetensors"))[0])
             except StorageUnavailable:
                 raise
             except (OSError, GraphftError) as error:
-                raise LostEntries(number, describe(error)) from error
+                why = f"entries of range {number} are lost: {describe(error)}"
+                raise LostEntries(why, rule="entries") from error
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def _read(self, number: int) -> dict[str, Tensor]:
-        with storage(self._folder):
-            file = self._file(number)
-            if self._fs is None:
-                return read_tensors(file)[0]
-            with contextlib.suppress(OSError, GraphftError):  # it is not here, or damaged: the storage's counts
-                return read_tensors(file)[0]
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._fs.download(self._at(number), file)
-            return read_tensors(file)[0]
 
     def delete(self) -> None:
         delete_entries(self._job_dir, self._name)
-
-    def _file(self, number: int) -> Path:
-        return self._folder / f"{number:08d}.safetensors"
-
-    def _at(self, number: int) -> str:
-        return posixpath.join(self._path, f"{number:08d}.safetensors")

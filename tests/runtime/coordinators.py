@@ -18,17 +18,7 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Session, put_op
 from graphft.runtime.process.progress import Progress
-from graphft.runtime.protocol.messages import (
-    FailTask,
-    FinishTasks,
-    GetTasks,
-    RenewTasks,
-    RequestSaveModel,
-    SaveModelAnswer,
-    TaskFailed,
-    Tasks,
-    TasksSettled,
-)
+from graphft.runtime.protocol.messages import FailTask, FinishTasks, GetTasks, TaskFailed, Tasks, TasksSettled
 from graphft.runtime.queue.task_client import TaskClient
 from graphft.runtime.roles.coordinator.coordinator import LIMITS
 from graphft.runtime.roles.coordinator.task_server import TaskServer
@@ -119,7 +109,6 @@ class Trainer:
         self.member, self.name = member, member.id
         self.client = TaskClient(member)
         member.wake = self.client.wake
-        self.known = 0
         record = msgspec.json.encode(member.registration())
         member.etcd.txn([], [put_op(keys.trainer(member.id), record, member.lease)])
 
@@ -127,9 +116,7 @@ class Trainer:
         return dict(self.tasks(want, pass_index).tasks)
 
     def tasks(self, want: int = 1, pass_index: int = 0) -> Tasks:
-        found = self.client.call(GetTasks(0, self.name, pass_index, want), Tasks)
-        self.known = found.call
-        return found
+        return self.client.call(GetTasks(0, self.name, pass_index, want), Tasks)
 
     def finish(self, tasks: dict[int, int], pass_index: int = 0, fences: tuple[int, ...] = ()) -> list[int]:
         """Those that are refused."""
@@ -139,13 +126,6 @@ class Trainer:
 
     def fail(self, chunk: int, attempt: int, batch: int, *records: int) -> TaskFailed:
         return self.client.call(FailTask(0, self.name, 0, chunk, attempt, batch, "it is bad", [*records]), TaskFailed)
-
-    def save_model(self, seconds: float) -> bool:
-        return self.client.call(RequestSaveModel(0, self.name, seconds), SaveModelAnswer).granted
-
-    def renew(self, tasks: dict[int, int], pass_index: int = 0) -> None:
-        found = [(pass_index, chunk, attempt, 0) for chunk, attempt in tasks.items()]
-        self.client.cast(RenewTasks(self.known, self.name, found))
 
 
 class Scene:

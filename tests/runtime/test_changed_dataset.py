@@ -54,7 +54,6 @@ def test_few_records_are_compared() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"args": {"noise": True}}, {"random": True}])
 def test_a_run_is_resumed_only_as_far_as_its_records_are_known_to_be_the_same(options: dict[str, Any]) -> None:
-    """Labels in the data's file were corrected, and the old run went on. One that draws is compared as well."""
     job(**options).save(FOLDER)
     assert data_differences(read_record(FOLDER), job(**options)) == []
     write(line_1250="-1")

@@ -18,7 +18,7 @@ from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.protocol.chunk_queue import Change
-from graphft.runtime.roles.start_check import Proof
+from graphft.runtime.roles.trainer.step_check import Proof
 from graphft.runtime.transport.wire import Login
 from graphft.transpiler import Job
 

@@ -66,10 +66,3 @@ def test_a_loss_is_told_with_what_is_known_of_its_cause() -> None:
     assert found.describe() == "the loss is inf; the batch and the parameters before this step are finite"
     found.scope["b"].fill_(math.nan)
     assert "so are parameters before this step: b (1 values)" in found.describe()
-
-
-def test_the_first_loss_of_a_unit_counts() -> None:
-    found = check(x=torch.zeros(3))
-    for loss in (math.nan, 0.5):
-        found.look_at_loss(torch.tensor(loss))
-    assert not found.finite

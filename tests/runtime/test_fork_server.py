@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -71,23 +70,6 @@ def waited(role: Forked) -> Forked:
 
 
 @pytest.mark.slow
-def test_a_role_is_this_processs_child_and_outlives_the_fork_server(saved: Path, fork_server: ForkServer) -> None:
-    role = fork_server.fork(Order("pserver", 0, SILENT), saved / "logs" / "pserver-0.log")
-    waited(role)
-    until(lambda: role.pid)
-    process = psutil.Process(role.pid)
-    assert (process.ppid(), role.poll()) == (os.getpid(), None)
-    until(lambda: process.name() == "pserver 0")
-    fork_server.process.kill()
-    until(lambda: not fork_server.alive)
-    assert process.is_running()
-    with pytest.raises(OSError, match="dead"):
-        fork_server.fork(Order("trainer", 0, NOWHERE), saved / "logs" / "trainer-0.log")
-    role.send_signal(signal.SIGKILL)
-    assert role.wait(120) == -signal.SIGKILL
-
-
-@pytest.mark.slow
 def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(saved), SILENT], stdout=subprocess.PIPE, text=True)
     with launcher:
@@ -101,7 +83,6 @@ def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fork_server_that_dies_is_passed_over(saved: Path, etcd: Etcd, keys: Keys) -> None:
-    """One that dies before it has made a role, and one that is found dead: the roles are started all the same."""
     engine = engine_of(saved)
     first = server_of(engine)
     supervisor = Supervisor(saved, keys, etcd, NOWHERE, engine)
@@ -141,20 +122,6 @@ def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
     finally:
         supervisor.stop()
     assert not (edited / "logs" / "trainer-0.log").exists()
-
-
-@pytest.mark.slow
-def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path, fork_server: ForkServer) -> None:
-    """A role that was forked, and that the launcher does not know, would exist twice."""
-    role = waited(fork_server.fork(Order("pserver", 0, SILENT), saved / "logs" / "pserver-0.log"))
-    until(lambda: role.pid)
-    until(lambda: os.getpgid(role.pid) == os.getpgid(0))  # it was told of, and is the launcher's from then on
-    untold = subprocess.Popen(["sleep", "60"], process_group=fork_server.process.pid)  # as a fork is
-    fork_server.close()
-    assert untold.wait(120) in (-signal.SIGKILL, 0), "0: collected by the fork server's end already"
-    assert psutil.Process(role.pid).is_running()
-    role.send_signal(signal.SIGKILL)
-    assert role.wait(120) == -signal.SIGKILL
 
 
 def engine_of(folder: Path) -> LocalEngine:

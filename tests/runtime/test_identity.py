@@ -39,13 +39,11 @@ def test_this_process_and_a_child() -> None:
     ],
 )
 def test_what_is_known_of_another(other: dict[str, object], dead: bool) -> None:
-    """Its id was used again; it is on another machine; it is in another container of this one."""
     assert replace(identify(), **other).dead is dead
 
 
 @linux
 def test_processes_that_proc_hides_are_not_dead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another user's, with hidepid; and all of them where /proc is of another namespace than this process."""
     alive = identify()
     monkeypatch.setattr(module, "_STAT", f"{tmp_path}/%d")
     assert (alive.visible, alive.dead) == (True, False)

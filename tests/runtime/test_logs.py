@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from graphft.errors import UsageError
-from graphft.runtime.roles.logs import BLOCKS, COUNTS, EVENTS, follow, log, log_as, tell_event
+from graphft.runtime.roles.logs import BLOCKS, COUNTS, EVENTS, log, log_as, tell_event
 
 
 class Role:
@@ -26,8 +27,8 @@ def restored() -> Iterator[None]:
 
 
 def test_a_line_tells_the_step_once_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    role = Role()
-    log_as("trainer 1", {})
+    role: Any = Role()
+    follow = log_as("trainer 1", {})
     log.info("begins")
     follow(role)
     log.info("is here")

@@ -72,13 +72,6 @@ def test_a_torn_row_is_written_again(tmp_path: Path, cut: int) -> None:
     assert (tmp_path / FILE).stat().st_size == size
 
 
-def test_rows_that_a_machine_took_along_are_lacking(tmp_path: Path) -> None:
-    write_rows(tmp_path, [0.5], 3)
-    assert losses(tmp_path) == [(3, 0.5)]
-    found = epoch_of_table(tmp_path, config(), 0)
-    assert (found.samples, found.means, found.lacking) == (4, {"loss": 0.5}, 3)
-
-
 def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, write, left = TableWriter(tmp_path, ("loss",), 0), os.write, [40]
 
@@ -114,15 +107,6 @@ def test_an_epoch_is_the_mean_over_its_samples(tmp_path: Path) -> None:
     assert (first.samples, first.means, first.lacking) == (4, {"loss": 7.0, "f1": 0.875}, 0), "without discarded steps"
     assert (second.samples, second.means, second.lacking) == (2, {"loss": 1.0, "f1": "nan"}, 3)
     assert [step for step, _ in read_rows(tmp_path).steps()] == [0, 1, 2, 4], "step 3 had no data"
-
-
-def test_async_rows_are_of_the_epoch_of_their_batch(tmp_path: Path) -> None:
-    table = TableWriter(tmp_path, ("loss",), 0)
-    for step in (0, 2, 1, 4, 3, 5):
-        table.append(step, 4, (float(step),))
-    found = [epoch_of_table(tmp_path, config(sync=False, ft=True), epoch).means["loss"] for epoch in (0, 1)]
-    assert found == [1.5, 4.5]
-    assert [step for step, _ in losses(tmp_path)] == [0, 1, 2, 3, 4, 5], "as they were applied"
 
 
 def test_another_machine_goes_on_with_the_rows_in_the_storage(tmp_path: Path, job: Job) -> None:

@@ -72,7 +72,6 @@ def async_job() -> Job:
 def test_two_jobs_with_all_their_roles(
     job: Job, async_job: Job, etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path
 ) -> None:
-    """Two sync jobs end with the same bits, whatever an async one does beside them."""
     wanted = {keys.job: job, f"{keys.job}-again": job, f"{keys.job}-async": async_job}
     running = [
         Roles(etcd_server, Job(j.source, j.config.replace(name=name, lease_ttl=60), j.programs), tmp_path / name)

@@ -117,18 +117,14 @@ def record(tmp_path: Path) -> WorkRecord:
 
 def batches_of(read: Read, state: TrainerState, job: Job, **options: Any) -> Batches:
     source: Any = read
-    member: Any = SimpleNamespace(config=SimpleNamespace(batch_size=4), progress=Progress())
-    return Batches(
-        member=member,
+    link: Any = SimpleNamespace(
+        member=SimpleNamespace(config=SimpleNamespace(batch_size=4), progress=Progress()),
         program=graphft.Program("p"),
         state=state,
         work_record=read.record,
-        prefetcher=source,
-        reader=source,
-        link=source,
         check=FiniteCheck(job.trainer_program(), {}),
-        **options,
     )
+    return Batches(link, source, source, **options)
 
 
 def test_a_batch_is_noted_while_it_is_read_and_computed(record: WorkRecord, job: Job) -> None:
@@ -155,20 +151,3 @@ def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord, job: Job) -
     port.schedule(replace(unit, batch=11))
     port.schedule(replace(unit, batch=12, samples=0))
     assert read.scheduled == [BatchKey(0, 1, 10, 4, unit.without), BatchKey(0, 1, 11, 4, unit.without)]
-
-
-def test_a_pace_is_that_of_the_last_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr("graphft.runtime.roles.trainer.state.time", clock)
-    state = TrainerState()
-    assert (state.pace, state.rate) == (0.0, 0.0)
-    for clock.now in (101.0, 101.5, 102.0):
-        state.computed(8)
-    assert (state.pace, state.rate, state.samples) == (2.0, 16.0, 24)
-    assert state.alive_since(101.9)
-    state.pumped = 102.0
-    assert not state.alive_since(102.0)
-    state.pumped = 103.0
-    assert state.alive_since(102.5)
-    state.waiting = "for storage"
-    assert not state.alive_since(102.5), "it renews no claim then"

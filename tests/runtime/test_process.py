@@ -19,7 +19,6 @@ def test_a_child_whose_parent_died_before_it_could_say_so() -> None:
 
 
 def test_a_role_that_cannot_start_says_why_in_its_log(tmp_path: Path) -> None:
-    """The real command, found without an installation, from a folder that is not the checkout."""
     log = tmp_path / "logs" / "trainer-0.log"
     process = start_role(
         ["trainer", "--job", str(tmp_path / "nosuch"), "--etcd", "127.0.0.1:1", "--index", "0"],
@@ -49,31 +48,3 @@ def test_a_role_that_cannot_start_says_why_in_its_log(tmp_path: Path) -> None:
 def test_how_a_process_ended(status: int, preempted: bool, words: str) -> None:
     assert (was_preempted(status), describe_exit(status)) == (preempted, words)
     assert manner(status) == ("killed" if status == -signal.SIGKILL else "asked" if preempted else "crashed")
-
-
-THREADS = """
-import sys, threading, msgspec
-from graphft.runtime.process.threads import prepare_structs
-sys.setswitchinterval(1e-6)
-for i in range(400):
-    Inner = msgspec.defstruct("Inner", [("a", int), ("b", dict[str, int], msgspec.field(default_factory=dict))],
-                              module="graphft.test")
-    Outer = msgspec.defstruct("Outer", [("id", str), ("inner", Inner), ("some", list[Inner])], module="graphft.test")
-    prepare_structs()
-    together = threading.Barrier(3)
-    def decode():
-        together.wait()
-        msgspec.json.decode(b'{"id":"x","inner":{"a":1},"some":[]}', type=Outer)
-    threads = [threading.Thread(target=decode) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-print("fine")
-"""
-
-
-def test_threads_that_decode_a_struct_for_the_first_time() -> None:
-    """Now and then a process ended with SIGSEGV when it started."""
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=150)
-    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr

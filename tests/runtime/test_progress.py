@@ -25,7 +25,6 @@ def looked_at(progress: Progress, clock: Clock, seconds: float, every: float = 0
 
 
 def test_a_main_thread_without_a_mark_hangs_when_its_limit_is_over() -> None:
-    """A read that never returns blocks the main thread while the daemon thread renews the lease."""
     clock = Clock()
     progress = Progress(10.0, clock)
     assert not looked_at(progress, clock, 1000.0), "the start has no limit"

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +15,12 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.roles.pserver.pserver import Pserver
-from graphft.runtime.roles.start_check import Proof
-from graphft.runtime.roles.trainer.step_check import ATTEMPTS, StepTrial, TrialComm, moved
+from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
+from graphft.runtime.roles.trainer.step_check import Proof, TrialComm, moved
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
-from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 
-ROOT = Path(__file__).parents[2]
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
     "async": {"sync": False},
@@ -58,14 +51,6 @@ def moded(request: pytest.FixtureRequest, etcd_server: EmbeddedEtcd, keys: Keys,
         yield made
 
 
-def pserver(scene: Stage, index: int = 0) -> Any:
-    made = Pserver(scene.job, scene.folder, Patient(scene.server.endpoints), index)
-    scene.stack.callback(made.transport.close)
-    scene.stack.callback(made.close)
-    scene.stack.callback(made.server.saver.close)
-    return made
-
-
 def recorded(scene: Stage, name: str = "trainer") -> Proof:
     kv = scene.etcd.get(scene.keys.proof(name))
     assert kv is not None
@@ -82,7 +67,6 @@ def change(scene: Stage, name: str = "trainer", **fields: Any) -> None:
 
 
 def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
-    """In every mode; with random numbers, metrics and the trainer's own scope as they were."""
     first, second = moded.trainer(0), moded.trainer(1)
     first.check_start()
     proof = recorded(moded)
@@ -105,15 +89,6 @@ def test_a_trainer_with_other_bits_is_refused_with_the_settings_that_differ(scen
         scene.trainer(1).check_start()
     assert caught.value.rule == "determinism"
     assert "MKL_CBWR: COMPATIBLE there, not set here" in caught.value.message
-
-
-def test_without_exact_it_is_only_warned(scene: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    job = scene.job
-    scene.job = Job(job.source, job.config.replace(exact=False), job.programs, job.run_id)
-    scene.trainer(0).check_start()
-    change(scene, result="other")
-    scene.trainer(1).check_start()
-    assert "computes other bits than trainer 0-" in caplog.text
 
 
 def test_a_trainer_with_other_data_is_told_so(scene: Stage) -> None:
@@ -150,7 +125,6 @@ class Away:
 def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
     scene: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The queue finds out what is wrong with it."""
     marker = tmp_path / "away"
     data = graphft.dataset(f"{__file__}:Away", {"marker": str(marker)}, chunk_size=8)
     scene.job = Job(scene.job.source, scene.job.config.replace(data=data), scene.job.programs, scene.job.run_id)
@@ -163,46 +137,7 @@ def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
     assert not scene.etcd.range(scene.keys.proof("")).kvs
 
 
-def attempts(scene: Stage, count: int) -> None:
-    scene.etcd.put(scene.keys.attempts(f"1@{socket.gethostname()}"), str(count).encode())
-
-
-def test_a_batch_that_ends_a_trainer_again_and_again_is_given_up(scene: Stage) -> None:
-    attempts(scene, ATTEMPTS)
-    scene.trainer(1).check_start()
-    assert scene.etcd.get(scene.keys.proof("trainer")) is None
-    assert [event.kind for _, event in read_events(scene.etcd, scene.keys)] == ["unproved"]
-    attempts(scene, ATTEMPTS - 1)
-    scene.trainer(1).check_start()
-    assert {kv.key for kv in scene.etcd.range(scene.keys.proof("")).kvs} == {scene.keys.proof("trainer")}
-
-
-def test_what_somebody_has_computed_is_never_given_up(scene: Stage) -> None:
-    """Found under attack: two trainers that were killed by others switched the check off for good."""
-    scene.trainer(0).check_start()
-    attempts(scene, ATTEMPTS + 1)
-    change(scene, result="other")
-    with pytest.raises(GraphftError) as caught:
-        scene.trainer(1).check_start()
-    assert caught.value.rule == "determinism"
-
-
-@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 2]), (True, [4])])
-def test_the_shortest_batch_is_tried_as_well(
-    etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, drop_last: bool, sizes: list[int]
-) -> None:
-    """Libraries choose other kernels for it; here the last chunk leaves a batch of 2."""
-    data = graphft.arrays(chunk_size=8, x=torch.linspace(-1, 1, 1400).reshape(14, 100), y=torch.zeros(14, 1))
-    job = job_of()
-    config = job.config.replace(data=data, drop_last=drop_last)
-    with stage(etcd_server, keys, Job(job.source, config, job.programs, job.run_id), tmp_path) as scene:
-        trainer = scene.trainer(0)
-        trial = StepTrial(trainer.member, trainer.blocks, trainer.prefetcher)
-        assert trial._sizes(trainer.prefetcher.get(trial.key)) == sizes
-
-
 def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
-    """Found under attack: of weights that are zero, a product has the same bits on every machine."""
     job = job_of()
     shards = [job.pserver_program(i) for i in range(2)]
     for program in [*shards, job.trainer_program()]:
@@ -222,63 +157,19 @@ def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, 
     assert moved(torch.arange(3), torch.Generator()).tolist() == [0, 1, 2]
 
 
-# -- shards -----------------------------------------------------------------------------------------------------------
-
-
-def test_each_shard_has_a_record_of_its_own(moded: Stage) -> None:
-    shard = pserver(moded)
-    before = {n: v.clone() for n, v in shard.ctx.scope.items()}
-    shard.check_start()
-    pserver(moded).check_start()
-    pserver(moded, 1).check_start()
-    assert recorded(moded, "pserver/0").by == f"pserver {shard.member.id}"
-    assert recorded(moded, "pserver/0").result != recorded(moded, "pserver/1").result
-    assert before.keys() == shard.ctx.scope.keys()
-    assert all(torch.equal(v, shard.ctx.scope[n]) for n, v in before.items())
-
-
-def test_a_shard_with_other_bits_is_refused(scene: Stage) -> None:
-    pserver(scene).check_start()
-    change(scene, "pserver/0", result="other")
-    with pytest.raises(GraphftError) as caught:
-        pserver(scene).check_start()
-    assert caught.value.rule == "determinism"
-
-
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
-def bits(code: str, **environment: str) -> str:
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("ONEDNN_", "MKL_"))}
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env=env | {"PYTHONPATH": str(ROOT)} | environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=150,
-    )
-    return result.stdout
-
-
-@pytest.mark.slow
-def test_onednn_uses_what_the_job_says_whatever_the_environment_does() -> None:
-    """One trainer with ONEDNN_MAX_CPU_ISA=AVX2 ended a GELU model with other bits."""
-    code = """if True:
-        import torch
-        import graphft
-        from graphft.runtime.execute.determinism import enforce
-        from graphft.transpiler import JobConfig
-        data = graphft.arrays(chunk_size=1, x=torch.zeros(1))
-        enforce(JobConfig("job", data, 1, onednn_isa={isa!r}))
-        torch.manual_seed(0)
-        x, layer = torch.randn(16, 256), torch.nn.Linear(256, 256)
-        torch.nn.functional.gelu(layer(x)).square().mean().backward()
-        print(layer.weight.grad.double().norm().item().hex())
-    """
-    mine = bits(code.format(isa=""))
-    assert bits(code.format(isa=""), ONEDNN_MAX_CPU_ISA="AVX2") == mine
-    narrow = bits(code.format(isa="AVX2"))
-    if narrow == mine:
-        pytest.skip("this CPU gives the same bits with AVX2 as with all it has")
+def test_a_batch_that_has_ended_the_process_before_is_given_up(scene: Stage) -> None:
+    for recorded_before in (False, True):
+        for index in (0, 1):
+            record = WorkRecord(record_path(scene.folder, index))
+            record.begin(Phase.PROVING, Place(0, 0, 0))
+        trainers = [scene.trainer(0), scene.trainer(1)]
+        if recorded_before:
+            trainers[0].work_record.before = None
+            trainers[0].check_start()
+            change(scene, result="other")
+            with pytest.raises(GraphftError):
+                trainers[1].check_start()
+        else:
+            trainers[1].check_start()
+            assert scene.etcd.get(scene.keys.proof("trainer")) is None
+            assert [event.kind for _, event in read_events(scene.etcd, scene.keys)] == ["unproved"]

@@ -15,17 +15,15 @@ from graphft.errors import UsageError
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Generation, Registration
+from graphft.runtime.coordination.records import Committed, Registration
 from graphft.runtime.coordination.revoker import Revoker
-from graphft.runtime.coordination.run_record import put_job, read_secret
+from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.events import Received, SyncOptions
 from graphft.runtime.protocol.messages import Hello, Pull
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.environment import RoleSpec, make_role
-from graphft.runtime.transport.wire import Login
-from graphft.runtime.transport.zeromq import ZmqServer
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
 from tests.support.patient import Patient
@@ -35,7 +33,6 @@ from tests.support.waiting import until
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_without_fault_tolerance_each_trainer_has_an_index(sync: bool, tmp_path: Path) -> None:
-    """Two that took themselves for trainer 0 would leave the other's work undone, and wait for it for ever."""
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
     job = graphft.transpile(linear(), data=data, batch_size=4, trainers=2, sync=sync, ft=False)
     etcd: Any = None  # it is not asked
@@ -66,7 +63,6 @@ def make(scene: Stage, spec: RoleSpec) -> Any:
 
 
 def test_a_sync_shard_forgets_a_trainer_that_is_gone(scene: Stage) -> None:
-    """All of its connections; of trainers that are there, none."""
     role, trainers = make(scene, RoleSpec("pserver", 0)), [scene.trainer(0), scene.trainer(1)]
     member, shard = role.member, role.server
     shard.machine = SyncShard(
@@ -92,7 +88,6 @@ def test_a_sync_shard_forgets_a_trainer_that_is_gone(scene: Stage) -> None:
 
 
 def test_pserver_0_is_pserver_0(scene: Stage) -> None:
-    """Asked for by its index it waits for its own place; only without an index a process takes any that is free."""
     first = make(scene, RoleSpec("pserver", 0))
     first.session.register(role="pserver", index=0, lease=True)
     again, any_ = make(scene, RoleSpec("pserver", 0)), make(scene, RoleSpec("pserver"))
@@ -104,7 +99,6 @@ def test_pserver_0_is_pserver_0(scene: Stage) -> None:
 
 
 def test_the_launcher_tells_pserver_0_from_trainer_0(scene: Stage) -> None:
-    """It ends the lease of the process that died, whatever index and role that had."""
     keys = {"pserver": scene.keys.pserver(0), "trainer": scene.keys.trainer("0-a")}
     for pid, (role, key) in enumerate(keys.items(), start=1):
         record = Registration(f"0-{role}", "", pid, "here", process=Identity("m", "n", pid, 5))
@@ -117,7 +111,6 @@ def test_the_launcher_tells_pserver_0_from_trainer_0(scene: Stage) -> None:
 
 
 def test_the_number_of_pservers_outlives_them(scene: Stage) -> None:
-    """What describes the job hangs on nobody's lease; what says that a process lives, on its own."""
     put_job(scene.etcd, scene.keys, scene.job)
     before = {kv.key for kv in scene.etcd.range(scene.keys.control).kvs}
     pservers = [make(scene, RoleSpec("pserver", index)) for index in range(2)]
@@ -137,50 +130,7 @@ def test_the_number_of_pservers_outlives_them(scene: Stage) -> None:
 # -- connections ------------------------------------------------------------------------------------------------------
 
 
-class Shard:
-    """A pserver's socket and registration, without the rest of it."""
-
-    def __init__(self, scene: Stage, index: int) -> None:
-        login = Login(scene.job.run_id, read_secret(scene.etcd, scene.keys))
-        self.scene, self.index, self.server = scene, index, ZmqServer(login=login)
-        scene.stack.callback(self.server.close)
-        self.key, self.peers = scene.keys.pserver(index), set[bytes]()
-        address = self.server.bind("127.0.0.1")
-        scene.etcd.put(self.key, msgspec.json.encode(Registration(f"{index}-{id(self)}", address, 1, "here")))
-
-    def greeted(self) -> int:
-        """How many connections have said hello here."""
-        self.peers |= {peer for peer, message, _ in self.server.poll(0.05) if isinstance(message, Hello)}
-        return len(self.peers)
-
-
-def test_a_shard_that_is_away_shifts_no_other(scene: Stage) -> None:
-    """Shards go by index, not by their place in a list: the connections to the others stay as they are."""
-    scene.etcd.put(scene.keys.generation, msgspec.json.encode(Generation()))
-    shards = [Shard(scene, index) for index in range(3)]
-    trainer = scene.trainer(0)
-
-    def meet(greeted: list[int]) -> None:
-        def met() -> bool:
-            trainer.view.take_in()
-            trainer.comm.take_in(0)
-            return [shard.greeted() for shard in shards] == greeted
-
-        until(met)
-
-    meet([1, 1, 1])
-    scene.etcd.delete(shards[1].key)
-    until(lambda: 1 not in trainer.member.view.pservers)
-    trainer.view.take_in()
-    trainer.comm.take_in(0)
-    assert [connection.up for connection in trainer.shards.machine.connections] == [True, False, True]
-    shards[1] = Shard(scene, 1)
-    meet([1, 1, 1])
-    assert [connection.up for connection in trainer.shards.machine.connections] == [True, True, True]
-
-
 def test_a_shard_that_finds_an_older_checkpoint_than_was_committed_says_so(scene: Stage) -> None:
-    """Found under attack: a file system that had been unmounted for a while came back, 400 steps behind."""
     recovery = make(scene, RoleSpec("pserver", 0)).server.recovery
     commits, store = recovery.commits, recovery.commits.store
     commits.begin()

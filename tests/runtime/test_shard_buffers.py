@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from graphft.errors import GraphftError
@@ -80,7 +78,6 @@ def test_sums_are_made_in_slot_order(reduce: str, weights: tuple[float, ...]) ->
 
 @pytest.mark.parametrize("samples", [(8, 4, 1), (5, 5, 5)])
 def test_an_elements_bits_do_not_depend_on_its_place_in_the_bucket(samples: tuple[int, ...]) -> None:
-    """With another number of shards, a slice lies elsewhere in its bucket: at the end of a vector, or behind it."""
     torch.manual_seed(0)
     parts = [torch.randn(40) for _ in samples]
     whole = [torch.zeros(40) for _ in range(40)]
@@ -103,14 +100,6 @@ def test_first_takes_the_lowest_slot_with_data() -> None:
     first, second = torch.arange(7) + 2**60, torch.zeros(7, dtype=torch.int64)
     memory.reduce(give((1, 4, first), (2, 9, second)))
     assert memory.buckets[0].total.tolist() == first.tolist()
-
-
-def test_unaligned_frames() -> None:
-    part = torch.randn(7)
-    raw = bytearray(1) + bytes(byte_view(part))
-    memory = memory_of()
-    memory.reduce([Contribution(0, 1, {0: memoryview(raw)[1:]})])
-    assert same_bits(memory.buckets[0].total, part)
 
 
 # -- versions -------------------------------------------------------------------------------------------------------
@@ -148,17 +137,6 @@ def test_a_copy_is_not_written_over_while_it_is_sent() -> None:
     assert len({memory.published(0, v).flat.data_ptr() for v in (4, 5)}) == 2
 
 
-def test_a_copy_is_used_again_once_it_was_sent() -> None:
-    memory = memory_of()
-    memory.publish(0)
-    place, sending = memory.published(0, 0).flat.data_ptr(), Sending()
-    memory.published(0, 0).sends.append(sending)
-    memory.publish(1)
-    sending.done = True
-    memory.publish(2)
-    assert memory.published(0, 2).flat.data_ptr() == place
-
-
 # -- whole states ---------------------------------------------------------------------------------------------------
 
 
@@ -193,18 +171,6 @@ def test_faults_of_frames() -> None:
     assert memory.fault(0, memoryview(bytes(24)))
     assert memory.fault(0, None)
     assert memory.fault(1, memoryview(b""))
-
-
-@given(st.lists(st.binary(max_size=5), min_size=1, max_size=3), st.sampled_from(["first", "mean"]))
-def test_a_frame_without_a_fault_can_be_reduced(frames: list[bytes], reduce: str) -> None:
-    dtype = torch.bool if reduce == "first" else torch.float16
-    memory = ShardBuffers({"v": torch.zeros(4 // dtype.itemsize, dtype=dtype)})
-    memory.make_bucket(0, ["v"], reduce)
-    views = [memoryview(bytearray(f)) for f in frames]
-    right = [Contribution(i, 1, {0: f}) for i, f in enumerate(views) if not memory.fault(0, f)]
-    assert len(right) <= len([f for f in frames if len(f) == 4])
-    if right:
-        memory.reduce(right)
 
 
 # -- backups ---------------------------------------------------------------------------------------------------------

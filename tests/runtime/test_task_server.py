@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,8 +15,6 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
-from graphft.runtime.protocol.messages import GetTasks, Tasks
-from graphft.runtime.queue.task_client import CallRefused, report_failed
 from graphft.transpiler import Job
 from tests.runtime.coordinators import CHUNKS, Scene, Trainer, async_job, scene_of, serving
 from tests.support.waiting import until
@@ -107,49 +104,7 @@ def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
     assert serving(scene, two).server.queue.counts()["0"].pending == len(held)
 
 
-class Behind:
-    """A watch that has seen nothing since its process began, and no trainer."""
-
-    revision = 1
-
-    def snapshot(self) -> dict[str, object]:
-        return {}
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 # -- calls ------------------------------------------------------------------------------------------------------------
-
-
-def test_who_registered_just_before_memory_was_read_anew_is_known(scene: Scene, monkeypatch: Any) -> None:
-    one = scene.coordinator().start()
-    first, others = scene.trainer(0), []
-    revision = scene.etcd.put(scene.keys.of_shard(0).generation, b'{"number": 0}')
-    held, load = first.get(), one.server.store.load
-
-    def load_late(options: Any) -> Any:
-        others.append(scene.trainer(1))
-        until(lambda: others[0].name in one.member.view.trainers)
-        scene.etcd.put(f"{scene.keys.job}.elsewhere", b"")  # the revision is ahead of what the view will ever say
-        return load(options)
-
-    monkeypatch.setattr(one.server.store, "load", load_late)
-    assert first.finish(held, fences=(revision - 1,)) == [*held]
-    until(lambda: others[0].name in one.server.queue.living)
-
-
-def test_a_malformed_call_is_refused_and_ends_nothing(scene: Scene) -> None:
-    serving(scene, scene.coordinator().start())
-    trainer = scene.trainer()
-    with pytest.raises(CallRefused, match="there is no task 99 in pass 0"):
-        trainer.fail(99, 1, 0)
-    with pytest.raises(CallRefused, match="no trainer chooses its tasks"):
-        trainer.client.call(GetTasks(0, trainer.name, 0, 1, chunks=[1]), Tasks)
-    for revision in (2**63, -(2**63), 2**64 - 1):
-        with pytest.raises(CallRefused, match="cannot be read"):
-            trainer.finish({0: 1}, fences=(revision,))
-    assert trainer.get()
 
 
 # -- what fails -------------------------------------------------------------------------------------------------------
@@ -191,46 +146,6 @@ def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
     failure = one.await_end()
     assert failure is not None
     assert "2 of 32 records would be discarded, at most 0 may be" in failure.message
-
-
-def test_a_task_at_which_holders_keep_vanishing_goes_on_without_its_rest(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("graphft.runtime.roles.coordinator.task_server.LOST_CLAIMS", 1)
-    one = scene.coordinator().start(max_failures=1)
-    victim, trainer = scene.trainer(0), scene.trainer(1)
-    ((chunk, _),) = victim.get().items()
-    trainer.finish(take_all(trainer))
-    scene.etcd.lease_revoke(victim.member.lease)
-    until(lambda: one.server.queue.counts()["0"].todo == 1)
-    held = take_all(trainer)
-    while not held:  # the call that finds it hopeless gets nothing
-        held = trainer.get()
-    assert discarded(scene, chunk) == (Discard(0, 0, "its holders vanished", 1, rest=True),)
-    told = [e.text for _, e in read_events(scene.etcd, scene.keys) if e.kind == "discarded"]
-    assert len(told) == 1
-    assert told[0].startswith(f"DISCARDED: chunk {chunk} from batch 0 on in pass 0 failed (its holders vanished)")
-    assert trainer.finish(held) == []
-    assert trainer.tasks(pass_index=0).pass_index == 1
-
-
-def test_a_launcher_reports_the_batch_that_killed_its_trainer(scene: Scene) -> None:
-    one = scene.coordinator().start(max_failures=1)
-    trainer = scene.trainer()
-    ((chunk, attempt),) = trainer.get().items()
-    login = one.member.login
-
-    def report(claim: int, seconds: float) -> object:
-        place = 0, chunk, 2
-        return report_failed(scene.etcd, scene.keys, login, place, claim, "it was killed", seconds)
-
-    assert report(attempt + 1, 10.0) is None, "its task is another's by now"
-    change = report(attempt, 10.0)
-    assert change is not None
-    assert discarded(scene, chunk) == (Discard(0, 2, "it was killed"),)
-    one.die()
-    one.await_end()
-    assert report(attempt, 0.3) is None, "nobody has answered"
 
 
 # -- the one that saves the model -------------------------------------------------------------------------------------

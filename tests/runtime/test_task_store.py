@@ -107,7 +107,7 @@ def test_a_lost_lock_saves_and_loads_nothing(scene: Scene) -> None:
     other.get(successor, 2)
     other.save(successor)
     before = records(scene)
-    for act in (lambda: one.save(queue), one.load, one.store.check, lambda: one.store.commit([], ())):
+    for act in (lambda: one.save(queue), one.load, lambda: one.store.commit([], ())):
         with pytest.raises(LeaseLost):
             act()
     assert records(scene) == before
@@ -133,45 +133,6 @@ def test_fences_that_do_not_hold_are_named_and_nothing_is_saved(scene: Scene) ->
     assert records(scene) != before
     assert holder.store.save(queue, None, good) == []
     assert holder.store.save(queue, None, bad[:1]) == bad[:1], "also when there is nothing to save"
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["the first save", "a later one"])
-def test_a_save_that_was_cut_is_no_harm(scene: Scene, first: bool) -> None:
-    holder, successor = Holder(scene, WIDE), Holder(scene, WIDE)
-    queue = holder.take()
-    if not first:
-        holder.save(queue)
-    for _ in range(40):
-        holder.get(queue, 1024)
-    holder.member.etcd.store.after_txn = lambda: scene.etcd.delete(holder.lock.key)
-    with pytest.raises(LeaseLost):
-        holder.save(queue)
-    assert len([name for name in records(scene) if name.startswith("0/")]) == GROUPS
-    loaded = successor.take()
-    loaded.check_invariants()
-    assert loaded.attempts == queue.attempts
-    assert bool(loaded.passes[0].open) != first
-    while successor.get(loaded, 1024):
-        pass
-    assert loaded.passes[0].pending == WIDE.batches.size
-    loaded.check_invariants()
-    assert successor.save(loaded) == []
-    assert durable(successor.load()) == durable(loaded)
-
-
-def test_an_etcd_that_was_restored_from_a_backup_ends_the_coordinator(scene: Scene) -> None:
-    holder = Holder(scene, PLAN)
-    queue = holder.take()
-    holder.save(queue)
-    backup = records(scene)
-    holder.get(queue, 1)
-    holder.save(queue)
-    for _ in range(2):
-        assert holder.store.save(queue, None, [("slot", 0, 0)]) == [], "no write is no sign of it"
-    holder.store.check()
-    scene.etcd.put(scene.keys.task_state, backup["state"])
-    with pytest.raises(LeaseLost):
-        holder.store.check()
 
 
 @pytest.mark.parametrize("name", ["counts", "state", "0/000000", "0/000300", "zero/000000"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import graphft
-from graphft.ops.context import ChunkWork, WorkChanged
+from graphft.ops.context import ChunkWork
 from graphft.plan import chunk_batch_seed
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
@@ -107,11 +107,3 @@ def test_the_schedule_follows_what_the_shards_have_applied(scene: Stage) -> None
     assert trainer.local_batch(UNIT).number == 7 * 3 + 1, "the newest: one that comes back older is no step back"
     used = {"lr": pytest.approx(0.1 * 0.9**22)} if scene.job.config.mode == "geo_sgd" else {}
     assert trainer.status().learning_rates == used, "pservers have the others"
-
-
-def test_who_is_to_leave_does_so_after_the_batch_at_hand(scene: Stage) -> None:
-    trainer = begun(scene)
-    trainer.state.leaving = True
-    with pytest.raises(WorkChanged):
-        trainer.run_unit(UNIT, "local", 4)
-    assert trainer.local_batch(UNIT).batch == 4, "the first of two"

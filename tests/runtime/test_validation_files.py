@@ -46,10 +46,8 @@ def test_a_slow_process_deletes_no_better_one(tmp_path: Path, stored: bool) -> N
     found.forget_worse(old)
     assert held(found) == (39, 0.75)
     found.forget_worse(new)
-    assert [p.name for p in sorted((tmp_path / "job/best").iterdir())] == [
-        "step-00000039.json",
-        "step-00000039.safetensors",
-    ]
+    place = tmp_path / ("storage" if stored else "job") / "best"
+    assert [p.name for p in sorted(place.iterdir())] == ["step-00000039.json", "step-00000039.safetensors"]
 
 
 def test_the_first_of_equal_ones_is_the_best(tmp_path: Path) -> None:
@@ -84,7 +82,7 @@ def test_another_machine_finds_it_in_the_storage_and_another_folder_takes_it_alo
     other = models(tmp_path / "elsewhere", tmp_path / "storage")
     assert other.has(Kept(10, 0.5))
     assert not other.has(Kept(20, 0.5))
-    assert not list(other.folder.glob("*.safetensors")), "who asks whether it is there fetches nothing"
+    assert not list(other.files.folder.glob("*.safetensors")), "who asks whether it is there fetches nothing"
     assert held(other) == (10, 0.5)
     next_run = models(tmp_path / "next")
     next_run.adopt(other)

@@ -28,12 +28,11 @@ class End:
 def test_a_batch_that_outlasts_its_trainers_end_is_no_failure(
     leaves: bool, statuses: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """etcd's client is closed by then: the process leaves in order. One that does not leave must end."""
     monkeypatch.setattr(module, "Blocks", lambda *_: None)
-    config = SimpleNamespace(device="cpu")
-    job = SimpleNamespace(programs=SimpleNamespace(evaluation=SimpleNamespace(values={})), config=config)
+    job = SimpleNamespace(programs=SimpleNamespace(evaluation=SimpleNamespace(values={})))
+    member: Any = SimpleNamespace(job=job, config=SimpleNamespace(device="cpu", validate=True))
     end: Any = End()
-    validator = Validator(SimpleNamespace(), job, Path(), SimpleNamespace(), end)  # type: ignore[arg-type]
+    validator = Validator(member, Path(), member, end)
 
     def batch(blocks: object) -> float:
         if leaves:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import graphft
@@ -16,14 +15,11 @@ from graphft.errors import GraphftError
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Generation
 from graphft.runtime.data import BatchKey
-from graphft.runtime.etcd import EmbeddedEtcd, EtcdBusy, EtcdError
-from graphft.runtime.protocol.events import SlotGained
+from graphft.runtime.etcd import EmbeddedEtcd, EtcdError
 from graphft.runtime.roles.trainer import batches as storage_wait
-from graphft.runtime.roles.trainer import sync_comm
 from graphft.transpiler import Job
-from tests.runtime.trainers import Stage, shards_at, stage
+from tests.runtime.trainers import Stage, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
@@ -45,7 +41,6 @@ def kinds(scene: Stage) -> list[str]:
 
 
 def test_a_chunk_that_alone_cannot_be_read(scene: Stage) -> None:
-    """Its file is missing, the other one is there: this is reported as a failure of the chunk, soon."""
     trainer = scene.trainer(0)
     (scene.folder / "in" / "b").unlink()
     assert len(trainer.data.read(BatchKey(0, 0, 0, 2))["x"]) == 2
@@ -57,7 +52,6 @@ def test_a_chunk_that_alone_cannot_be_read(scene: Stage) -> None:
 
 
 def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no chunk's failure."""
     monkeypatch.setattr(storage_wait, "WAIT_SECONDS", 1.0)
     trainer = scene.trainer(0)
     (scene.folder / "in").rename(scene.folder / "away")
@@ -69,7 +63,6 @@ def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
-    """Neither does one whose work has changed. It claims nothing for a while: another trainer's storage may work."""
     trainer: Any = scene.trainer(0)
     trainer.member.progress.begin("computing")
     usual = trainer.member.progress.limit
@@ -97,7 +90,6 @@ def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
 
 
 def test_a_refusal_for_good_is_not_repeated(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    """The record of what is discarded was sent every 0.1 s for as long as the lease lasted."""
     with stage(etcd_server, keys, job, tmp_path) as scene:
         trainer, tries = scene.trainer(0), list[int]()
         key = keys.discarded(3)
@@ -110,39 +102,3 @@ def test_a_refusal_for_good_is_not_repeated(etcd_server: EmbeddedEtcd, keys: Key
             trainer.member.retry_while_leased(record)
         assert caught.value.rule == "etcd-request"
         assert len(tries) == 1
-
-
-def test_a_refusal_for_now_is_tried_again(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        trainer, refusals = scene.trainer(0), [EtcdBusy("too many requests", rule="etcd-busy")] * 2
-
-        def record() -> int:
-            if refusals:
-                raise refusals.pop()
-            return int(trainer.member.etcd.put(f"{keys.queue(0)}todo/000003", b""))
-
-        assert trainer.member.retry_while_leased(record) > 0
-        assert not refusals
-
-
-def test_a_main_thread_that_was_away_has_not_waited(
-    etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A long step, or another thread that holds the interpreter's lock."""
-    monkeypatch.setattr(sync_comm, "STALL_SECONDS", 0.5)
-    monkeypatch.setattr(sync_comm, "LOOK_SECONDS", 0.1)
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        scene.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
-        trainer = scene.trainer(0)
-        shards_at(trainer, version=3)
-        trainer.comm._addresses = dict.fromkeys(range(job.config.pservers), "tcp://127.0.0.1:9")
-        trainer.comm.do(SlotGained(0))
-        trainer.comm.pump(0)
-        for _ in range(2):
-            time.sleep(0.7)
-            trainer.comm.pump(0)
-            assert trainer.state.counters["stalls"] == 0, "it has looked once since"
-        for _ in range(8):
-            time.sleep(0.1)
-            trainer.comm.pump(0)
-        assert trainer.state.counters["stalls"] == 1

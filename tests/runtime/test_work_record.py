@@ -37,9 +37,12 @@ os.read(0, 1)
     assert read_note(path, replace(seen, started=1)) is None, "another process of that id"
     assert read_note(path, UNKNOWN) is None
     successor = WorkRecord(path)
-    assert successor.unfinished
+    assert successor.before is not None
+    assert successor.before.places
     assert read_note(path, identify()) == Note(Phase.IDLE, Place(0, 0, 0), 0, None)
-    assert not WorkRecord(path).unfinished
+    last = WorkRecord(path).before
+    assert last is not None
+    assert not last.places
 
 
 def test_a_process_does_not_write_into_its_successors_file(tmp_path: Path) -> None:

@@ -67,8 +67,6 @@ def insert_liveness(job: Programs, config: JobConfig) -> None:
     for index, program in enumerate(job.pservers):
         _start(program, _register(config, "pserver", index=index))
         _daemon(program, config)
-        if takes_slots:
-            program.blocks["serve"].ops[-1].attrs["idle_timeout"] = config.chunk_timeout
     put_job = Operator("etcd_put_job", (), {"pservers": shards})
     _start(coordinator, *([_register(config, "coordinator")] if tasks else []), put_job)
     if not tasks:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from graphft.errors import GraphftError
 from graphft.ir import Program
 from graphft.ops.context import ClaimsPort
 from graphft.runtime.coordination.member import Member
@@ -25,30 +24,6 @@ from graphft.transpiler import Job
 LIMITS = Limits(max_frame=4096, max_header=1 << 20)
 
 
-class JobKeeper:
-    """Writes the job's record, and waits for its end."""
-
-    def __init__(self, member: Member, job_dir: Path) -> None:
-        self.member, self.job_dir = member, job_dir
-
-    def put_job(self, pservers: int) -> None:
-        member = self.member
-        put_job(member.etcd, member.keys, member.job, self.job_dir)
-        member.etcd.put(member.keys.ps_desired, str(pservers).encode())
-
-    def await_job(self) -> None:
-        member, state = self.member, self.member.keys.state
-        member.progress.begin("waiting for the job's end")
-        while not member.view.over:
-            member.progress.beat()
-            member.watcher.wait(lambda kvs: state in kvs and kvs[state].value != b"running", 5.0)
-            member.check_lease()
-        if member.view.state == "failed":
-            raise GraphftError(
-                f"job {member.keys.job} failed", rule="job-failed", help="see its events: graphft status"
-            )
-
-
 class OthersClaims(ClaimsPort):
     """The claims of others, seen by a process that claims nothing itself."""
 
@@ -62,15 +37,27 @@ class OthersClaims(ClaimsPort):
 
 
 class Coordinator(Role):
-    """Waits for the job's end."""
+    """Writes the job's record, and waits for its end."""
 
     kind = "coordinator"
 
     def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, program, etcd, index)
-        self.ctx.view, self.ctx.claims = SeenView(self.member), OthersClaims(self.member)
-        self.ctx.coordinator = JobKeeper(self.member, self.job_dir)
+        self.ctx.view, self.ctx.claims, self.ctx.coordinator = SeenView(self.member), OthersClaims(self.member), self
         self.open_session()
+
+    def put_job(self, pservers: int) -> None:
+        member = self.member
+        put_job(member.etcd, member.keys, member.job, self.job_dir)
+        member.etcd.put(member.keys.ps_desired, str(pservers).encode())
+
+    def await_job(self) -> None:
+        member, state = self.member, self.member.keys.state
+        member.progress.begin("waiting for the job's end")
+        while not member.over():
+            member.progress.beat()
+            member.watcher.wait(lambda kvs: state in kvs and kvs[state].value != b"running", 5.0)
+            member.check_lease()
 
     def run(self) -> None:
         try:
@@ -84,11 +71,9 @@ class Coordinator(Role):
         return CoordinatorStatus()
 
 
-class TaskCoordinator(Role):
+class TaskCoordinator(Coordinator):
     """Stands by until it holds the lock; then serves until the job is over, or the lock is lost. A process serves once:
     one that has lost the lock ends, and its launcher starts another, which reads the queues anew."""
-
-    kind = "coordinator"
 
     def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, program, etcd, index)
@@ -97,12 +82,8 @@ class TaskCoordinator(Role):
         self.transport = ZmqServer(LIMITS, self.member.login)
         self.member.wake, self.member.leaving = self.transport.wake, lambda: self._leaving
         self.member.address = listen(self.transport, [parse_endpoint(e).host for e in etcd.endpoints])
-        self.ctx.view = SeenView(self.member)
-        self.ctx.coordinator = JobKeeper(self.member, self.job_dir)
-        self.open_session()
         assert self.member.session is not None
-        self.server = TaskServer(self.member, self.member.session, self.transport, self.end)
-        self.ctx.task_server = self.server
+        self.server = self.ctx.task_server = TaskServer(self.member, self.member.session, self.transport, self.end)
 
     def _leave(self) -> None:
         self._leaving = True

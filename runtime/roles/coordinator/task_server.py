@@ -57,8 +57,6 @@ SEEN_SECONDS = 5.0
 """For how long the watch may be behind."""
 LOOKS = 20
 """Per time-out, for tasks that are not renewed."""
-CHECK_SECONDS = 2.0
-"""Between two looks whether etcd has the last writes."""
 MAX_FENCES = 48
 """Fences of one transaction, at most."""
 
@@ -81,7 +79,7 @@ class TaskServer:
         """By key, as this process has written it: the watch may be behind."""
         self._loaded_at = 0
         self._told_unsaved = False
-        self._next_look = self._next_check = 0.0
+        self._next_look = 0.0
 
     def acquire_lock(self) -> None:
         self.member.progress.begin("standing by")
@@ -171,9 +169,6 @@ class TaskServer:
         if now >= self._next_look:
             self._next_look = now + self.options.timeout / LOOKS
             effects = self.queue.step(Tick(), now)
-        if now >= self._next_check:
-            self._next_check = now + CHECK_SECONDS
-            self.store.check()
         self._answer(())
         took: defaultdict[tuple[str, int], list[TookAway]] = defaultdict(list)
         for effect in effects:

@@ -22,7 +22,6 @@ from graphft.runtime.protocol.task_queue import TaskQueue
 Fence = tuple[str, int, int]
 GROUPS = 64
 """Groups of one transaction: etcd takes 128 operations, and 1.5 MB, which so many do not reach."""
-RESTORED = "etcd was restored from a backup"
 _COUNTS = dict[str, TaskCounts]
 
 
@@ -34,8 +33,6 @@ class TaskStore:
         self.plan = member.config.plan
         self.loads = 0
         self.commits = 0
-        self._written: dict[str, bytes | None] = {}
-        """The records that are compared with etcd now and then, as they were written."""
         self._revision = 0
 
     # -- loading ------------------------------------------------------------------------------------------------
@@ -50,8 +47,6 @@ class TaskStore:
         if not read.ok:
             self.lost()
         counts, state, saver, marker = (read.kv(i) for i in range(len(self._heads)))
-        self._written[self.keys.task_state] = state.value if state is not None else None
-        self._written[self.keys.pass_] = marker.value if marker is not None else None
         self.loads += 1
         found = self._decoded(state, QueueState) or QueueState()
         known: dict[str, TaskCounts] | None = self._decoded(counts, _COUNTS)
@@ -101,22 +96,6 @@ class TaskStore:
             found.setdefault(int(index), {})[int(group)] = kv.value
         return found
 
-    def check(self) -> None:
-        """Raises LeaseLost when the lock is lost, or when etcd was restored from a backup: it lacks the last writes."""
-        keys = list(self._written)
-        read = self.member.retry_while_leased(
-            lambda: self.member.etcd.txn([self.lock.fence()], list(map(get_op, keys)), self._look_at_lock)
-        )
-        if not read.ok:
-            self.lost()
-        kvs = [read.kv(i) for i in range(len(keys))]
-        if [kv.value if kv is not None else None for kv in kvs] != list(self._written.values()):
-            self.lost(RESTORED)
-
-    @property
-    def _looked_after(self) -> tuple[str, ...]:
-        return self.keys.task_state, self.keys.pass_, self.keys.coordinator_addr
-
     # -- saving -------------------------------------------------------------------------------------------------
 
     def save(self, queue: TaskQueue, changes: Changes | None, fences: Sequence[Fence] = ()) -> list[Fence]:
@@ -145,10 +124,9 @@ class TaskStore:
         self.commits += 1
         if result.ok and ops:
             if result.revision <= self._revision:
-                self.lost(RESTORED)
+                self.lost("etcd was restored from a backup")
             self._revision = result.revision
         if result.ok:
-            self._written |= {op.key: op.value for op in ops if op.kind == "put" and op.key in self._looked_after}
             return []
         held = result.kv(0)
         if held is None or held.create_revision != self.lock.revision:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.async_writer import AsyncCommits
 from graphft.runtime.checkpoint.manifest import PASSES
 from graphft.runtime.checkpoint.writer import Snapshot
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.protocol.async_shard import AsyncShard, Staleness
 from graphft.runtime.protocol.events import ApplyBatch, AsyncOptions
@@ -47,13 +47,11 @@ class BatchServer(ShardServer):
     # -- ServerPort ---------------------------------------------------------------------------------------------
 
     def load_check_point(self) -> None:
-        """Goes on from this shard's own newest checkpoint; a restart raises its own generation first.
-
-        Only then, so that no trainer completes a chunk with what the shard before acknowledged, are the chunks
-        put back to todo that are done, but not here.
-        """
+        """Goes on from this shard's own newest checkpoint; a restart raises its own generation first. Only then, so
+        that no trainer completes a chunk with what the shard before acknowledged, are the chunks put back to todo that
+        are done, but not here."""
         self.recovery.join()
-        self._go_back()
+        self._load()
 
     def save_check_point(self, names: Sequence[str], keep: int) -> None:
         """Clones the values, with the ledger of this moment; the saver writes and commits them meanwhile."""
@@ -72,25 +70,20 @@ class BatchServer(ShardServer):
             )
         )
 
-    def committed(self) -> Committed | None:
-        return self.member.view.shard_commits.get(self.member.index)
+    def generation_in(self, view: JobView) -> Generation | None:
+        return view.shard_generations.get(self.member.index)
+
+    def committed_in(self, view: JobView) -> Committed | None:
+        return view.shard_commits.get(self.member.index)
 
     def notify_checkpoint(self, seconds: float) -> None:
         """Has the main thread take a checkpoint when the newest is too old; again, if that is not committed then."""
         now = time.monotonic()
-        age = self.recovery.age(self.committed())
+        age = self.recovery.age(self.committed_in(self.member.view))
         if age >= seconds and now - self._asked >= seconds:
             self._asked, self._due = now, True
 
-    def serve(self, options: ServeOptions) -> None:
-        self.options = options
-        self.commits.ensure_generation(resume=False)  # load_check_point did, if there was one to resume
-        self._make_machine()
-        self.member.progress.begin("serving")
-        while not self.over():
-            self.serve_once()
-
-    def _make_machine(self) -> None:
+    def begin(self) -> None:
         o = self.options
         self.buffers.publish(self.recovery.generation.step)
         self.record_metrics(self.recovery.generation.step)
@@ -136,7 +129,11 @@ class BatchServer(ShardServer):
         self.buffers.restore(values)
         self.ledger = Ledger.load(json.loads(ledger or "{}"))
 
-    def _go_back(self) -> None:
+    def go_back(self) -> None:
+        self._load()
+        self.begin()
+
+    def _load(self) -> None:
         self.recovery.load()
         self._passes, self._final = 0, False
         count = self.member.retry_while_leased(functools.partial(self.requeue.run, self.ledger))
@@ -145,15 +142,6 @@ class BatchServer(ShardServer):
             self.member.events.emit("requeued", text, chunks=count)
 
     def follow(self) -> None:
-        seen, mine = self.view.seen, self.machine.generation
-        generation = seen.shard_generations.get(self.member.index)
-        committed = seen.shard_commits.get(self.member.index)
-        self.recovery.overtake(mine, self.saver.committed_in(mine), generation, committed)
-        self.saver.look_after_part(mine, committed)
-        if generation is not None and generation.number > self.machine.generation:
-            self.recovery.follow(generation, self.machine.version)
-            self._go_back()
-            self._make_machine()
         super().follow()
         if self._due:
             self._due = False

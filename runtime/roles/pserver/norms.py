@@ -19,10 +19,8 @@ ANSWERS = 64
 
 
 class PartialSumsExchange:
-    """One shard's connections to the others, and the layout of the sums (attributes of block `reduce`).
-
-    A shard that owns nothing of what is clipped has no such block, and takes part without sums of its own.
-    """
+    """One shard's connections to the others, and the layout of the sums (attributes of block `reduce`). A shard that
+    owns nothing of what is clipped has no such block, and takes part without sums of its own."""
 
     def __init__(self, identity: str, shard: int, block: Block | None, limits: Limits, login: Login) -> None:
         self.partials: str = block.attrs["partials"].name if block is not None else ""

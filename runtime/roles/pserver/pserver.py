@@ -11,17 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from graphft.errors import UsageError
-from graphft.ir import Kind
-from graphft.ops.context import Context
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.process.role_process import end_by
@@ -29,15 +25,11 @@ from graphft.runtime.queue.passes import Requeue, RequeueByCoordinator, close_pa
 from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.roles.programs import pserver_limits
 from graphft.runtime.roles.pserver.batch_server import BatchServer
-from graphft.runtime.roles.pserver.norms import lay_out
 from graphft.runtime.roles.pserver.round_server import RoundServer
-from graphft.runtime.roles.pserver.shard_buffers import Bucket, ShardBuffers
 from graphft.runtime.roles.pserver.shard_server import ShardServer
-from graphft.runtime.roles.role import Blocks, Role, SeenView
-from graphft.runtime.roles.start_check import compare, digest, undisturbed
+from graphft.runtime.roles.role import Role, SeenView
 from graphft.runtime.transport import ZmqServer
 from graphft.runtime.transport.address import listen
-from graphft.transpiler.layout import ALL_NORMS
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -120,7 +112,6 @@ class Pserver(Role):
     def run(self) -> None:
         self.start_daemon()
         try:
-            self.check_start()
             self.blocks.run("init")
             self.blocks.run("serve")
         finally:
@@ -136,9 +127,6 @@ class Pserver(Role):
         if self.server.leaving:
             log.info("left: SIGTERM asked this pserver to")
             end_by(signal.SIGTERM)
-
-    def check_start(self) -> None:
-        check_optimizer(self.member, self.blocks)
 
     def unready(self) -> str:
         return super().unready() or ("" if self.server.machine is not None else "its shard has no state so far")
@@ -156,10 +144,8 @@ class Pserver(Role):
 
 def claim_index(etcd: Store, keys: Keys, pservers: int, ttl: int) -> tuple[int, Session | None] | None:
     """Returns the lowest index that no live pserver has or is about to take, claimed on the lease of a new session.
-
     While all are taken it waits as a spare, which has no lease. `ttl`: of the lease in seconds, 0 for none. None: the
-    job is over.
-    """
+    job is over."""
     told = False
     while (state := etcd.get(keys.state)) is None or state.value == b"running":
         taken = {kv.key for prefix in (keys.pservers, keys.index_claims) for kv in etcd.range(prefix).kvs}
@@ -179,58 +165,3 @@ def claim_index(etcd: Store, keys: Keys, pservers: int, ttl: int) -> tuple[int, 
             told = True
         time.sleep(SPARE_SECONDS)
     return None
-
-
-def check_optimizer(member: Member, blocks: Blocks) -> None:
-    """Compares what this shard's optimizer gives with what it gave in the shard's first process.
-
-    Raises GraphftError[determinism].
-    """
-    if member.view.over:
-        return
-    program = blocks.program
-    with member.progress.within(member.progress.usual, "making its start check"):
-        scope: dict[str, Any] = {name: value.detach().clone() for name, value in program.values.items()}
-        inputs = {"initial values": digest(scope[name] for name in sorted(scope))}
-        with undisturbed():
-            _optimize(member, blocks, Context(scope=scope, device=member.config.device))
-        names = sorted(v.name for v in program.of_kind(Kind.PARAM, Kind.BUFFER, Kind.STATE))
-        result = digest(scope[name] for name in names)
-        compare(member, member.keys.proof(f"pserver/{member.index}"), "one step of the optimizer", inputs, result)
-
-
-def _optimize(member: Member, blocks: Blocks, ctx: Context) -> None:
-    """Runs one step, on gradients made from a seed."""
-
-    def run(name: str, fetch: tuple[str, ...] = ()) -> tuple[Any, ...]:
-        return blocks.lowered(program.blocks[name], fetch)(ctx, ctx.scope)
-
-    program, memory = blocks.program, ShardBuffers(ctx.scope)
-    generator = torch.Generator().manual_seed(member.config.seed)
-    for op in program.blocks["init"].ops:
-        if op.type == "bucket":
-            names = [ref.name for ref in op.args]
-            memory.make_bucket(op.attrs["index"], names, op.attrs.get("reduce", "weighted_mean"))
-            _fill(memory.buckets[op.attrs["index"]], generator)
-    memory.back_up(-1)
-    serve = next(op.attrs for op in program.blocks["serve"].ops if op.type == "listen_and_serv")
-    reduce = serve.get("reduce_block", "")
-    order = program.blocks[reduce].attrs.get("order") if reduce else None
-    if order is not None:  # partial sums of squares; those of the other shards count as zeros
-        (sums,) = run(reduce, fetch=(program.blocks[reduce].attrs["partials"].name,))
-        norms = lay_out(order, {member.index: sums})
-        if norms is not None:
-            ctx.scope[ALL_NORMS] = norms
-    elif reduce:
-        run(reduce)
-    for name in filter(None, (serve.get("schedule_block", ""), *serve["optimize_blocks"])):
-        run(name)
-
-
-def _fill(bucket: Bucket, generator: torch.Generator) -> None:
-    """Makes gradients: multiples of 2^-16 up to 2^-6, without any rounding. Integers stay as they are."""
-    if bucket.flat.is_floating_point():
-        whole = torch.randint(-1024, 1025, (bucket.flat.numel(),), generator=generator, dtype=torch.int16)
-        bucket.total.copy_(whole.to(torch.float32) / 65536.0)
-    else:
-        bucket.total.copy_(bucket.flat)

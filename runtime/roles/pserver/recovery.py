@@ -28,44 +28,32 @@ LOAD_LIMITS = 10
 
 
 class Recovery:
-    """Used by the shard's main thread, but for `age`.
-
-    `generation`: the shard's. `restarted`: this process is not the first of its index. `restore`: takes on the state
-    that a generation began at, or raises DamagedCheckpoint or StorageUnavailable.
-    """
+    """Used by the shard's main thread, but for `age`. `generation`: the shard's. `restarted`: this process is not the
+    first of its index. `restore`: takes on the state that a generation began at, or raises DamagedCheckpoint or
+    StorageUnavailable."""
 
     def __init__(
         self, member: Member, end: ProcessEnd, commits: Commits, job_dir: Path, restore: Callable[[Generation], None]
     ) -> None:
         self.member, self.end, self.commits, self.job_dir, self.restore = member, end, commits, job_dir, restore
         self.generation, self.restarted = Generation(), False
-        self._aged: Committed | None = None
-        self._since: float | None = None
+        self._written: tuple[Committed | None, float] | None = None
         """The checkpoint that `age` was asked for last, and when it was written."""
         self._missed = math.inf
         """Since when the view lacks what this shard has committed; inf: it does not."""
 
     def age(self, committed: Committed | None) -> float:
-        """Returns the seconds since the newest checkpoint was written; without any, since the job was made.
+        """Returns the seconds since the newest checkpoint was written; without any, since the job was made."""
+        if self._written is None or self._written[0] != committed:
+            self._written = committed, self._written_at(committed)
+        return max(0.0, time.time() - self._written[1])
 
-        On this process's clock, from the moment on when it first saw that checkpoint: a clock that is set back
-        meanwhile changes nothing.
-        """
-        now = time.monotonic()
-        if self._since is None or committed != self._aged:
-            newer = self._aged is not None and committed is not None and committed.step > self._aged.step
-            self._since = now - (0.0 if newer else self._age_when_seen(committed))
-            self._aged = committed
-        return now - self._since
-
-    def _age_when_seen(self, committed: Committed | None) -> float:
+    def _written_at(self, committed: Committed | None) -> float:
         with contextlib.suppress(GraphftError, OSError, KeyError):
             if committed is None:
-                at = (self.job_dir / "job.json").stat().st_mtime
-            else:
-                at = self.commits.store.read_manifest(committed.checkpoint).meta[MADE]["at"]
-            return max(0.0, time.time() - at)
-        return math.inf
+                return (self.job_dir / "job.json").stat().st_mtime
+            return float(self.commits.store.read_manifest(committed.checkpoint).meta[MADE]["at"])
+        return -math.inf
 
     def _tell_of_start(self, found: Generation) -> None:
         """Tells of a run that etcd did not know, and that goes on from the disk."""
@@ -74,12 +62,11 @@ class Recovery:
         if source is not None:
             self.member.events.log.info("the job begins at step %d, with checkpoint %s", found.step, source)
             return
-        self.member.events.emit(
-            "etcd-behind",
-            "etcd knows nothing of this run: its data are lost or deleted (graphft clean), or it is another etcd; "
-            f"the job goes on from step {found.step}, where the newest whole checkpoint is",
-            step=found.step,
-        )
+        self._tell_behind("etcd knows nothing of this run: it is another etcd, or its data are lost", found)
+
+    def _tell_behind(self, why: str, now: Generation) -> None:
+        text = f"{why}: generation {now.number} goes on from step {now.step}, where the newest whole checkpoint is"
+        self.member.events.emit("etcd-behind", text, step=now.step)
 
     def join(self) -> None:
         """Joins the shard's generation: as it is on a first start; raising the generation on a restart."""
@@ -95,30 +82,19 @@ class Recovery:
             self._tell_of_start(found)
         behind = self.commits.catch_up()
         if behind is not None:
-            self.member.events.emit(
-                "etcd-behind",
-                "etcd does not know of the newest checkpoint (all was ended before it was told, or it was restored "
-                f"from a backup): generation {behind.number} begins at step {behind.step}, where the newest whole "
-                "checkpoint is",
-                step=behind.step,
-            )
+            self._tell_behind("etcd does not know of the newest checkpoint", behind)
         self.generation, self.restarted = self.commits.begin()
         if self.restarted and behind is None:
             committed = self.commits.committed()
             self.generation = self.commits.rollback(f"pserver {self.member.index} was restarted")
             if committed is not None and self.generation.step < committed.step:
-                self.member.events.emit(
-                    "damaged-checkpoint",
-                    f"the checkpoint of step {committed.step}, which was committed, is not in "
-                    f"{self.commits.store.where()}, or is damaged: going back to step {self.generation.step}",
-                    step=self.generation.step,
-                )
+                where, step = self.commits.store.where(), self.generation.step
+                text = f"the checkpoint of step {committed.step}, which was committed, is not in {where}, or is damaged"
+                self.member.events.emit("damaged-checkpoint", f"{text}: going back to step {step}", step=step)
 
     def when_storage_answers(self, call: Callable[[], T]) -> T:
-        """`call()`, again while the checkpoints' storage cannot be used. It is safe to repeat.
-
-        An unreadable checkpoint is no damaged one: it is no reason to go back to an older one.
-        """
+        """`call()`, again while the checkpoints' storage cannot be used. It is safe to repeat. An unreadable checkpoint
+        is no damaged one: it is no reason to go back to an older one."""
         told, pause, began = float("-inf"), STORAGE_SECONDS, time.monotonic()
         while True:
             try:
@@ -129,12 +105,9 @@ class Recovery:
                     raise
                 if time.monotonic() - told > REMIND_SECONDS:
                     told = time.monotonic()
-                    self.member.events.emit(
-                        "storage-unavailable",
-                        f"pserver {self.member.index} has waited for its checkpoints for "
-                        f"{told - began:.0f} s: {error.message}. {error.help}",
-                        shard=self.member.index,
-                    )
+                    me, text = self.member.index, f"for {told - began:.0f} s: {error.message}. {error.help}"
+                    text = f"pserver {me} has waited for its checkpoints {text}"
+                    self.member.events.emit("storage-unavailable", text, shard=me)
             self.member.progress.beat()  # it waits, and says so
             time.sleep(pause)
             pause = min(2 * pause, MAX_STORAGE_SECONDS)
@@ -167,10 +140,8 @@ class Recovery:
         self, mine: int, committed: Committed | None, seen: Generation | None, known: Committed | None
     ) -> None:
         """Goes on when etcd was restored from a backup meanwhile, and knows less than this process: `mine`, the number
-        of its generation, and the newest checkpoint that it has `committed`, against those of the view.
-
-        A view that is behind looks the same, so etcd itself is asked; for a commit only when it is late.
-        """
+        of its generation, and the newest checkpoint that it has `committed`, against those of the view. A view that is
+        behind looks the same, so etcd itself is asked; for a commit only when it is late."""
         if seen is None or seen.number > mine:
             return
         if seen.number == mine and reaches(known, committed):
@@ -181,8 +152,7 @@ class Recovery:
         with contextlib.suppress(TransientEtcdError):
             raised = self.when_storage_answers(lambda: self.commits.overtake(mine, committed))
             if raised is not None:
-                text = f"etcd was restored from a backup: generation {raised.number} begins at step {raised.step}"
-                self.member.events.emit("etcd-behind", text, step=raised.step)
+                self._tell_behind("etcd was restored from a backup", raised)
 
     def _is_late(self) -> bool:
         """True when a commit has been missing for LATE_SECONDS, once in that time."""

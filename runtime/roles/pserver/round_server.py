@@ -1,4 +1,4 @@
-"""A sync shard: it closes a step when the contributions of all slots are in, and takes slots from idle trainers."""
+"""A sync shard: it closes a step when the contributions of all slots are in"""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.manifest import VALIDATE
 from graphft.runtime.checkpoint.writer import Snapshot
 from graphft.runtime.coordination.job_view import wanted_steps
-from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.records import Asked, Barred, Generation
-from graphft.runtime.etcd import EtcdError, LeaseLost, create_is, delete_op, put_op
+from graphft.runtime.coordination.records import Asked, Generation
+from graphft.runtime.etcd import LeaseLost
 from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.events import (
     ApplyRound,
@@ -26,7 +24,6 @@ from graphft.runtime.protocol.events import (
     Count,
     Finished,
     PartialsReady,
-    Received,
     RequestRollback,
     Rollback,
     RoundSkipped,
@@ -35,9 +32,7 @@ from graphft.runtime.protocol.events import (
     StepsWanted,
     SyncOptions,
 )
-from graphft.runtime.protocol.failure_detection import IdleSlots
-from graphft.runtime.protocol.machine import Event
-from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
+from graphft.runtime.protocol.messages import AnyMessage, Partials
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.roles.pserver.shard_server import ShardServer
@@ -49,8 +44,6 @@ log = logging.getLogger("graphft")
 
 NOTICE_SECONDS = 1.0
 """For how long a shard may not have heard of a checkpoint that is asked for."""
-LOOK_SECONDS = 0.25
-"""Between two looks at idle slots."""
 
 
 @dataclass(eq=False, repr=False)
@@ -62,7 +55,6 @@ class RoundServer(ShardServer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.machine: SyncShard
-        self.idle_slots: IdleSlotWatch
         self.norms: PartialSumsExchange | None = None
         self.validated: frozenset[int] = frozenset()
         """Steps after which the model is validated."""
@@ -102,11 +94,9 @@ class RoundServer(ShardServer):
         meta = {VALIDATE: True} if step in self.validated else {}
         self.saver.submit(Snapshot(self.machine.generation, step, values, keep, meta=meta))
 
-    def serve(self, options: ServeOptions) -> None:
-        self.options, self.idle_slots = options, IdleSlotWatch(self.member, options.idle_timeout)
-        exchanges = self._exchanges()
+    def begin(self) -> None:
+        options, exchanges = self.options, self._exchanges()
         self.validated = self.config.validated
-        self.commits.ensure_generation(resume=False)  # load_check_point did, if there was one to resume
         self.buffers.publish(self.recovery.generation.step)
         passes = frozenset(self.config.plan.start_steps[1:] if options.checkpoint_passes else ())
         self.machine = SyncShard(
@@ -136,9 +126,6 @@ class RoundServer(ShardServer):
             self.norms = PartialSumsExchange(me.id, me.index, block, self.limits, me.login)
         self.record_metrics(self.machine.version)
         self.step(Started())
-        self.member.progress.begin("serving")
-        while not self.over():
-            self.serve_once()
 
     def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
         if isinstance(message, Partials) and self.norms is not None:
@@ -147,9 +134,7 @@ class RoundServer(ShardServer):
 
     def notify_checkpoint(self, seconds: float) -> None:
         """Asks for a checkpoint when the newest is too old, at a step that no shard reaches before it has heard of it.
-
-        Asks again when `seconds` after that step it is not committed: a shard heard of it too late.
-        """
+        Asks again when `seconds` after that step it is not committed: a shard heard of it too late."""
         view, machine = self.member.view, self.machine
         generation, asked, committed = view.generation, view.asked, view.committed
         if machine is None or generation is None or generation.number != machine.generation:
@@ -168,27 +153,11 @@ class RoundServer(ShardServer):
         if step < self.options.total_steps:
             self.commits.ask(Asked(generation.number, step), asked)
 
-    # -- the loop -----------------------------------------------------------------------------------------------
-
-    def serve_once(self) -> None:
-        super().serve_once()
-        self.idle_slots.look(self.machine)
-
-    def step(self, event: Event) -> None:
-        if isinstance(event, Received) and isinstance(event.message, Push | Empty):
-            self.idle_slots.heard(event.message.slot)
-        super().step(event)
-
     # -- going back ---------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
         super().follow()
-        seen, mine = self.view.seen, self.machine.generation
-        generation, asked = seen.generation, seen.asked
-        self.recovery.overtake(mine, self.saver.committed_in(mine), generation, seen.committed)
-        self.saver.look_after_part(mine, seen.committed)
-        if generation is not None and generation.number > self.machine.generation:
-            self._go_back(generation)
+        seen, asked = self.view.seen, self.view.seen.asked
         if (wanted := wanted_steps(self.config, seen)) != self._wanted:
             self._wanted = wanted
             self.step(StepsWanted(wanted))
@@ -196,13 +165,11 @@ class RoundServer(ShardServer):
             self._asked = asked
             self.step(CheckpointAt(asked.step))
 
-    def _go_back(self, generation: Generation) -> None:
-        """Goes back to where a newer generation began."""
-        self.recovery.follow(generation, self.machine.version)
+    def go_back(self) -> None:
         self.counters["rollbacks"] += 1
-        self.counters["steps-repeated"] += max(0, self.machine.version - generation.step)
+        self.counters["steps-repeated"] += max(0, self.machine.version - self.recovery.generation.step)
         self.recovery.load()
-        self.buffers.publish(generation.step)
+        self.buffers.publish(self.recovery.generation.step)
         if self.norms is not None:
             self.norms.connect(self.member.view)
         self.record_metrics(self.recovery.generation.step)
@@ -288,48 +255,3 @@ class RoundServer(ShardServer):
         """True if shards exchange partial sums each round (clipping by global norm)."""
         programs = [self.member.job.pserver_program(i) for i in range(self.config.pservers)]
         return any("reduce" in p.blocks and "order" in p.blocks["reduce"].attrs for p in programs)
-
-
-class IdleSlotWatch:
-    """Takes slots of which nothing comes from their trainers, so that others get them. `timeout`: seconds for which
-    nothing may come of a slot that a round waits for; 0: for ever."""
-
-    def __init__(self, member: Member, timeout: float) -> None:
-        self.member, self.timeout = member, timeout
-        self._idle, self._look_at = IdleSlots(timeout), 0.0
-        self.heard = self._idle.heard
-
-    def look(self, machine: SyncShard) -> None:
-        """While all shards serve, this one waits for trainers only."""
-        view, now = self.member.view, time.monotonic()
-        if not self.timeout or now < self._look_at:
-            return
-        self._look_at = now + LOOK_SECONDS
-        waits = (
-            machine.phase == "collecting"
-            and not (machine.finished or machine.paused)
-            and len(view.trainers) > 1
-            and len(view.pservers) == self.member.config.pservers
-        )
-        holders = {
-            slot: (trainer, view.claims[slot]) for slot, trainer in view.slots.items() if trainer in view.trainers
-        }
-        at, missing = (machine.generation, machine.version), machine.round.missing() if waits else ()
-        for slot in self._idle.look(now, at, missing, holders):
-            self._take(slot, *holders[slot])
-
-    def _take(self, slot: int, trainer: str, claim: int) -> None:
-        """Takes a slot from a trainer, and puts that into quarantine, so that another gets the slot."""
-        member = self.member
-        reason = f"nothing of slot {slot} came to pserver {member.index} for {self.timeout:.0f} s"
-        barred = msgspec.json.encode(Barred(reason, member.id))
-        bar = put_op(member.keys.barred(trainer), barred, member.view.leases[trainer])
-        key = member.keys.slot(slot)
-        try:
-            taken = member.etcd.txn([create_is(key, claim)], [delete_op(key), bar]).ok
-        except EtcdError as error:  # or its lease has ended: then so has its claim
-            log.warning("slot %d: %s", slot, error.message)
-            return
-        if taken:
-            text = f"slot {slot} was taken from trainer {trainer}: nothing came of it for {self.timeout:.0f} s"
-            member.events.emit("idle-slot", text, slot=slot, trainer=trainer)

@@ -40,12 +40,9 @@ class _Published:
 
 
 class ShardBuffers:
-    """One shard's values. Owned by its loop's thread.
-
-    Peers are sent copies (`published`), so that the optimizer may change the live values while ZeroMQ still reads
-    what an answer refers to. The current version's copy and the one before are kept, and those that gradients are
-    still to be compensated with.
-    """
+    """One shard's values. Owned by its loop's thread. Peers are sent copies (`published`), so that the optimizer may
+    change the live values while ZeroMQ still reads what an answer refers to. The current version's copy and the one
+    before are kept, and those that gradients are still to be compensated with."""
 
     def __init__(self, scope: MutableMapping[str, Tensor]) -> None:
         self.scope = scope
@@ -53,10 +50,8 @@ class ShardBuffers:
         self._published: dict[int, list[_Published]] = {}
 
     def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
-        """Lays the variables out in one flat buffer; the scope then holds views of it, and of its sum (`x@GRAD`).
-
-        The variables are of one dtype.
-        """
+        """Lays the variables out in one flat buffer; the scope then holds views of it, and of its sum (`x@GRAD`). The
+        variables are of one dtype."""
         values = [self.scope[n] for n in names]
         flat = torch.cat([v.reshape(-1) for v in values]).contiguous()
         bucket = Bucket(index, reduce, tuple(names), flat, torch.zeros_like(flat))
@@ -131,10 +126,8 @@ class ShardBuffers:
 
     @torch.no_grad()
     def restore(self, values: Mapping[str, Tensor]) -> None:
-        """Writes the values into the scope's tensors, in place (they are views of the buckets).
-
-        Raises GraphftError, changing nothing, for a value that the scope does not have, or has otherwise.
-        """
+        """Writes the values into the scope's tensors, in place (they are views of the buckets). Raises GraphftError,
+        changing nothing, for a value that the scope does not have, or has otherwise."""
         for name, value in values.items():
             found = self.scope.get(name)
             if found is None or (found.shape, found.dtype) != (value.shape, value.dtype):
@@ -149,11 +142,9 @@ class ShardBuffers:
 
 
 def _weighted_sum(total: Tensor, parts: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """total = sum of weight * part, in the order given. A single contribution is taken as it is, bit by bit.
-
-    Every kernel here rounds once (no `add_(alpha=)`, which is fused or not depending on where in a vector an element
-    lies), so that an element's bits do not depend on its place in the bucket, hence not on the number of shards.
-    """
+    """total = sum of weight * part, in the order given. A single contribution is taken as it is, bit by bit. Every
+    kernel here rounds once (no `add_(alpha=)`, which is fused or not depending on where in a vector an element lies),
+    so that an element's bits do not depend on its place in the bucket, hence not on the number of shards."""
     total.copy_(parts[0])
     if len(parts) == 1:
         return

@@ -18,6 +18,7 @@ from graphft.ir import Kind
 from graphft.ops.context import ServeOptions, ServerPort
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.writer import Saver
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation, ShardStatus
 from graphft.runtime.process.progress import rate
@@ -101,6 +102,18 @@ class ShardServer(ServerPort):
         """Returns how many epochs are wholly applied."""
         raise NotImplementedError
 
+    def generation_in(self, view: JobView) -> Generation | None:
+        """Returns the generation that this shard goes by."""
+        return view.generation
+
+    def committed_in(self, view: JobView) -> Committed | None:
+        """Returns the newest committed checkpoint that this shard goes by."""
+        return view.committed
+
+    def go_back(self) -> None:
+        """Goes back to where the generation of `recovery` began."""
+        raise NotImplementedError
+
     def restore(self, generation: Generation) -> None:
         """Takes on the state that this generation began at. Raises DamagedCheckpoint, StorageUnavailable."""
         raise NotImplementedError
@@ -113,10 +126,8 @@ class ShardServer(ServerPort):
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
-        """Has the machine take in an event, and carries out what it decides.
-
-        An event that comes of an effect waits until the effects before it are carried out, all of them.
-        """
+        """Has the machine take in an event, and carries out what it decides. An event that comes of an effect waits
+        until the effects before it are carried out, all of them."""
         self._events.append(event)
         if len(self._events) > 1:
             return
@@ -129,6 +140,18 @@ class ShardServer(ServerPort):
                 self._events.popleft()
         finally:
             self._events.clear()
+
+    def serve(self, options: ServeOptions) -> None:
+        self.options = options
+        self.commits.ensure_generation(resume=False)  # load_check_point did, if there was one to resume
+        self.begin()
+        self.member.progress.begin("serving")
+        while not self.over():
+            self.serve_once()
+
+    def begin(self) -> None:
+        """Makes the machine, at the generation of `recovery`."""
+        raise NotImplementedError
 
     def serve_once(self) -> None:
         self.end.check_lease()
@@ -152,6 +175,13 @@ class ShardServer(ServerPort):
 
     def follow(self) -> None:
         """Takes in what changed in etcd; drops what the machine keeps of trainers that are gone."""
+        mine, generation = self.machine.generation, self.generation_in(self.view.seen)
+        committed = self.committed_in(self.view.seen)
+        self.recovery.overtake(mine, self.saver.committed_in(mine), generation, committed)
+        self.saver.look_after_part(mine, committed)
+        if generation is not None and generation.number > mine:
+            self.recovery.follow(generation, self.machine.version)
+            self.go_back()
         trainers = self.member.view.trainers.keys()
         if gone := self._trainers - trainers:
             for peer in [p for p, name in self.machine.peers.items() if name in gone]:
@@ -230,11 +260,7 @@ class ShardServer(ServerPort):
             metrics=self.metrics.newest if self.metrics is not None else {},
         )
 
-    def committed(self) -> Committed | None:
-        """Returns the newest committed checkpoint that this shard goes by."""
-        return self.member.view.committed
-
     def _checkpoint_age(self) -> float | None:
-        committed = self.committed()
+        committed = self.committed_in(self.member.view)
         age = self.recovery.age(committed) if committed is not None else math.inf
         return round(age, 1) if math.isfinite(age) else None

@@ -1,9 +1,7 @@
-"""A trainer's data: opened without a lease; batches read, noted in its work record, checked; waits for storage.
+"""A trainer's data: opened; batches read, noted in its work record, checked; waits for storage.
 
-A read that fails as storage is away is made again, and the trainer says so. While it waits it looks after its shards,
-and leaves at once when it is asked to or its work changes. It does not renew its claims: after `chunk_timeout` a
-trainer whose storage works may take them.
-"""
+A read that fails as storage is away is made again. While a trainer waits it looks after its shards, and renews no
+claim: after `chunk_timeout` a trainer whose storage works may take them."""
 
 from __future__ import annotations
 
@@ -16,34 +14,29 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 import torch
 
 from graphft.errors import GraphftError, describe
-from graphft.ir import Program
 from graphft.ops.context import ChunkWork, DataPort, WorkChanged
 from graphft.runtime.coordination.job_files import has_model
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import LoadingStatus
 from graphft.runtime.data import BatchKey, Prefetcher, Reader
 from graphft.runtime.data.reader import START_SECONDS, WAIT_SECONDS, Patience, is_of_storage
-from graphft.runtime.etcd import EtcdError
+from graphft.runtime.etcd import EtcdError, LeaseLost, Session, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.identity import identify
-from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
-from graphft.runtime.process.work_record import Phase, Place, WorkRecord
-from graphft.runtime.roles.trainer.finite_check import FiniteCheck
+from graphft.runtime.process.role_process import EXIT_OK
+from graphft.runtime.process.work_record import Phase, Place
+from graphft.runtime.roles.session import ProcessEnd
 from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
-from graphft.runtime.roles.trainer.state import TrainerState
 
 log = logging.getLogger("graphft")
 
 LOOK_SECONDS = 0.5
 """Between two looks at the job; loading that takes less is not reported."""
-REPORT_TTL = 60
-"""Seconds for which the report stays when it is not renewed."""
 AWAY = "storage-away"
 """Rule of the error of a trainer that has waited for storage in vain: no chunk's fault."""
 QUIET_SECONDS = 0.5
@@ -55,25 +48,23 @@ BACK_OFF_SECONDS = 10.0
 
 
 class Loading:
-    """Reports what a trainer loads that is slow to load and needs no claim; a lease, which must be renewed, follows.
+    """Reports that a trainer loads its data, which may take long, and keeps its lease meanwhile.
 
         with Loading(...): load()
 
-    Its thread ends the process when the job is over, or when it was `asked` to leave. The report hangs on a lease of
-    its own, which takes the report of a dead process along: it is granted for long, because user code that loads may
-    hold the interpreter's lock.
+    Its thread ends the process when the job is over, or when it was `asked` to leave.
     """
 
-    def __init__(self, member: Member, job_dir: Path, what: str, asked: Callable[[], bool]) -> None:
-        self.member, self.job_dir, self._asked = member, job_dir, asked
+    def __init__(self, member: Member, end: ProcessEnd, what: str, asked: Callable[[], bool]) -> None:
+        self.member, self.end, self._asked, self._told = member, end, asked, False
         self._report = LoadingStatus(member.kind, what, time.time(), os.getpid(), socket.gethostname(), identify())
-        self._lease = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="loading", daemon=True)
 
-    def __enter__(self) -> Loading:
+    def __enter__(self) -> None:
+        if self.member.session is not None:
+            self.member.session.keep(self.member.etcd.urls)  # user code that loads may hold the interpreter's lock
         self._thread.start()
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._done.set()
@@ -81,44 +72,41 @@ class Loading:
         self._withdraw()
 
     def _run(self) -> None:
-        renew_at = 0.0
         while not self._done.wait(LOOK_SECONDS):
-            state = self.member.view.state
-            if self._asked():
-                self._end(EXIT_OK)
-            elif state in ("complete", "failed") or has_model(self.job_dir):
-                self._end(EXIT_FAILED if state == "failed" else EXIT_OK)
-            if time.monotonic() >= renew_at:
-                renew_at = time.monotonic() + REPORT_TTL / 6
-                try:
-                    self._tell()
-                except EtcdError as error:  # it is away: the next try tells
-                    self._lease = 0
-                    log.warning("etcd: %s", error.message)
-                except GraphftError as error:  # another run has taken this one's place
-                    log.error("%s", error)
-                    self._end(EXIT_USAGE)
+            try:
+                if self._asked() or self.member.over() or has_model(self.end.job_dir):
+                    log.info("the job is over, or this process was asked to leave: no need to load")
+                    self._exit(EXIT_OK)
+                if self.member.session is not None:
+                    self._keep(self.member.session)
+            except LeaseLost as error:
+                self.end.lease_lost(error)
+            except TransientEtcdError as error:  # it is away: the next try tells
+                log.warning("etcd: %s", error.message)
+            except GraphftError as error:  # the job has failed, or another run has taken this one's place
+                log.error("%s", error)
+                self._exit(error.exit_status)
 
-    def _tell(self) -> None:
-        etcd, key = self.member.etcd, self.member.keys.loading(self.member.kind, self.member.id)
-        if self._lease:
-            etcd.lease_keepalive_once(self._lease, deadline=1.0)
-            return
-        lease, _ = etcd.lease_grant(REPORT_TTL, deadline=1.0)
-        etcd.put(key, msgspec.json.encode(self._report), lease, deadline=1.0)
-        self._lease = lease
+    def _keep(self, session: Session) -> None:
+        session.tick()
+        session.keep(self.member.etcd.urls)
+        if not self._told:
+            self.member.etcd.put(self._key, msgspec.json.encode(self._report), session.lease, deadline=1.0)
+            self._told = True
+
+    @property
+    def _key(self) -> str:
+        return self.member.keys.loading(self.member.kind, self.member.id)
 
     def _withdraw(self) -> None:
-        if self._lease:
-            with contextlib.suppress(EtcdError):  # it ends by itself then
-                self.member.etcd.lease_revoke(self._lease, deadline=1.0)
+        if self._told:
+            with contextlib.suppress(EtcdError):  # it ends with the lease then
+                self.member.etcd.delete(self._key)
 
-    def _end(self, status: int) -> None:
+    def _exit(self, status: int) -> None:
         """Ends the process at once: the main thread is in code that need not come back soon."""
-        log.info("the job is over, or this process was asked to leave: no need to load %s", self._report.what)
         self._withdraw()
-        logging.shutdown()
-        os._exit(status)
+        self.end.now(status)
 
 
 def open_when_there(make: Callable[[], Reader]) -> Reader:
@@ -143,22 +131,18 @@ def open_when_there(make: Callable[[], Reader]) -> Reader:
 @dataclass(eq=False, repr=False)
 class Batches(DataPort):
     """The DataPort of a trainer. While it waits for storage, which `state.waiting` tells, it looks after the shards.
+    `begin`: called with each batch before it is read. `count`: batches of a unit of local accumulation; 1 without."""
 
-    `begin`: called with each batch before it is read. `count`: batches of a unit of local accumulation; 1 without.
-    """
-
-    member: Member
-    program: Program
-    state: TrainerState
-    work_record: WorkRecord
+    link: ShardLink
     prefetcher: Prefetcher
     reader: Reader
-    link: ShardLink
-    check: FiniteCheck
     begin: Callable[[ChunkWork], object] = id
     count: int = 1
 
     def __post_init__(self) -> None:
+        link = self.link
+        self.member, self.program, self.state = link.member, link.program, link.state
+        self.work_record, self.check = link.work_record, link.check
         self._no_claims_before = 0.0
         self._told_at = 0.0
 
@@ -196,11 +180,9 @@ class Batches(DataPort):
         return not self.state.waiting and time.monotonic() >= self._no_claims_before
 
     def read(self, key: BatchKey) -> dict[str, torch.Tensor]:
-        """Returns the batch. Raises WorkChanged, or the reader's error: at once when it is none of storage.
-
-        Files are read by no code of the user's, so a read of theirs that takes long waits for storage, and is no hang;
-        storage's clients have time-outs of their own, and may take minutes to give up.
-        """
+        """Returns the batch. Raises WorkChanged, or the reader's error: at once when it is none of storage. Files are
+        read by no code of the user's, so a read of theirs that takes long waits for storage, and is no hang; storage's
+        clients have time-outs of their own, and may take minutes to give up."""
         within = self.member.progress.within
         try:
             files = self.reader.spec.kind == "files"

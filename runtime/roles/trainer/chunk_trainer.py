@@ -6,26 +6,128 @@ With local accumulation a trainer computes several batches of a chunk, a unit, b
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from graphft.errors import GraphftError
 from graphft.ir import Kind, registry
-from graphft.ops.context import ChunkWork, EndOfPass, LocalPort, NoData, WorkChanged
+from graphft.ops.context import ChunkWork, CommPort, EndOfPass, LocalPort, NoData, OnNonfinite, Slices, WorkChanged
 from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.process.work_record import Phase
-from graphft.runtime.queue.async_queue import AsyncQueue, StaticAssignment, batches_of
+from graphft.runtime.protocol.async_trainer import AsyncTrainer
+from graphft.runtime.protocol.events import BeginBatch, ChunkKey, CloseBatch, Dropped, Loaded, Took, TrainerOptions
+from graphft.runtime.queue.async_queue import AsyncQueue, Ledgers, StaticAssignment, batches_of
 from graphft.runtime.queue.chunk_queue import OpenQueue
 from graphft.runtime.queue.coordinator_queue import CoordinatorOpenQueue
 from graphft.runtime.queue.etcd_queue import EtcdOpenQueue
-from graphft.runtime.roles.programs import learning_rates_of, push_timeout_of
-from graphft.runtime.roles.trainer.async_comm import AsyncComm
+from graphft.runtime.roles.programs import buckets_of, learning_rates_of, push_timeout_of
+from graphft.runtime.roles.trainer.batches import Batches
+from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
 from graphft.runtime.roles.trainer.state import KnownShards
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import Quarantine, TrainerView
+from graphft.runtime.transport.buffers import unpack
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
+
+
+@dataclass(eq=False, repr=False)
+class AsyncComm(ShardLink, CommPort, Ledgers):
+    """The CommPort of an async trainer, and its queue's view of the shards' ledgers."""
+
+    quarantine: Quarantine
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._answer_seconds = push_timeout_of(self.program)
+        me, buckets = self.member, buckets_of(self.program, self.member.config.pservers)
+        options = TrainerOptions(me.id, buckets, run=me.job.run_id, secret=me.secret, retry_interval=1.0)
+        self.machine = AsyncTrainer(options)
+        self.shards.machine = self.machine
+
+    @property
+    def interrupted(self) -> bool:
+        """True if this trainer is to end, or to give its work away, and hence waits for nothing that may take long."""
+        return self.state.leaving or self.member.view.over or self.quarantine.sidelined()
+
+    def begin(self, work: ChunkWork) -> None:
+        """Begins the contribution of this batch, or unit."""
+        self.begin_contribution()
+        self.do(BeginBatch((work.pass_index, work.chunk), work.batch))
+
+    # -- Ledgers ------------------------------------------------------------------------------------------------
+
+    def took(self, key: ChunkKey, batches: int, discarded: frozenset[int]) -> None:
+        self.do(Took(key, batches, discarded))
+
+    def dropped(self, key: ChunkKey) -> None:
+        self.do(Dropped(key))
+
+    def await_ledgers(self, key: ChunkKey) -> None:
+        """Waits until the shards have answered what they have of a chunk; not longer than for any other answer."""
+        end = time.monotonic() + self._answer_seconds
+        self.take_in(0)
+        while not self.machine.known(key) and time.monotonic() < end:
+            if self.interrupted:
+                raise NoData
+            self.pump(POLL_SECONDS)
+
+    def whole(self, key: ChunkKey) -> bool:
+        return self.machine.whole(key)
+
+    def progress(self, key: ChunkKey) -> int:
+        return self.machine.progress(key)
+
+    def next_batch(self, key: ChunkKey, last: int) -> int | None:
+        return self.machine.next_batch(key, last)
+
+    def generations(self) -> list[int]:
+        return self.machine.generations()
+
+    # -- CommPort -----------------------------------------------------------------------------------------------
+
+    def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None:
+        self.take_in(0)
+        while not self.machine.has(shard, bucket):
+            if self.interrupted:
+                raise WorkChanged
+            self.pump(POLL_SECONDS)
+        frame = self.machine.frame(shard, bucket)
+        if frame is not None:
+            unpack(frame, tensors, slices)
+            self.do(Loaded(shard, bucket, refresh))
+
+    def end_pull(self, shards: int) -> None:
+        while self.machine.answered() < shards:
+            if self.interrupted:
+                raise WorkChanged
+            self.pump(POLL_SECONDS)
+
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None:
+        if self.machine.lacks(shard):
+            self.send(shard, bucket, tensors, slices, check)  # if it takes no data, the barrier gives it its time
+        elif check:  # it has the batch, but whether that is finite concerns the others
+            values = torch.cat([t.reshape(-1)[a:b] for t, (a, b) in zip(tensors, slices, strict=True)])
+            self.check.look_at_bucket(shard, bucket, values, tensors)
+
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
+        work = self.state.work
+        assert work is not None
+        what = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}"
+        finite = self.decide(on_nonfinite, what)
+        self.do(CloseBatch(push_timeout, max_skipped, finite, self.reported()))
+        end = time.monotonic() + push_timeout
+        while self.machine.settled() < shards:
+            if self.interrupted and time.monotonic() > end:
+                raise WorkChanged
+            self.pump(POLL_SECONDS)
 
 
 class ChunkTrainer(Trainer):
@@ -37,18 +139,18 @@ class ChunkTrainer(Trainer):
         self.shards = KnownShards(push_timeout_of(self.program))
         self.quarantine = Quarantine(member, self.shards, self.claim_timeout)
         self.view = ctx.view = TrainerView(member, state, self.quarantine)
-        self.comm = ctx.comm = AsyncComm(**self.link_parts(), quarantine=self.quarantine)
-        self.data = ctx.data = self.make_data(self.comm)
+        self.comm = ctx.comm = self.make_link(AsyncComm, quarantine=self.quarantine)
+        self.data = ctx.data = Batches(self.comm, self.prefetcher, self.reader)
         self.data.begin = self.comm.begin
         self.queue = AsyncQueue(member, self._make_records(), self.comm, state, self.data.read_ahead)
         ctx.queue = ctx.claims = self.queue
-        self.end.on_hung.append(self._report_hung)
+        self.end.watched[self.member.progress] = self._report_hung
 
     def _make_records(self) -> OpenQueue:
         """Returns the queue's records, as the program's operators have it."""
         if self.program.find_op("get_task") is not None:
             records = CoordinatorOpenQueue(self.member, self.make_task_client(), self.state, self.comm.generations)
-            self._closing.append(records.close)
+            self.closing.callback(records.close)
             return records
         if self.program.find_op("etcd_get_chunk") is not None:
             return EtcdOpenQueue(self.member, self.state, self.comm.generations)

@@ -92,18 +92,14 @@ class ShardLink:
         while self.state.control:
             event = self.state.control.popleft()
             if isinstance(event, ShardUp):
-                self._addresses[event.shard] = self.address_of(event)
+                self._addresses[event.shard] = self.state.addresses[event.incarnation]
                 self.transport.connect(event.shard, self._addresses[event.shard])
             elif isinstance(event, ShardDown):
                 self.transport.disconnect(event.shard)
             self.control(event)
 
-    def address_of(self, up: ShardUp) -> str:
-        """Returns the address of a shard that came up."""
-        return self.state.addresses[up.incarnation]
-
     def control(self, event: Event) -> None:
-        """Takes in an event that the daemon thread found in etcd."""
+        """Takes in an event that the daemon thread found."""
         self.do(event)
 
     def reconnect(self, shard: int) -> None:
@@ -205,9 +201,8 @@ class ShardLink:
 
     def _pack(self, buffers: BucketBuffers, tensors: Sequence[Tensor]) -> memoryview:
         """Returns the bucket's frame. Waits for a shard that takes no data as for any answer: it may be gone meanwhile.
-
-        Raises GraphftError (rule buffer-in-use) after BUFFER_SECONDS, WorkChanged when this trainer was asked to leave.
-        """
+        Raises GraphftError (rule buffer-in-use) after BUFFER_SECONDS, WorkChanged when this trainer was asked to
+        leave."""
         end = time.monotonic() + BUFFER_SECONDS
         while True:
             try:

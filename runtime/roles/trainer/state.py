@@ -45,7 +45,7 @@ class TrainerState(Pace):
     careful: int = 0
     """So many batches are not read ahead."""
     paused: NotYet | None = None
-    """Why its next step is not wanted so far."""
+    """The reason for which its next step is not wanted so far."""
     waiting: str = ""
     """The reason of a wait for storage, in words."""
     pumped: float = field(default_factory=lambda: time.monotonic())
@@ -77,11 +77,8 @@ class TrainerState(Pace):
 
 
 class KnownShards:
-    """Reads the protocol's machine, from any thread. The main thread steps it (`ShardLink`).
-
-    `machine` has `step(event, now) -> effects`; None until the job has begun. `patience`: seconds for which a shard may
-    leave a question open.
-    """
+    """Reads the protocol's machine, from any thread. The main thread steps it (`ShardLink`). `machine` has `step(event,
+    now) -> effects`; None until the job has begun. `patience`: seconds for which a shard may leave a question open."""
 
     def __init__(self, patience: float = 0.0) -> None:
         self.machine: Any = None

@@ -1,25 +1,28 @@
-"""A trainer's start check: block step, once, on values near the initial ones and the first batch of the data, in a
-scope of its own, with ports that lead nowhere.
+"""The start check: a trainer computes what the job's first trainer computed, and compares the bits.
 
-Not on the initial values themselves: where many are zero (a head, an adapter), every machine computes the same.
+A job's bits depend on more than any list of settings can name: vector units, the kernels that libraries choose by them,
+environment variables. So before a trainer may claim a slot it runs block step once, on the first batch and values near
+the initial ones (of zeros every machine computes the same), in a scope of its own, with ports that lead nowhere. The
+first one records digests of what went in and what came out (`/<job>.proof/trainer`). A process that differs is refused;
+with `exact=False` it is warned.
 
-The batch is read as any other, so it may fail, hang, or end the process. An error is told, and the trainer goes on
-without the check; so does one whose last attempts ended with their processes, as long as no trainer has computed the
-batch. The queue then finds out what is wrong with the batch, and discards it.
-"""
+The batch may fail, hang, or end the process. An error is told, and the trainer goes on without the check; so does one
+whose last attempt ended with its process, as long as no trainer has computed the batch. The queue then finds out what
+is wrong with the batch, and discards it."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from graphft.capture.loss_fn import reported
-from graphft.errors import GraphftError, describe
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Kind
 from graphft.ops.context import (
     NO_TERMS,
@@ -38,36 +41,112 @@ from graphft.ops.context import (
 from graphft.plan import batch_seed
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.data import BatchKey, Prefetcher
+from graphft.runtime.etcd import KV, mod_is, put_op
+from graphft.runtime.execute.determinism import settings
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord
 from graphft.runtime.queue.async_queue import batches_of
 from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.role import Blocks
-from graphft.runtime.roles.start_check import compare, digest, is_recorded, undisturbed
 from graphft.runtime.transport.buffers import byte_view, pack, unpack
 from graphft.transpiler import Job
 
 log = logging.getLogger("graphft")
 
-ATTEMPTS = 3
-"""Attempts in a row that ended with their processes, after which there is none."""
+
+_OTHER_DATA = (
+    "what a trainer reads must be the same in every process: an item may depend on its index and on "
+    "torch's, NumPy's and Python's global generators, not on a generator of the Dataset's own (which has "
+    "moved on with what was read before) or on the order of a set (PYTHONHASHSEED); and files must be the "
+    "same on every host, and since the run began: for other data, begin a new run (in another folder)"
+)
+_OTHER_BITS = (
+    "run all roles with the same torch build and settings, on CPUs that give the same bits; or transpile "
+    'with exact=False (for a run that has begun: "exact": false in the job.json of its folder)'
+)
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """The record of the first process of a kind, `by`: digests of what it computed `what` from, and of its result."""
+
+    run: str
+    by: str
+    what: str
+    inputs: dict[str, str]
+    result: str
+    settings: dict[str, str]
+
+
+def compare(member: Member, key: str, what: str, inputs: dict[str, str], result: str) -> None:
+    """Compares digests with those that are recorded under `key`, or records them. `what` was computed, in words. Raises
+    GraphftError[determinism] when they differ and the job is exact."""
+    mine = Proof(member.job.run_id, f"{member.kind} {member.id}", what, inputs, result, settings())
+    proof = _recorded(member, key, mine)
+    there, here = proof.settings, mine.settings
+    names = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
+    differing = "; ".join(f"{n}: {there.get(n, 'not set')} there, {here.get(n, 'not set')} here" for n in names)
+    if (proof.inputs, proof.result) == (inputs, result):
+        if differing:
+            log.info("this process gives the same bits, though it differs in %s", differing)
+        return
+    changed = sorted(n for n in proof.inputs.keys() | inputs.keys() if proof.inputs.get(n) != inputs.get(n))
+    why = f"it is given other {', '.join(changed)}" if changed else f"settings that differ: {differing or 'none known'}"
+    error = UsageError(
+        f"this {member.kind} computes other bits than {proof.by} of {what}: {why}",
+        rule="determinism",
+        help=_OTHER_DATA if changed else _OTHER_BITS,
+    )
+    if member.config.exact and member.config.device == "cpu":
+        member.events.emit("refused", error.message)
+        raise error
+    log.warning("%s", error.message)
+
+
+def is_recorded(member: Member, key: str) -> bool:
+    """True if a process of this run has passed the check."""
+    return _of_this_run(member, member.etcd.get(key)) is not None
+
+
+def _of_this_run(member: Member, kv: KV | None) -> Proof | None:
+    try:
+        proof = msgspec.json.decode(kv.value, type=Proof) if kv is not None else None
+    except (msgspec.DecodeError, UnicodeDecodeError):  # another version of graphft's
+        return None
+    return proof if proof is not None and proof.run == member.job.run_id else None
+
+
+def _recorded(member: Member, key: str, mine: Proof) -> Proof:
+    """Returns what is recorded; that is `mine` if nothing was."""
+    while True:
+        kv = member.etcd.get(key)
+        found = _of_this_run(member, kv)
+        if found is not None:
+            return found
+        same = mod_is(key, kv.mod_revision if kv is not None else 0)
+        if member.etcd.txn([same], [put_op(key, msgspec.json.encode(mine))], token=key).ok:
+            log.info("recorded what %s gives, for others to compare with", mine.what)
+            return mine
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Returns a digest of the tensors' types, shapes and bits, in hexadecimal digits."""
+    result = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        result.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        result.update(byte_view(tensor.detach().cpu().contiguous()))
+    return result.hexdigest()
 
 
 def check_step(member: Member, blocks: Blocks, work_record: WorkRecord, prefetcher: Prefetcher) -> None:
-    """Compares what this trainer makes of the first batch with what the first trainer made of it.
-
-    Raises GraphftError[determinism].
-    """
+    """Compares what this trainer makes of the first batch with what the first trainer made of it. Raises
+    GraphftError[determinism]."""
     if member.view.over or member.leaving():
         return
-    key, attempts = member.keys.proof("trainer"), member.keys.attempts(f"{member.index}@{socket.gethostname()}")
-    made = member.etcd.get(attempts)
-    before = int(made.value) if made is not None else 0
-    if before >= ATTEMPTS and not is_recorded(member, key):
-        _go_on(member, f"{before} times in a row, this trainer ended while it computed the batch for it")
+    key, before = member.keys.proof("trainer"), work_record.before
+    if before is not None and before.phase == Phase.PROVING and not is_recorded(member, key):
+        _go_on(member, "the process before this one ended while it computed the batch for it")
         return
     trial = StepTrial(member, blocks, prefetcher)
     with member.progress.within(member.progress.usual, "making its start check"):
-        member.etcd.put(attempts, str(before + 1).encode())
         work_record.begin(Phase.PROVING, Place(*trial.key[:3]))
         try:
             inputs, result = trial.run()
@@ -78,7 +157,6 @@ def check_step(member: Member, blocks: Blocks, work_record: WorkRecord, prefetch
             return
         finally:
             work_record.mark(Phase.IDLE)
-            member.etcd.delete(attempts)
         compare(member, key, trial.what, inputs, result)
 
 
@@ -104,7 +182,7 @@ class StepTrial(LocalPort):
 
     def run(self) -> tuple[dict[str, str], str]:
         """Returns digests of what goes in, by name, and of what comes out."""
-        with undisturbed():
+        with torch.random.fork_rng(devices=[]):
             batch, fetch = self.prefetcher.get(self.key), self._reported
             if self.program.find_op("local_steps") is not None:
                 fetch = ()

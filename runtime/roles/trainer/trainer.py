@@ -11,9 +11,9 @@ import math
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -30,7 +30,7 @@ from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.queue.transactions import claims_chunks
 from graphft.runtime.roles.programs import trainer_limits, trainer_scope
 from graphft.runtime.roles.role import Role
-from graphft.runtime.roles.trainer.batches import Batches, Loading, open_when_there
+from graphft.runtime.roles.trainer.batches import Loading, open_when_there
 from graphft.runtime.roles.trainer.finite_check import FiniteCheck, NonFinite
 from graphft.runtime.roles.trainer.shard_link import ShardLink
 from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 log = logging.getLogger("graphft")
+L = TypeVar("L", bound=ShardLink)
 
 IDLE_SECONDS = 0.25
 CAREFUL_STEPS = 16
@@ -72,9 +73,7 @@ def bad_records(error: BaseException | None) -> tuple[frozenset[int], bool]:
 
 class Trainer(Role):
     """A trainer's process. The main thread computes and owns the protocol's state; the daemon thread watches etcd.
-
-    Subclasses make the ports, and have the loop.
-    """
+    Subclasses make the ports, and have the loop."""
 
     kind = "trainer"
     shards: KnownShards
@@ -91,19 +90,21 @@ class Trainer(Role):
             )
         super().__init__(job, job_dir, job.trainer_program(), etcd, index)
         self.state = TrainerState()
+        self.closing = ExitStack()
         self.transport = ZmqClient(self.member.id, trainer_limits(self.program), self.member.login)
+        self.closing.callback(self.transport.close)
         self.member.wake, self.member.leaving = self.transport.wake, lambda: self.state.leaving
         self.plan = self.config.plan
         self.work_record = WorkRecord(record_path(self.job_dir, index))
-        self.state.careful = CAREFUL_STEPS * self.work_record.unfinished
+        before = self.work_record.before
+        self.state.careful = CAREFUL_STEPS if before is not None and before.places else 0
+        self.open_session()
         self.reader, held_out = self._open_data()
         self.prefetcher = Prefetcher(self.reader, 2 * self.config.trainers + 4, self._note_ahead)
         self.ctx.scope.update(trainer_scope(self.program))
         self.check = FiniteCheck(self.program, self.ctx.scope)
         self.end.before.append(self._blame_no_batch)
-        self._closing: list[Callable[[], object]] = []
-        self.validator = Validator(self.member, job, self.job_dir, held_out, self.end) if held_out is not None else None
-        self.open_session()
+        self.validator = Validator(self.member, self.job_dir, held_out, self.end) if held_out is not None else None
 
     @property
     def claim_timeout(self) -> float:
@@ -115,7 +116,7 @@ class Trainer(Role):
         """Returns a client of the coordinator, whose waits end when the main thread is woken."""
         client = TaskClient(self.member)
         self.member.wake = waking(self.transport, client)
-        self._closing.append(client.close)
+        self.closing.callback(client.close)
         return client
 
     def count_failure(self, queue: SyncQueue | AsyncQueue, report: Callable[[], bool]) -> bool:
@@ -128,12 +129,12 @@ class Trainer(Role):
 
     def _open_data(self) -> tuple[Reader, Reader | None]:
         """Makes the readers of the training and the held-out data. That takes as long as the Datasets' construction
-        does: without a lease so far. It seeds the global generators: later it would disturb a step."""
+        does. It seeds the global generators: later it would disturb a step."""
         self.on_sigterm(self._leave)
         reset_signals_in_forks()
         self.work_record.mark(Phase.LOADING)
         validate, held_out = self.config.validate, None
-        with Loading(self.member, self.job_dir, "data", self._leaves_now):
+        with Loading(self.member, self.end, "data", self._leaves_now):
             thread = ThreadPoolExecutor(1, thread_name_prefix=DATASETS)
             reader = self._open(self.config.data, self.job_dir, max(8, self.config.trainers + 1), thread)
             if validate is not None:
@@ -154,29 +155,9 @@ class Trainer(Role):
     def _note_ahead(self, key: BatchKey | None) -> None:
         self.work_record.ahead(Place(*key[:3]) if key is not None else None)
 
-    def link_parts(self) -> dict[str, Any]:
-        """Returns the fields of a `ShardLink`."""
-        return {
-            "member": self.member,
-            "transport": self.transport,
-            "state": self.state,
-            "work_record": self.work_record,
-            "shards": self.shards,
-            "program": self.program,
-            "check": self.check,
-        }
-
-    def make_data(self, link: ShardLink) -> Batches:
-        return Batches(
-            member=self.member,
-            program=self.program,
-            state=self.state,
-            work_record=self.work_record,
-            prefetcher=self.prefetcher,
-            reader=self.reader,
-            link=link,
-            check=self.check,
-        )
+    def make_link(self, kind: Callable[..., L], **more: Any) -> L:
+        me, program, check = self.member, self.program, self.check
+        return kind(me, self.transport, self.state, self.work_record, self.shards, program, check, **more)
 
     # -- from start to end --------------------------------------------------------------------------------------
 
@@ -190,7 +171,7 @@ class Trainer(Role):
             self.view.take_in()
             self.member.progress.begin("computing")
             if self.validator is not None:
-                self.session.beside.append((self.validator.progress, self.validator.hung))
+                self.end.watched[self.validator.progress] = self.validator.hung
                 self.validator.start()
             while not self.state.leaving and not self.member.over():
                 self.work()
@@ -207,9 +188,7 @@ class Trainer(Role):
                 self.validator.close()
             self.prefetcher.close()
             self.close()
-            for close in reversed(self._closing):
-                close()
-            self.transport.close()
+            self.closing.close()
         if self.state.leaving:
             log.info("left: SIGTERM asked this trainer to")
             self.work_record.mark(Phase.LEFT)

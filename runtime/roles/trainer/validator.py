@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -30,16 +29,12 @@ from graphft.runtime.data import IN_ORDER, NeedsCallingThread, Reader
 from graphft.runtime.data.reader import Patience, is_of_storage
 from graphft.runtime.etcd import EtcdError, LeaseLost, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
-from graphft.runtime.process.progress import Progress, stacks
+from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.role_process import EXIT_FAILED
 from graphft.runtime.roles.role import Blocks
 from graphft.runtime.roles.session import ProcessEnd
-from graphft.runtime.validation.open_validation import OpenValidation, Ranges
-from graphft.runtime.validation.results import LostEntries
+from graphft.runtime.validation.open_validation import OpenValidation
 from graphft.transpiler.layout import VALIDATE
-
-if TYPE_CHECKING:
-    from graphft.transpiler import Job
 
 log = logging.getLogger("graphft")
 
@@ -54,21 +49,21 @@ PAUSE_SECONDS = 1.0
 class Validator(DataPort):
     """The ports of block `validate`, and the thread. `close` ends it after the batch at hand."""
 
-    def __init__(self, member: Member, job: Job, job_dir: Path, reader: Reader, end: ProcessEnd) -> None:
+    def __init__(self, member: Member, job_dir: Path, reader: Reader, end: ProcessEnd) -> None:
         """`reader`: of the held-out data."""
-        assert job.programs.evaluation is not None
-        self.member, self.job, self.job_dir, self.end = member, job, job_dir, end
-        self.program, self.reader = job.programs.evaluation, reader
-        self.waiting = ""
-        """The reason of a wait for storage, in words."""
+        assert member.job.programs.evaluation is not None
+        assert member.config.validate is not None
+        self.member, self.job_dir, self.reader, self.end = member, job_dir, reader, end
+        self.program, self.config = member.job.programs.evaluation, member.config.validate
+        self._device = torch.device(member.config.device)
         self._open: OpenValidation | None = None
-        self._place: tuple[int, int] | None = None
-        """The chunk and batch that are being read."""
+        self._chunk = -1
+        """The chunk that is being read."""
         self._patience: Patience | None = None
         """For a read that fails as storage is away."""
         self._damaged = self._inconclusive = 0
         """Times that the checkpoint at hand was found damaged, and that the result could not be computed."""
-        self._max_failures = 1
+        self._waits, self._max_failures = False, 1
         self.progress = Progress()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="validator", daemon=True)
@@ -81,28 +76,16 @@ class Validator(DataPort):
         if self._thread.is_alive():
             self._thread.join(LEAVE_SECONDS)  # a batch that takes longer ends with the process
 
-    def hung(self) -> None:
-        """Ends the process, whose thread is stuck with a batch: a failure of its range. From the daemon thread."""
-        if self.end.closing.is_set():
-            return
-        what = f"no progress for {self.progress.limit:.0f} s while it validates"
-        log.error("%s: ending this process. It is here:\n%s", what, stacks(self._thread))
-        place = stacks(self._thread, depth=6)
-        self.member.events.emit("hung", f"trainer {self.member.index} made {what}: ending it", where=place)
-        self._give_back(what)
-        self.end.now(EXIT_FAILED)
-
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        ctx = Context(device=self.job.config.device, validation=self, data=self)
+        ctx = Context(device=self.member.config.device, validation=self, data=self)
         ctx.scope.update(self.program.values)
+        self.progress.thread = threading.current_thread()
         blocks = Blocks(self.program, ctx, self.progress)
         try:
             while not self._closing.is_set():
-                pause = self._try(blocks)
-                if pause:
-                    self._closing.wait(pause)
+                self._closing.wait(self._try(blocks))
         except BaseException:
             if self.end.closing.is_set():  # a batch outlasted `close`: the process leaves in order
                 log.info("validation: its last batch counts for nothing", exc_info=True)
@@ -120,7 +103,7 @@ class Validator(DataPort):
         try:
             with self.progress.within(self.progress.usual, "validating"):
                 blocks.run(VALIDATE)
-            self.waiting, self._damaged, self._patience = "", 0, None
+            self._waits, self._damaged, self._patience = False, 0, None
             return 0.0
         except NoData:
             return IDLE_SECONDS
@@ -128,16 +111,8 @@ class Validator(DataPort):
             self.end.lease_lost(error)
         except TransientEtcdError as error:
             log.warning("validation: etcd: %s", error.message)
-        except UsageError as error:
-            if error.rule == "foreign-job":
-                self._closing.set()
-                return 0.0
-            self._failed(error)
         except StorageUnavailable as error:
-            self._wait_for(error.message)
-        except LostEntries as error:
-            what = f"entries of range {error.number} are lost, and made again: {error}"
-            self.member.events.emit("validation-failed", what)
+            self._wait_for(error)
         except DamagedCheckpoint as error:
             self._damaged += 1  # its copy here may have been deleted at this moment
             if self._damaged >= TRIES:
@@ -145,8 +120,10 @@ class Validator(DataPort):
         except Exception as error:
             if self.end.closing.is_set():
                 raise
-            if self._may_pass(error):
-                self._wait_for(describe(error))
+            if isinstance(error, UsageError) and error.rule == "foreign-job":
+                self._closing.set()
+            elif self._may_pass(error):
+                self._wait_for(error)
             else:
                 self._failed(error)
         return PAUSE_SECONDS
@@ -154,17 +131,17 @@ class Validator(DataPort):
     def _may_pass(self, error: Exception) -> bool:
         """True if storage is away, as for a batch that is trained on: records around it cannot be read either, and not
         for too long."""
-        if self._place is None or not is_of_storage(error):
+        if self._chunk < 0 or not is_of_storage(error):
             return False
         self._patience = self._patience or Patience(time.monotonic())
-        chunk, tries = self._place[0], self._patience.tries
-        return self._patience.failed(time.monotonic(), self.reader.probe(chunk, tries)) == "wait"
+        neighbour = self.reader.probe(self._chunk, self._patience.tries)
+        return self._patience.failed(time.monotonic(), neighbour) == "wait"
 
-    def _wait_for(self, what: str) -> None:
+    def _wait_for(self, error: Exception) -> None:
         """Gives the range back, as another process may be able to read it."""
-        if not self.waiting:
-            self.member.events.emit("storage-away", f"validation waits: {what}")
-        self.waiting = what
+        if not self._waits:
+            self.member.events.emit("storage-away", f"validation waits: {describe(error)}")
+        self._waits = True
         self._give_back()
 
     def _failed(self, error: Exception) -> None:
@@ -184,7 +161,7 @@ class Validator(DataPort):
         if opened is None:
             return
         try:
-            failures = opened.give_back(why)
+            failures = opened.give_back(bool(why))
             if why and failures >= self._max_failures:
                 tried = f"{failures} that tried have failed; the last failure: {why}"
                 self._fail_job(opened.step, f"a range cannot be computed: {tried}")
@@ -193,6 +170,10 @@ class Validator(DataPort):
         except TransientEtcdError as error:  # then it is a stale claim
             log.warning("validation: etcd: %s", error.message)
 
+    def hung(self, what: str) -> None:
+        """Counts a failure of the range at hand: this thread is stuck, and the process ends. From the daemon thread."""
+        self._give_back(what)
+
     def _abandon(self, error: DamagedCheckpoint) -> None:
         """Gives a checkpoint up that cannot be read. Where training waits for the result, everyone goes back to an
         older one, and comes there again."""
@@ -200,7 +181,7 @@ class Validator(DataPort):
         if opened is None:
             return
         try:
-            if opened.config.waits:
+            if self.config.waits:
                 self._go_back(opened.step, error)
             elif opened.abandon():
                 text = f"the validation of step {opened.step} is DISCARDED: {error.message}"
@@ -210,8 +191,7 @@ class Validator(DataPort):
 
     def _go_back(self, step: int, error: DamagedCheckpoint) -> None:
         member, store = self.member, checkpoints_of(self.job_dir)
-        shards, run = self.job.config.pservers, self.job.run_id
-        commits = Commits(member.etcd, member.keys, store, 0, shards, run, member.id)
+        commits = Commits(member.etcd, member.keys, store, 0, member.config.pservers, member.job.run_id, member.id)
         committed = commits.committed()
         if committed is not None and committed.step == step:
             raised = commits.rollback("the checkpoint that is to be validated is damaged", below=step)
@@ -221,18 +201,13 @@ class Validator(DataPort):
     # -- the port --------------------------------------------------------------------------------------------------
 
     def get_range(self, timeout: float, max_failures: int) -> ChunkWork:
-        opened = self._current()
-        if opened is None:
-            raise NoData
-        self._max_failures = max_failures
-        work = opened.work(timeout, max_failures)
-        if isinstance(work, str):
-            self._fail_job(opened.step, work)
-            raise NoData
-        if work is None:
+        opened, self._max_failures = self._current(), max_failures
+        work = opened.work(timeout) if opened is not None else None
+        if work is not None:
+            return work
+        if opened is not None:
             self._conclude(opened)
-            raise NoData
-        return work
+        raise NoData
 
     def weights(self, names: Sequence[str]) -> list[Tensor]:
         assert self._open is not None
@@ -245,42 +220,29 @@ class Validator(DataPort):
 
     def _current(self) -> OpenValidation | None:
         """Returns the oldest validation that is open."""
-        view = self.member.view
+        view, member = self.member.view, self.member
         step = next(iter(view.validating), None)
         if step is None or view.over:
             self._open = None
-            return None
-        of, known = view.validating[step], self._open
-        if known is None or (known.step, known.of) != (step, of):
-            member, config = self.member, self.job.config.validate
-            assert config is not None
+        elif self._open is None or (self._open.step, self._open.of) != (step, view.validating[step]):
             opened = member.etcd.get(member.keys.validating(step))
-            if opened is None or msgspec.json.decode(opened.value, type=Validating) != of:
+            if opened is None or msgspec.json.decode(opened.value, type=Validating) != view.validating[step]:
                 return None  # the view is to show what it is now
-            ranges = Ranges(member.etcd, member.keys, step, opened, len(config.ranges), member.id, member.lease)
-            self._open = known = OpenValidation(self.job, self.job_dir, self.program, step, of, ranges)
-        return known
+            self._open = OpenValidation(member, self.job_dir, self.program, step, opened)
+        return self._open
 
     def _conclude(self, opened: OpenValidation) -> None:
         try:
             with self.progress.within(math.inf, "adding up"):
-                done = opened.conclude()
-        except (EtcdError, StorageUnavailable, LostEntries, DamagedCheckpoint):
+                opened.conclude()
+            self._inconclusive = 0
+        except (EtcdError, StorageUnavailable, DamagedCheckpoint):
             raise
-        except Exception as error:  # a reducer's
+        except Exception as error:  # a reducer's, or that entries are lost
             self._inconclusive += 1
             if self._inconclusive >= TRIES:
                 self._fail_job(opened.step, f"its result cannot be computed: {describe(error.__cause__ or error)}")
             raise
-        self._inconclusive = 0
-        if done is None:
-            return
-        found, step = done.validated, done.validated.step
-        means = ", ".join(f"{name} {float(mean):.6g}" for name, mean in found.means.items())
-        text = f"validation of step {step}: {means} ({found.samples} records)" + f"; {done.words}" * bool(done.words)
-        self.member.events.emit("validated", text, step=step)
-        if done.decided is not None and done.decided.stopped:
-            self.member.events.emit("stopped-early", f"the job ends at step {step}: {done.decided.stopped}", step=step)
 
     def _fail_job(self, step: int, why: str) -> None:
         """Ends the job: no process can compute a range."""
@@ -293,12 +255,9 @@ class Validator(DataPort):
 
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
         """Reads on this thread, which does not draw random numbers: a dataset that does is an error."""
-        config = self.job.config.validate
-        assert config is not None
-        self._place = work.chunk, work.batch
-        found = self.reader.batch(IN_ORDER, work.chunk, work.batch, config.size, ahead=True)
-        self._place = None
+        self._chunk = work.chunk
+        found = self.reader.batch(IN_ORDER, work.chunk, work.batch, self.config.size, ahead=True)
+        self._chunk = -1
         if "assume" in self.program.attrs:
             check_dims(self.program, {name: found[name] for name in columns})
-        device = torch.device(self.job.config.device)
-        return [found[name].to(device) for name in columns]
+        return [found[name].to(self._device) for name in columns]

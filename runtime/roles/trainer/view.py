@@ -1,13 +1,11 @@
-"""A trainer's view of its job, whose changes become events of the protocol; and its quarantine: a record in etcd
-because of which it gets no work for a while.
+"""A trainer's view of its job, whose changes become events of the protocol; and its quarantine, in which it gets no
+work.
 
     /<job>/barred/<trainer> = {reason, by}, on the trainer's lease
 
-A trainer writes it itself while a shard that is registered does not answer it, and deletes it when all do. A process
-that takes a slot or a chunk from a trainer for lack of progress writes it as well, in the same transaction; then the
-trainer deletes it after a while, if its main thread gets on. The others divide the work among those without a record
-(`protocol/slot_assignment.py`); a trainer whose peers are all in quarantine goes on as if none were.
-"""
+A trainer writes it itself while a registered shard does not answer it, and deletes it when all do. A process that takes
+a slot or a chunk from a trainer for lack of progress writes it as well; then the trainer deletes it after a while, if
+its main thread gets on. The others divide the work among those without a record (`protocol/slot_assignment.py`)."""
 
 from __future__ import annotations
 
@@ -34,10 +32,8 @@ MAX_BACK_OFF = 16
 
 
 class Quarantine:
-    """One trainer's own record. `update` is called by the daemon thread; the questions by any.
-
-    `claim_timeout`: seconds within which a claim must be renewed; infinite if nothing is claimed.
-    """
+    """One trainer's own record. `update` is called by the daemon thread; the questions by any. `claim_timeout`: seconds
+    within which a claim must be renewed; infinite if nothing is claimed."""
 
     def __init__(self, member: Member, shards: KnownShards, claim_timeout: float) -> None:
         self.member, self.shards, self.key = member, shards, member.keys.barred(member.id)
@@ -140,10 +136,8 @@ class TrainerView(ViewPort):
 
 
 class SyncTrainerView(TrainerView):
-    """The ViewPort of a sync trainer: generations and its slots become events, too.
-
-    `claims`: its program claims slots; otherwise it works on that of its index for good.
-    """
+    """The ViewPort of a sync trainer: generations and its slots become events, too. `claims`: its program claims slots;
+    otherwise it works on that of its index for good."""
 
     def __init__(self, member: Member, state: TrainerState, quarantine: Quarantine, claims: bool) -> None:
         super().__init__(member, state, quarantine)
