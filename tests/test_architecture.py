@@ -22,7 +22,7 @@ import graphft
 from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
 
 MAX_LINES = 500
-PRODUCT_LINES, PRODUCT_MODULES, TEST_LINES, DOC_WORDS = 50_700, 290, 46_600, 29_600
+PRODUCT_LINES, PRODUCT_MODULES, TEST_LINES, DOC_WORDS = 45_000, 290, 38_000, 29_600
 """What the house weighs at most: who adds to it writes the decision down here. Wanted are 45,000 lines of product
 and 38,000 lines of tests."""
 PRODUCT_SUFFIXES = (".py", ".js", ".css", ".html", ".sh", ".yaml")

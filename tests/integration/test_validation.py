@@ -28,7 +28,7 @@ def make(program: ir.Program, pace: Path | None = None, slow: Path | str = "") -
     validation = validated.validation(
         slow,
         every=5,
-        best="balanced",
+        best=graphft.Criterion("balanced", "max"),
         stop=graphft.EarlyStopping("loss", patience=2, min_delta=0.004),
         plateau=graphft.ReduceLROnPlateau("loss", factor=0.5, patience=0, threshold=0.05),
     )
