@@ -21,7 +21,7 @@ from tests.sim.variants import VARIANTS, Variant, async_variant, sync_variant, w
 from tests.sim.world import SimulationFailed
 
 LATE_SECONDS, SOON_SECONDS = 100.0, 30.0
-TROUBLE = ("barred", "stale-claim", "rollback", "restarted", "takeover", "requeued", "hung")
+TROUBLE = ("barred", "stale-claim", "idle-slot", "rollback", "restarted", "takeover", "requeued", "hung")
 """Kinds of events that an undisturbed job does not know."""
 
 

@@ -1,4 +1,4 @@
-"""A sync shard: it closes a step when the contributions of all slots are in"""
+"""A sync shard: it closes a step when the contributions of all slots are in, and takes slots from idle trainers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from graphft.runtime.checkpoint.manifest import VALIDATE
 from graphft.runtime.checkpoint.writer import Snapshot
 from graphft.runtime.coordination.job_view import wanted_steps
-from graphft.runtime.coordination.records import Asked, Generation
-from graphft.runtime.etcd import LeaseLost
+from graphft.runtime.coordination.records import Asked, Barred, Generation
+from graphft.runtime.etcd import EtcdError, LeaseLost, create_is, delete_op, put_op
 from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.events import (
     ApplyRound,
@@ -24,6 +24,7 @@ from graphft.runtime.protocol.events import (
     Count,
     Finished,
     PartialsReady,
+    Received,
     RequestRollback,
     Rollback,
     RoundSkipped,
@@ -32,7 +33,9 @@ from graphft.runtime.protocol.events import (
     StepsWanted,
     SyncOptions,
 )
-from graphft.runtime.protocol.messages import AnyMessage, Partials
+from graphft.runtime.protocol.failure_detection import IdleSlots
+from graphft.runtime.protocol.machine import Event
+from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.roles.pserver.shard_server import ShardServer
@@ -58,6 +61,7 @@ class RoundServer(ShardServer):
         self.norms: PartialSumsExchange | None = None
         self.validated: frozenset[int] = frozenset()
         """Steps after which the model is validated."""
+        self._idle = IdleSlots(self.config.chunk_timeout)
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
         self._wanted = self.config.total_steps
         """Steps that the machine was asked for last."""
@@ -153,10 +157,44 @@ class RoundServer(ShardServer):
         if step < self.options.total_steps:
             self.commits.ask(Asked(generation.number, step), asked)
 
+    # -- idle slots ---------------------------------------------------------------------------------------------
+
+    def step(self, event: Event) -> None:
+        if isinstance(event, Received) and isinstance(event.message, Push | Empty):
+            self._idle.heard.add(event.message.slot)
+        super().step(event)
+
+    def _look_at_slots(self) -> None:
+        """Takes slots of which nothing comes from their trainers. While all shards serve, this one waits for trainers
+        only."""
+        view, machine = self.member.view, self.machine
+        waits = machine.phase == "collecting" and not (machine.finished or machine.paused)
+        waits = waits and len(view.trainers) > 1 and len(view.pservers) == self.config.pservers
+        holders = {slot: (name, view.claims[slot]) for slot, name in view.slots.items() if name in view.trainers}
+        at, missing = (machine.generation, machine.version), machine.round.missing() if waits else ()
+        for slot in self._idle.look(time.monotonic(), at, missing, holders):
+            self._take_slot(slot, *holders[slot])
+
+    def _take_slot(self, slot: int, trainer: str, claim: int) -> None:
+        """Takes a slot from a trainer, and puts that into quarantine, so that another gets the slot."""
+        member, seconds = self.member, self._idle.timeout
+        reason = f"nothing of slot {slot} came to pserver {member.index} for {seconds:.0f} s"
+        key, record = member.keys.slot(slot), msgspec.json.encode(Barred(reason, member.id))
+        bar = put_op(member.keys.barred(trainer), record, member.view.leases[trainer])
+        try:
+            taken = member.etcd.txn([create_is(key, claim)], [delete_op(key), bar]).ok
+        except EtcdError as error:  # or its lease has ended: then so has its claim
+            log.warning("slot %d: %s", slot, error.message)
+            return
+        if taken:
+            text = f"slot {slot} was taken from trainer {trainer}: nothing came of it for {seconds:.0f} s"
+            member.events.emit("idle-slot", text, slot=slot, trainer=trainer)
+
     # -- going back ---------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
         super().follow()
+        self._look_at_slots()
         seen, asked = self.view.seen, self.view.seen.asked
         if (wanted := wanted_steps(self.config, seen)) != self._wanted:
             self._wanted = wanted
