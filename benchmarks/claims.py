@@ -30,7 +30,7 @@ from graphft.runtime.coordination.records import Generation
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, absent, mod_is, put_op
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 PROCESSES = 4
 BARE_CHUNKS = 16

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.runtime.checkpoint.store import checkpoints_of
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import assemble
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

@@ -40,7 +40,7 @@ from whole_state import WholeStateCluster
 from graphft.ops.context import NO_TERMS, EndOfPass, NoData
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.queue.coordinator_queue import CoordinatorOpenQueue
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 PROCESSES = 4
 DIRECT_TASKS, WHOLE_TASKS = 100_000, 10_000

@@ -33,7 +33,7 @@ from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.protocol.messages import FinishTasks, GetTasks, Tasks, TasksSettled
 from graphft.runtime.queue.task_client import TaskClient
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 PASSES = 1000
 LIMIT = 120.0

@@ -27,7 +27,7 @@ import psutil
 import workloads
 
 from graphft.runtime.process.metric_table import read_rows
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 AIM = 1.02

@@ -36,7 +36,7 @@ from graphft.runtime.coordination.run_record import read_secret
 from graphft.runtime.etcd import EtcdError, Watch
 from graphft.runtime.protocol.messages import Hello, Query, Welcome
 from graphft.runtime.transport import Login, ZmqClient
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL = 0.004

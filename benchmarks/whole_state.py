@@ -24,7 +24,7 @@ from graphft.runtime.protocol.task_queue import TaskQueue
 from graphft.runtime.roles.coordinator.coordinator import TaskCoordinator
 from graphft.runtime.roles.coordinator.task_server import TaskServer
 from graphft.runtime.roles.coordinator.task_store import TaskStore
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 
 class WholeStateStore(TaskStore):

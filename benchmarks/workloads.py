@@ -10,7 +10,7 @@ from flights_model import CARDINALITIES, Flights
 from torch import Tensor, nn
 
 import graphft
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 FOREVER = 500
 """Passes of a job that is stopped, not waited for: some minutes."""

@@ -208,7 +208,7 @@ def _take_hosts(options: argparse.Namespace) -> None:
 def _start(options: argparse.Namespace) -> int:
     attendance = Attendance(options.health, options.stay, options.leave_status)  # from before torch is loaded
     from graphft.runtime.roles.environment import RoleSpec, explain_on_signal, run_role
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
     explain_on_signal()
     folder = local_folder(find_run(options.job))

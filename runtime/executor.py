@@ -101,7 +101,7 @@ class Executor:
         docs/running.md); the reasons are logged."""
         from graphft.runtime.process.role_process import ROLES
         from graphft.runtime.roles.environment import RoleSpec, run_role
-        from graphft.transpiler import Job
+        from graphft.transpiler.job import Job
 
         if role not in ROLES:
             raise UsageError(f"there is no role {role!r}", rule="role", help=f"roles are {', '.join(ROLES)}")

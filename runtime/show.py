@@ -10,7 +10,8 @@ from graphft.ir.graph import to_dot
 from graphft.ir.storage import load_program
 from graphft.runtime.coordination.job_files import local_folder
 from graphft.runtime.coordination.runs import JOBS, run_in
-from graphft.transpiler import Job, Stage
+from graphft.transpiler.job import Job
+from graphft.transpiler.programs import Stage
 from graphft.transpiler.record import RECORD
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.errors import UsageError
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 ARGUMENTS = {
     "on_begin": ("run",),

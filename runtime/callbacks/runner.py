@@ -25,7 +25,7 @@ from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.metric_table import FILE, read_rows
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 CURSOR = "callbacks.json"
 LOCK = "callbacks.lock"

@@ -27,7 +27,8 @@ from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.runtime.validation.best_model import BestModels
-from graphft.transpiler import Job, read_record
+from graphft.transpiler.job import Job
+from graphft.transpiler.record import read_record
 
 MODEL = "model.safetensors"
 SAVED = ("job.json", "source", "programs", "data", "validation", "prediction")

@@ -17,7 +17,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.process.role_process import spawn
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0

@@ -17,7 +17,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.chaos.faults import Fault
 from graphft.runtime.chaos.host import Host, send
 from graphft.runtime.process.role_process import EXIT_OK, describe_exit, last_lines
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 LOOK_SECONDS = 0.05
 START_SECONDS = 60.0

@@ -14,8 +14,8 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.manifest import MADE, SOURCE, VALIDATE, Manifest, made
 from graphft.runtime.checkpoint.store import checkpoints_of
-from graphft.transpiler import Job
 from graphft.transpiler.differences import differences, drawn
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import Slice, evolving, slices_of
 from graphft.transpiler.record import read_record
 

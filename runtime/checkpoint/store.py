@@ -26,7 +26,7 @@ from graphft.transpiler.record import RECORD
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graphft.transpiler import JobConfig
+    from graphft.transpiler.config import JobConfig
 
 log = logging.getLogger("graphft")
 

@@ -29,7 +29,7 @@ from graphft.runtime.execute.finite import listed, nonfinite_of
 from graphft.transpiler.layout import SKIPPED_STEPS, assemble
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 NONFINITE = "nonfinite"
 """In the metadata of a model: what of it is not finite, in words."""

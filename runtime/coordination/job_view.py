@@ -27,7 +27,7 @@ from graphft.runtime.transport.address import is_loopback, split_endpoint
 from graphft.transpiler.validation import MOST_OPEN
 
 if TYPE_CHECKING:
-    from graphft.transpiler import JobConfig
+    from graphft.transpiler.config import JobConfig
 
 T = TypeVar("T", bound=msgspec.Struct)
 

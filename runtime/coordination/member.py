@@ -24,7 +24,7 @@ from graphft.runtime.transport.address import network_identity
 from graphft.runtime.transport.wire import Login
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 log = logging.getLogger("graphft")
 

@@ -28,7 +28,7 @@ from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.protocol.chunk_queue import Discards, positions_of
 
 if TYPE_CHECKING:
-    from graphft.transpiler import JobConfig
+    from graphft.transpiler.config import JobConfig
 
 log = logging.getLogger("graphft")
 

@@ -26,7 +26,9 @@ from graphft.runtime.etcd.model import KV, Store, absent, delete_op, delete_pref
 from graphft.transpiler.record import RECORD
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job, JobConfig, JobRecord
+    from graphft.transpiler.config import JobConfig
+    from graphft.transpiler.job import Job
+    from graphft.transpiler.record import JobRecord
 
 log = logging.getLogger("graphft")
 

@@ -14,7 +14,8 @@ from graphft.options import is_whole
 from graphft.runtime.checkpoint.store import FOLDER
 from graphft.runtime.engines.base import engine_options
 from graphft.runtime.launcher.options import ENGINE
-from graphft.transpiler import Job, transpile
+from graphft.transpiler.api import transpile
+from graphft.transpiler.job import Job
 
 MAX_EPOCHS, MOST_EPOCHS = 1000, 100_000
 """Each process plans all epochs before it begins."""

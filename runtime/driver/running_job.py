@@ -26,7 +26,7 @@ from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.launcher.process_ends import discarded_in, note_saved, past_epoch, was_saved
 from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import assemble
 
 ETCD_SECONDS, POLL_SECONDS = 2.0, 0.01

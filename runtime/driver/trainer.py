@@ -45,8 +45,8 @@ from graphft.runtime.launcher.run_folder import RunFolder
 from graphft.runtime.loop import save_check_point
 from graphft.runtime.loop.snapshot import TrainStatus
 from graphft.runtime.process.role_process import ROLES, hear_of_children
-from graphft.transpiler import Job
 from graphft.transpiler.evaluation import check_fits, evaluation_of
+from graphft.transpiler.job import Job
 from graphft.transpiler.validation import EPOCH, Validation, ValidationConfig
 
 LOOK_SECONDS, MOST_SECONDS = 0.02, 0.5

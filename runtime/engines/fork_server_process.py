@@ -19,7 +19,7 @@ import graphft.runtime.roles.pserver.pserver
 import graphft.runtime.roles.trainer.slot_trainer  # noqa: F401  (that they are loaded is the point)
 from graphft.runtime.process.role_process import EXIT_OK, die_with_parent
 from graphft.runtime.roles.environment import RoleSpec, run_role
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 _PR_SET_NAME = 15
 

@@ -21,7 +21,8 @@ from graphft.runtime.coordination.run_record import check_asked_for
 from graphft.runtime.coordination.runs import copy_of, find_run
 from graphft.runtime.engines.templates import check_endpoints, fill
 from graphft.runtime.process.role_process import EXIT_OK, role_environment
-from graphft.transpiler import JobConfig, read_record
+from graphft.transpiler.config import JobConfig
+from graphft.transpiler.record import read_record
 
 JOB, POD = (Path(__file__).with_name(f"kubernetes_{name}.yaml") for name in ("job", "pod"))
 MAX_NAME = 40

@@ -27,7 +27,7 @@ from graphft.runtime.engines.base import Engine, EngineError, Order, Process, Ru
 from graphft.runtime.engines.ray_role import News, RoleActor
 from graphft.runtime.process.identity import UNKNOWN
 from graphft.runtime.process.role_process import EXIT_FAILED
-from graphft.transpiler import read_record
+from graphft.transpiler.record import read_record
 
 Amounts = Mapping[str, float]
 OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}

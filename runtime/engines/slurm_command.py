@@ -17,7 +17,7 @@ from graphft.runtime.coordination.run_record import check_asked_for
 from graphft.runtime.coordination.runs import find_folder
 from graphft.runtime.engines.templates import check_endpoints, fill
 from graphft.runtime.process.role_process import EXIT_OK
-from graphft.transpiler import read_record
+from graphft.transpiler.record import read_record
 
 LOG = "slurm-%j.log"
 

@@ -18,7 +18,7 @@ import torch
 from graphft.errors import UsageError
 
 if TYPE_CHECKING:
-    from graphft.transpiler import JobConfig
+    from graphft.transpiler.config import JobConfig
 
 log = logging.getLogger("graphft")
 

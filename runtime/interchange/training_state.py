@@ -30,7 +30,7 @@ from graphft.runtime.fs import file_system
 from graphft.runtime.interchange.distributed import METADATA, local_path, read_distributed
 from graphft.runtime.loop.check_points import CheckPoints
 from graphft.runtime.loop.snapshot import PARAMETERS, Found
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import assemble
 from graphft.transpiler.optimization import find_optimization, rates_at
 from graphft.transpiler.record import RECORD

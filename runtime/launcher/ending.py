@@ -16,7 +16,7 @@ from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.process.interrupts import Handler
 
 if TYPE_CHECKING:
-    from graphft.transpiler import JobConfig
+    from graphft.transpiler.config import JobConfig
 
 
 def tell(line: str) -> None:

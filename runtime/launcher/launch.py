@@ -62,7 +62,9 @@ from graphft.runtime.process.threads import prepare_structs
 from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job, JobConfig, JobRecord
+    from graphft.transpiler.config import JobConfig
+    from graphft.transpiler.job import Job
+    from graphft.transpiler.record import JobRecord
 
 UNWATCHED_SECONDS = 1.0
 """Between two looks at a job's status where no callback waits for it."""
@@ -169,7 +171,7 @@ def _begin(job: Job, overrides: Mapping[str, Any]) -> None:
 
 
 def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, RunFolder]:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
     _check_processes(job, chosen)
     with interruptible(lambda: "interrupted before the job was started; run again"):  # large data take a while

@@ -18,7 +18,7 @@ from graphft.runtime.launcher.process_ends import past_epoch
 from graphft.runtime.launcher.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 
 class CallbackObserver:

@@ -15,7 +15,7 @@ from graphft.runtime.launcher.ending import tell
 from graphft.runtime.process.role_process import ROLES
 
 if TYPE_CHECKING:
-    from graphft.transpiler import JobConfig
+    from graphft.transpiler.config import JobConfig
 
 COMMAND_LINE = "GRAPHFT_LAUNCH"
 """In the environment of a script that `graphft launch` runs: the options that were given, as JSON."""

@@ -22,7 +22,7 @@ from graphft.runtime.coordination.records import Event, PassMetrics
 from graphft.runtime.launcher.ending import tell
 
 if TYPE_CHECKING:
-    from graphft.transpiler import JobConfig
+    from graphft.transpiler.config import JobConfig
 
 log = logging.getLogger("graphft")
 

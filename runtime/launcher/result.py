@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from graphft.runtime.validation.best_model import BestModels
-    from graphft.transpiler import JobConfig
+    from graphft.transpiler.config import JobConfig
     from graphft.transpiler.criteria import Criterion
 
 

@@ -33,7 +33,8 @@ from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:  # what tells two jobs apart needs torch, which most commands do without
-    from graphft.transpiler import Job, JobConfig
+    from graphft.transpiler.config import JobConfig
+    from graphft.transpiler.job import Job
 
 _TRACES, _BATCH_LOGS = ("etcd.json", "etcd", "checkpoints"), "slurm-"
 """A run that was begun has such files in its folder, beside its logs; logs of Slurm's begin before a run does."""

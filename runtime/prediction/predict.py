@@ -23,8 +23,8 @@ from graphft.runtime.execute.finite import nonfinite_rows
 from graphft.runtime.executor import Executor
 from graphft.runtime.interchange.trained_program import Trained, read_trained
 from graphft.runtime.launcher.run_folder import run_of
-from graphft.transpiler import Job
 from graphft.transpiler.inputs import check_columns, refused
+from graphft.transpiler.job import Job
 
 log = logging.getLogger("graphft")
 

@@ -34,7 +34,7 @@ from graphft.runtime.protocol.task_events import MAX_SECONDS
 from graphft.runtime.queue.chunk_queue import Claim
 from graphft.runtime.queue.coordinator_queue import CoordinatorQueue
 from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient, fail_task
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 A = TypeVar("A", bound=TASK_ANSWERS)
 

@@ -53,42 +53,30 @@ def claims_chunks(program: Program) -> bool:
     return any(program.find_op(name) is not None for name in ("etcd_get_chunk", "get_task"))
 
 
-def give_back(
-    store: Store,
-    prefix: str,
-    fences: Mapping[int, int],
-    make: Callable[[int, KV], Change],
-    also: Sequence[Compare] = (),
-) -> list[Change]:
-    """Commits, as one transaction, what `make` makes of the todo records of claimed chunks, while `also` holds.
+def give_back(store: Store, prefix: str, fences: Mapping[int, int], make: Callable[[int, KV], Change]) -> None:
+    """Commits, as one transaction, what `make` makes of the todo records of claimed chunks.
 
     `fences`: by chunk, the revision of the claim. Claims that are another's by now stay.
     """
     chunks = list(fences)
     while True:
-        read = store.txn(
-            also, [get_op(key(prefix, c)) for c in chunks for key in (chunk_queue.todo_key, chunk_queue.pending_key)]
-        )
-        changes = list[Change]()
-        if not read.ok:
-            return changes
+        keys = (chunk_queue.todo_key, chunk_queue.pending_key)
+        read, changes = store.txn([], [get_op(key(prefix, c)) for c in chunks for key in keys]), list[Change]()
         for i, chunk in enumerate(chunks):
             todo, pending = read.kv(2 * i), read.kv(2 * i + 1)
             if todo is not None and pending is not None and pending.create_revision == fences[chunk]:
                 changes.append(make(chunk, todo))
-        if not changes or commit(store, changes, also=also).ok:
-            return changes
+        if not changes or commit(store, changes).ok:
+            return
 
 
-def renew(
-    store: Store, prefix: str, chunk: int, fence: int, lease: int, *, progress: int = 0, also: Sequence[Compare] = ()
-) -> bool:
+def renew(store: Store, prefix: str, chunk: int, fence: int, lease: int, *, progress: int = 0) -> bool:
     """Renews a claim, with the progress of its holder. False: the claim is lost."""
     read = store.txn([], [get_op(chunk_queue.todo_key(prefix, chunk)), get_op(chunk_queue.pending_key(prefix, chunk))])
     todo, pending = read.kv(0), read.kv(1)
     if todo is None or pending is None or pending.create_revision != fence:
         return False
-    return commit(store, [chunk_queue.renew(prefix, chunk, fence, pending, todo, progress)], lease, also).ok
+    return commit(store, [chunk_queue.renew(prefix, chunk, fence, pending, todo, progress)], lease).ok
 
 
 def tell_discarded(events: Events, pass_index: int, chunk: int, change: Change) -> None:

@@ -16,7 +16,7 @@ from graphft.runtime.execute.determinism import enforce
 from graphft.runtime.execute.finite import nonfinite_of, nonfinite_rows
 from graphft.runtime.process.role_process import EXIT_OK
 from graphft.runtime.replay.recompute import Computed, LocalShards, LocalTrainer, Observer, Reached, reach
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 ORIGINS, SAMPLES = 10, 8  # that are shown
 INDENT = 13 * " "

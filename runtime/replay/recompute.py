@@ -33,7 +33,7 @@ from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
 from graphft.runtime.roles.role import Blocks
 from graphft.runtime.roles.trainer.step_check import TrialBatch, TrialComm
 from graphft.runtime.transport.buffers import byte_view
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import ALL_NORMS, gradient_of
 
 log = logging.getLogger("graphft")

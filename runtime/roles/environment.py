@@ -29,8 +29,9 @@ from graphft.runtime.process.threads import prepare_structs
 from graphft.runtime.queue.transactions import claims_chunks
 from graphft.runtime.roles.logs import log_as
 from graphft.runtime.roles.role import Role
-from graphft.transpiler import Job, JobRecord, read_record
 from graphft.transpiler.differences import differences, drawn
+from graphft.transpiler.job import Job
+from graphft.transpiler.record import JobRecord, read_record
 
 LEAVE_SECONDS = 10.0
 """For how long the process that embeds etcd keeps it for others that have not left yet."""

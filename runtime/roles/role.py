@@ -26,7 +26,7 @@ from graphft.runtime.roles.logs import BLOCKS
 from graphft.runtime.roles.session import MemberSession, ProcessEnd
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 log = logging.getLogger("graphft")
 

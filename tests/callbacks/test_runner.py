@@ -17,7 +17,7 @@ from graphft.runtime.callbacks.callbacks import Callbacks, Run
 from graphft.runtime.callbacks.runner import CallbackRunner, Cursor
 from graphft.runtime.coordination.result_files import epoch_of_table
 from graphft.runtime.launcher.process_ends import past_epoch
-from graphft.transpiler import JobConfig
+from graphft.transpiler.config import JobConfig
 from tests.support.metric_rows import write_rows
 
 SLOTS, PER_EPOCH, EPOCHS = 2, 4, 3

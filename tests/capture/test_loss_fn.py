@@ -15,7 +15,7 @@ import graphft
 from graphft.capture.loss_fn import reported
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 LABELS = {"x": (None, 8), "y": ((None,), torch.int64)}
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graphft.runtime.coordination.status import JobStatus
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.integration.plays import ROOT, Pace, look
 from tests.support.slurm_cluster import SlurmCluster
 

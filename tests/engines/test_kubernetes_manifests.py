@@ -14,7 +14,7 @@ import graphft
 from graphft.errors import UsageError
 from graphft.runtime.engines.commands import add_parsers
 from graphft.runtime.engines.kubernetes_command import MAX_NAME, of_job
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.commands import refused, shown
 from tests.support.golden import assert_golden
 from tests.support.pods import expanded

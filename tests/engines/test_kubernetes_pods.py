@@ -14,7 +14,7 @@ from graphft.runtime.coordination.job_files import fetch, publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd.client import open_etcd
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.engines.test_kubernetes_manifests import manifests_of
 from tests.integration import training
 from tests.integration.plays import Pace, Played, assert_same_bits, note_look, play, whole_state

@@ -16,7 +16,7 @@ from torch import Tensor
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.engines.ray_nodes import Nodes, nodes_of_ray
 from tests.integration import training
 from tests.integration.plays import ROOT, SCRIPT, Pace, assert_same_bits, at, look, whole_state

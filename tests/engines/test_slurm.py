@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import graphft
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.driver import epochs
 from tests.engines.slurm_jobs import SlurmJob
 from tests.integration import training

@@ -28,7 +28,7 @@ from graphft.runtime.launcher import supervise
 from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import slices_of
 from tests.integration.training import LOOKED
 from tests.support.files import put

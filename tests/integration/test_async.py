@@ -14,7 +14,7 @@ import graphft
 from graphft import ir
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, at, kill, play, send
 

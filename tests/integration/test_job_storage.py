@@ -16,7 +16,8 @@ from graphft.runtime.cli import main
 from graphft.runtime.coordination.job_files import fetch, publish
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.roles import environment
-from graphft.transpiler import Job, read_record
+from graphft.transpiler.job import Job
+from graphft.transpiler.record import read_record
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, processes_of, whole_state
 from tests.support.s3_server import s3_server

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import graphft
 from graphft import ir
 from graphft.runtime.data import open_reader
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, kill, play
 

@@ -34,7 +34,7 @@ class Normalized(nn.Module):
         return y
 
 
-def zero_over_zero() -> graphft.transpiler.Job:
+def zero_over_zero() -> graphft.Job:
     torch.manual_seed(0)
     model, x = Normalized(), torch.randn(64, 4)
     x[37] = 0.0
@@ -44,7 +44,7 @@ def zero_over_zero() -> graphft.transpiler.Job:
     return graphft.transpile(program, data=data, batch_size=4, trainers=2, pservers=2, ft=True, name="zero")
 
 
-def local(job: graphft.transpiler.Job, folder: Path) -> tuple[LocalShards, LocalTrainer]:
+def local(job: graphft.Job, folder: Path) -> tuple[LocalShards, LocalTrainer]:
     shards = LocalShards(job)
     return shards, LocalTrainer(job, open_reader(job.config.data, folder, job.config.seed), shards)
 

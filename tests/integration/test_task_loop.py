@@ -16,7 +16,7 @@ from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.revoker import Revoker
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.integration.plays import Program
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until

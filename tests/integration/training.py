@@ -19,7 +19,7 @@ import graphft
 from graphft.ir import Program
 from graphft.plan import Located, batch_seed
 from graphft.runtime.data import open_reader
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 RECORDS, CHUNK, BATCH, SLOTS, PASSES = 444, 40, 8, 3, 4
 """The last chunk has 4 records: one short batch, after which its slot has no data for the rest of the pass."""

@@ -20,7 +20,7 @@ from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.run_folder import open_run
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.interchange.test_job_state import make_job
 
 STEP = 5

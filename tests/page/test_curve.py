@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphft.runtime.page.curve import BUCKETS, Curve
+from graphft.runtime.page.job_page import BUCKETS, Curve
 from graphft.runtime.process.metric_table import FILE
 from tests.support.metric_rows import write_rows
 

@@ -19,7 +19,7 @@ from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.etcd import client as client_module
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.stubs import Stubs
 from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear

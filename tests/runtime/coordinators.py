@@ -24,7 +24,7 @@ from graphft.runtime.roles.coordinator.coordinator import LIMITS
 from graphft.runtime.roles.coordinator.task_server import TaskServer
 from graphft.runtime.transport import ZmqServer
 from graphft.runtime.transport.address import listen
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import Interposed
 from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear

@@ -21,8 +21,8 @@ from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.queue import chunk_queue
 from graphft.runtime.queue.passes import Requeue
-from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import TERMS, Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until

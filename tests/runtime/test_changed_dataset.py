@@ -13,8 +13,9 @@ import graphft
 from graphft.data import DataSpec
 from graphft.errors import UsageError
 from graphft.runtime.roles.environment import check_same
-from graphft.transpiler import Job, read_record
 from graphft.transpiler.differences import data_differences
+from graphft.transpiler.job import Job
+from graphft.transpiler.record import read_record
 from tests.data.datasets import Lines
 from tests.support.programs_by_hand import linear
 

@@ -14,7 +14,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Barred, Generation, Registration
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.roles.trainer import slot_trainer
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import Stage, shards_at, stage
 from tests.support.waiting import until
 

@@ -16,7 +16,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.options import LaunchOptions
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.commands import refused, shown
 from tests.support.programs_by_hand import linear
 

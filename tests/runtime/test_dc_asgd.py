@@ -21,7 +21,7 @@ from graphft.runtime.protocol.messages import BatchAck, BatchPush, Hello, Parame
 from graphft.runtime.roles.pserver.pserver import Pserver
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 from graphft.runtime.transport.zeromq import ZmqClient
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 

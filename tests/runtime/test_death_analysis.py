@@ -20,7 +20,7 @@ from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.roles.trainer.step_check import Proof
 from graphft.runtime.transport.wire import Login
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 WHERE = " while checking its start with batch 0 of chunk 2 in pass 0"
 

@@ -11,7 +11,7 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.ending import Reached
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.scripts import run
 
 

@@ -23,7 +23,7 @@ from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles import environment
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.roles import health as attendance_module
 from graphft.runtime.roles.health import Attendance, Health, serve_health
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import stage
 
 LIVE, READY = "/healthz", "/readyz"

@@ -17,7 +17,7 @@ from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.process.role_process import EXIT_OK
 from graphft.runtime.roles.trainer import batches
 from graphft.runtime.roles.trainer.batches import Loading
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import stage
 from tests.support.waiting import until
 

@@ -18,7 +18,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.queue import task_client
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.coordinators import Scene, scene_of
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until

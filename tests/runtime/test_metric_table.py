@@ -20,7 +20,8 @@ from graphft.runtime.coordination.job_files import (
 )
 from graphft.runtime.coordination.result_files import epoch_of_table
 from graphft.runtime.process.metric_table import FILE, TableWriter, read_rows
-from graphft.transpiler import Job, JobConfig
+from graphft.transpiler.config import JobConfig
+from graphft.transpiler.job import Job
 from tests.support.metric_rows import write_rows
 
 

@@ -11,7 +11,7 @@ from graphft.runtime.roles.programs import pserver_limits
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.transport import Login
 from graphft.runtime.transport.buffers import byte_view
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import ALL_NORMS
 from tests.support.programs_by_hand import linear
 

@@ -19,7 +19,7 @@ from graphft.runtime.roles.coordinator.coordinator import Coordinator
 from graphft.runtime.roles.pserver.pserver import Pserver
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear
 

@@ -27,7 +27,8 @@ from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.page.job_page import JobPage
 from graphft.runtime.page.server import answer
 from graphft.runtime.page.time_keeper import TimeKeeper
-from graphft.transpiler import Job, read_record
+from graphft.transpiler.job import Job
+from graphft.transpiler.record import read_record
 from tests.support.commands import refused, shown
 
 

@@ -21,7 +21,7 @@ from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.events import Rollback
 from graphft.runtime.queue.passes import close_passes
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import TERMS, Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until

@@ -23,7 +23,7 @@ from graphft.runtime.roles.trainer.batches import Batches
 from graphft.runtime.roles.trainer.finite_check import FiniteCheck
 from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.roles.trainer.view import SyncTrainerView, TrainerView
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 GENERATION = Generation(0, 0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.launcher.options import Counts, LaunchOptions, check_counts
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.roles.trainer.step_check import Proof, TrialComm, moved
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import Stage, stage
 from tests.support.programs_by_hand import linear
 

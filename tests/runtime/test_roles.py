@@ -24,7 +24,7 @@ from graphft.runtime.protocol.events import Received, SyncOptions
 from graphft.runtime.protocol.messages import Hello, Pull
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.environment import RoleSpec, make_role
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import Stage, stage
 from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear

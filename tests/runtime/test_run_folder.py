@@ -19,7 +19,8 @@ from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.options import choose_options
 from graphft.runtime.launcher.process_ends import note_saved
 from graphft.runtime.launcher.run_folder import RunFolder, open_run, run_of, saved_run
-from graphft.transpiler import Job, read_record
+from graphft.transpiler.job import Job
+from graphft.transpiler.record import read_record
 
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
 

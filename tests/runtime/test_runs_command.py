@@ -13,8 +13,8 @@ import pytest
 from graphft.runtime.coordination.result_files import note_validation
 from graphft.runtime.launcher.folder_status import look_at, read_run
 from graphft.runtime.launcher.process_ends import note
-from graphft.transpiler import Job
 from graphft.transpiler.criteria import Criterion
+from graphft.transpiler.job import Job
 from graphft.transpiler.validation import ValidationConfig
 from tests.support.commands import refused, shown
 from tests.support.metric_rows import write_rows

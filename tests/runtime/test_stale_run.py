@@ -21,7 +21,7 @@ from graphft.runtime.coordination.revoker import Revoker
 from graphft.runtime.coordination.run_record import begin_anew, fenced, forget_dead, make_way, put_job, revoke_dead
 from graphft.runtime.etcd import Etcd, LeaseLost, absent, put_op
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 
 def test_leases_end_of_processes_that_are_no_more_and_ran_here(etcd: Etcd, keys: Keys) -> None:

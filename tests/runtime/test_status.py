@@ -27,7 +27,7 @@ from graphft.runtime.coordination.status import JobStatus, count_queue, read_sta
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.display import format_line, render
 from graphft.runtime.protocol.task_pass import TaskCounts
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 
 def fill(etcd: Etcd, keys: Keys, job: Job) -> None:

@@ -24,7 +24,7 @@ from graphft.runtime.launcher import folder_status
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.process_ends import note, note_saved
 from graphft.runtime.process.folder_lock import holder_of, locked
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.commands import refused, shown
 
 NOBODY = "127.0.0.1:1"

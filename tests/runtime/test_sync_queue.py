@@ -19,7 +19,7 @@ from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.protocol.events import Work
 from graphft.runtime.queue.passes import close_passes
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import TERMS, Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until

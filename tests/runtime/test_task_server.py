@@ -15,7 +15,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.coordinators import CHUNKS, Scene, Trainer, async_job, scene_of, serving
 from tests.support.waiting import until
 

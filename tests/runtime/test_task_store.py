@@ -18,7 +18,7 @@ from graphft.runtime.protocol.task_events import Answer, Asked, Living, QueueOpt
 from graphft.runtime.protocol.task_pass import GROUP
 from graphft.runtime.protocol.task_queue import TaskQueue
 from graphft.runtime.roles.coordinator.task_store import GROUPS, TaskStore
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.protocol.task_rigs import durable
 from tests.runtime.coordinators import Scene, scene_of
 

@@ -14,7 +14,7 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.page.time_keeper import FILE, TimeKeeper, read_time, seen_of
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 
 class Clock:

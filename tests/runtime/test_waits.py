@@ -18,7 +18,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.data import BatchKey
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError
 from graphft.runtime.roles.trainer import batches as storage_wait
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.runtime.trainers import Stage, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until

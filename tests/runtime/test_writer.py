@@ -19,7 +19,7 @@ from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode
 from graphft.runtime.etcd import Etcd
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.waiting import until
 
 STEPS = 4

@@ -15,7 +15,7 @@ from graphft.runtime.protocol.events import FromShard, Rollback, ShardUp
 from graphft.runtime.protocol.messages import Welcome
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer, UnitTrainer
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.patient import Patient
 from tests.support.waiting import until
 

@@ -21,7 +21,7 @@ import graphft
 from graphft.data import ChunkInfo, DataSpec
 from graphft.ir import Program
 from graphft.plan import record_order
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 RECORDS = 128
 """At most so many in an async job: a parameter has an element for each."""

@@ -19,7 +19,7 @@ from graphft.ops.context import ChunkWork, Context, NoData
 from graphft.plan import Located, batch_seed
 from graphft.runtime.execute.lowering import Lowered, lower
 from graphft.runtime.queue.async_queue import batches_of
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import ALL_NORMS, assemble
 
 Batches = Callable[[Located], Mapping[str, Tensor]]

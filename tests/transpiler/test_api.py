@@ -12,7 +12,7 @@ import graphft
 from graphft.data import DataSpec
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Program, Type
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.programs_by_hand import linear
 
 DATA = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))

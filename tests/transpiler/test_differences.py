@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import graphft
-from graphft.transpiler import read_record
 from graphft.transpiler.differences import differences
+from graphft.transpiler.record import read_record
 
 
 def loss_fn(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

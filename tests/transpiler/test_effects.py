@@ -9,9 +9,9 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.transpiler import Job
 from graphft.transpiler.api import OPTIONS
 from graphft.transpiler.config import NEEDS, NEEDS_FT
+from graphft.transpiler.job import Job
 from tests.support.programs_by_hand import linear
 
 DATA = graphft.arrays(chunk_size=10, x=torch.zeros(30, 200), y=torch.zeros(30, 1))

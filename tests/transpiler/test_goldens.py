@@ -8,7 +8,7 @@ import torch
 import graphft
 from graphft.ir import Program
 from graphft.ir.parser import parse
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.golden import assert_golden
 from tests.support.programs_by_hand import linear
 from tests.support.zoo import CASES

@@ -10,7 +10,7 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import assemble
 from tests.support.programs_by_hand import linear
 

@@ -16,7 +16,7 @@ from graphft.ir import Kind, Ref, Type
 from graphft.ops.context import ChunkWork
 from graphft.plan import chunk_batch_seed
 from graphft.runtime.queue.async_queue import batches_of
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.inprocess import InProcess, Trainer
 from tests.support.programs_by_hand import linear
 from tests.support.zoo import Case

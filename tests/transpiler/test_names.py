@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.layout import all_slices, assemble
 
 FEATURES = 256

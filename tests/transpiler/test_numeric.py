@@ -12,7 +12,7 @@ import graphft
 from graphft.ir import Kind, Program
 from graphft.ops.context import ChunkWork
 from graphft.plan import Located, batch_seed
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.inprocess import InProcess
 from tests.support.zoo import CASES, Case
 

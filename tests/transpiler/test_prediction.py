@@ -14,7 +14,7 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Program
 from graphft.runtime.launcher.run_folder import open_run
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from graphft.transpiler.prediction import load_prediction, prediction_of, tell_untrained, with_weights
 from tests.support import zoo
 

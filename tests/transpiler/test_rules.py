@@ -12,7 +12,8 @@ import torch
 import graphft
 from graphft.ir import Kind, Operator, Program, Ref, Type
 from graphft.ir.verify import JOB_RULES, VerificationError
-from graphft.transpiler import Job, Programs, run_passes
+from graphft.transpiler.job import Job
+from graphft.transpiler.programs import Programs, run_passes
 from tests.support.programs_by_hand import linear
 
 

@@ -11,7 +11,7 @@ import graphft
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Ref, Type
 from graphft.plan import Located
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 from tests.support.inprocess import InProcess
 from tests.support.programs_by_hand import linear
 

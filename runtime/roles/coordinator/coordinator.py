@@ -19,7 +19,7 @@ from graphft.runtime.roles.coordinator.task_server import TaskServer
 from graphft.runtime.roles.role import Role, SeenView
 from graphft.runtime.transport import Limits, ZmqServer
 from graphft.runtime.transport.address import listen
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 LIMITS = Limits(max_frame=4096, max_header=1 << 20)
 

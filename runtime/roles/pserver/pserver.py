@@ -32,7 +32,7 @@ from graphft.runtime.transport import ZmqServer
 from graphft.runtime.transport.address import listen
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 log = logging.getLogger("graphft")
 

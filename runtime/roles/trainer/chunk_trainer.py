@@ -35,7 +35,7 @@ from graphft.runtime.roles.trainer.view import Quarantine, TrainerView
 from graphft.runtime.transport.buffers import unpack
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 
 @dataclass(eq=False, repr=False)

@@ -36,7 +36,7 @@ from graphft.runtime.roles.trainer.view import Quarantine, SyncTrainerView
 from graphft.runtime.transport.buffers import unpack
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 log = logging.getLogger("graphft")
 

@@ -48,7 +48,7 @@ from graphft.runtime.queue.async_queue import batches_of
 from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.role import Blocks
 from graphft.runtime.transport.buffers import byte_view, pack, unpack
-from graphft.transpiler import Job
+from graphft.transpiler.job import Job
 
 log = logging.getLogger("graphft")
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from graphft.data import DataSpec
     from graphft.runtime.queue.async_queue import AsyncQueue
     from graphft.runtime.queue.sync_queue import SyncQueue
-    from graphft.transpiler import Job
+    from graphft.transpiler.job import Job
 
 log = logging.getLogger("graphft")
 L = TypeVar("L", bound=ShardLink)
