@@ -139,6 +139,7 @@ def test_who_looks_sees_the_end(server: PageServer, job: Job, monkeypatch: pytes
     for name in ("WATCHED_SECONDS", "LAST_LOOK_SECONDS"):
         monkeypatch.setattr(server_module, name, 120.0)
     told(server)
+    until(lambda: server.answered_at > 0)
     shown = threading.Event()
 
     def end() -> None:
