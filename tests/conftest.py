@@ -51,7 +51,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tells what the tests cost, and keeps the list of what each took, longest first."""
+    """Tells what the tests cost, and keeps the list of what each took, longest first. Costing more CPU seconds than
+    $GRAPHFT_CPU_BUDGET is a failure: a suite grows unnoticed otherwise."""
     cost = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = resource.getrusage(resource.RUSAGE_SELF)
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in (cost, own))
@@ -60,6 +61,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         files[node.partition("::")[0]] += seconds
     longest = ", ".join(f"{Path(path).name} {seconds:.0f} s" for path, seconds in files.most_common(8))
     terminalreporter.write_line(f"cost: {cpu:.0f} CPU seconds; longest files: {longest}")
+    budget = float(os.environ.get("GRAPHFT_CPU_BUDGET", "inf"))
+    if cpu > budget:
+        terminalreporter.write_line(f"the tests cost {cpu:.0f} CPU seconds, and their budget is {budget:.0f}", red=True)
+        terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED  # type: ignore[union-attr]
     lines = [f"{seconds:8.2f} {node}" for node, seconds in _seconds.most_common()]
     DURATIONS.parent.mkdir(exist_ok=True)
     DURATIONS.write_text("\n".join(lines) + "\n")
