@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from graphft.runtime.engines.base import Order, Process
 from graphft.runtime.process.identity import STARTED, UNKNOWN, Identity, identify, stat_of
 
@@ -67,6 +69,13 @@ class Child:
     @property
     def waits(self) -> bool:
         return self.process is not None and self.alive and not self.process.pid
+
+    @property
+    def stopped(self) -> bool:
+        try:
+            return self.identity.visible and psutil.Process(self.identity.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
 
     def preempt(self) -> None:
         self.preemptions += 1

@@ -45,8 +45,8 @@ time."""
 COLLECT_EVERY_SECONDS = 1.0
 KILLED_SECONDS, COLLECT_SECONDS, POLL_SECONDS = 5.0, 10.0, 0.02
 """For so long the ends of a process after SIGKILL, and of what roles have left, are waited for."""
-FROZEN_SECONDS = 10.0
-"""From the end of its lease until a child is replaced: one that runs gets time to end by itself."""
+FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
+"""From the end of its lease until a stopped child is replaced; one that runs gets time to end by itself."""
 
 
 class Supervisor:
@@ -157,7 +157,7 @@ class Supervisor:
                 child.registered, child.gone_at = child.identity, None
             elif child.registered == child.identity:
                 child.gone_at = child.gone_at or now
-                if now - child.gone_at > FROZEN_SECONDS:
+                if now - child.gone_at > (FROZEN_SECONDS if child.stopped else STUCK_SECONDS):
                     log.warning("%s has lost its lease and does not end: killing it", child.name)
                     process.send_signal(signal.SIGKILL)
 
