@@ -14,7 +14,7 @@ from typing import Any
 
 import graphft
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.chaos.command import add_parser as add_chaos
+from graphft.runtime.chaos import add_parser as add_chaos
 from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.job_files import is_published, local_folder, publish
 from graphft.runtime.coordination.keys import Keys

@@ -184,13 +184,15 @@ class Commits:
     # -- starting and going back --------------------------------------------------------------------------------
 
     def begin(self) -> tuple[Generation, bool]:
-        """Returns the generation to start in, and whether this is a restart of a shard that has served before."""
+        """Returns the generation to start in, and whether this is a restart of a shard that has served before: known by
+        its record, which an etcd that was restored may lack, or by a checkpoint behind the generation's."""
         self.ensure_generation()
         started = self.keys.started(self.shard)
         fresh = self.etcd.txn([absent(started)], [put_op(started, self.process.encode())], token=started).ok
         current = decode(self.etcd.get(self.keys.generation), Generation)
         assert current is not None
-        return current, not fresh
+        known = self.committed()
+        return current, not fresh or (known is not None and known.step > current.step)
 
     def ensure_generation(self, resume: bool = True) -> Generation | None:
         """Makes the first generation: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new.

@@ -142,6 +142,15 @@ class MemberSession:
             member.progress.beat()
             time.sleep(REPORT_SECONDS)
 
+    def _check_registered(self) -> None:
+        """Raises LeaseLost if this process's registration is gone, though its lease is not: etcd was restored from a
+        backup of the time between the two, and nobody would find this process any more."""
+        member, what = self.member, f"{self._registered} is gone: etcd was restored from a backup"
+        if self._registered and member.lease and member.id not in member.view.leases:
+            kv = member.etcd.get(self._registered)  # the view may be behind
+            if kv is None or kv.lease != member.lease:
+                raise LeaseLost(what, rule="etcd-lease", help="start anew")
+
     def wait_pservers(self, count: int, timeout: float) -> None:
         keys = self.member.keys
         self._await(
@@ -186,6 +195,7 @@ class MemberSession:
         if lease is not None:
             lease.tick()
             lease.keep(self.member.etcd.urls)
+            self._check_registered()
 
     def report_status(self, last: bool = False) -> None:
         """Writes this process's report, some times a second: the daemon also wakes for whatever changes in etcd."""

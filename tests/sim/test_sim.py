@@ -37,6 +37,8 @@ COUNTED = {
 }
 """By scenario, what its seeds must have met."""
 ONCE_FAILED = (
+    "faults=1@8101490",  # a restored etcd that lacks a registration, and the record of a shard's start
+    "faults=1@8101654",
     "faults=1@5000125",  # a final checkpoint that a restored etcd does not know is committed again
     "faults=1@7201051",  # what a restored etcd has lost is made good
     "faults=1@7205725",
