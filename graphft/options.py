@@ -89,4 +89,4 @@ def find_device(device: str | torch.device) -> None:
     if reason:
         there = f"{socket.gethostname()} with torch {torch.__version__}"
         text = f"the program is to compute on {device}, which is not on {there}: {reason}"
-        raise UsageError(text, rule="device", help='transpile(..., device="cpu"); or make the job where it is')
+        raise UsageError(text, rule="device", help='device "cpu"; or make the job where it is')

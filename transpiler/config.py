@@ -29,6 +29,7 @@ _LIMITS: dict[str, Meta] = {
     "storage": Meta(pattern=r"^\Z|^(?!memory:).+://"),
     "slice_unit": Meta(ge=64, multiple_of=64),  # vector kernels then give the same bits
     "bucket_bytes": Meta(ge=1024),
+    "seed": Meta(ge=-(2**63), le=2**63 - 1),
     "dc_decay": Meta(ge=0, lt=1),
     "max_discarded": Meta(ge=0, le=1),
     **dict.fromkeys(("trainers", "pservers", "batch_size", "epochs", "local_steps", "threads", "min_block"), _ONE),

@@ -129,8 +129,13 @@ class DataSpec:
 
     def fingerprint(self) -> dict[str, str]:
         """Returns short digests that tell this data from other data of the same description: of each array; of a
-        dataset's `code`, `args`, `records` and some `items`; of each file."""
-        return dict(self.source.get("fingerprint", {}))
+        dataset's `code`, `args`, `records` and some `items`; of each file. Raises GraphftError for an array that was
+        changed since."""
+        found = dict(self.source.get("fingerprint", {}))
+        if changed := [name for name, array in self.values.items() if array_digest(array) != found[name]]:
+            text = f"column {changed[0]} was changed in place after graphft.arrays(...) was called with it"
+            raise GraphftError(text, rule="data-changed", help="call arrays when the data are complete; or give a copy")
+        return found
 
     def options(self) -> dict[str, Any]:
         """Returns the JSON without what the data was when it was described."""

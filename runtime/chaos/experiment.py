@@ -41,6 +41,7 @@ def chaos(options: argparse.Namespace) -> int:
         raise GraphftError("which job?", rule="usage", help="give a script, or --job DIR of a saved job")
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     kinds = tuple(k for k in options.kinds.split(",") if k)
+    kinds_of(kinds, True)  # refuses unknown ones before anything runs
     chosen = ChaosOptions(options.faults, options.seed, kinds, options.patience)
     name = Path(options.job or options.script).resolve().name.removesuffix(".py")
     work = Path(options.dir or f"jobs/{name}-chaos-{options.seed}")

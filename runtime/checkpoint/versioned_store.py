@@ -188,9 +188,9 @@ class VersionedStore:
             return found
         if damaged:
             raise DamagedCheckpoint(
-                f"{self.url}: none of its {len(damaged)} checkpoints is whole: {'; '.join(damaged[:3])}",
+                f"{self.url}: none of {len(damaged)} checkpoints that were read is whole: {'; '.join(damaged[:3])}",
                 rule="checkpoint",
-                help="restore them from a copy",
+                help="`graphft checkpoint verify` says which are; or restore them from a copy",
             )
         return None
 

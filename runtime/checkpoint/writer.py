@@ -23,7 +23,7 @@ from graphft.runtime.coordination.job_files import MODEL, check_launcher, publis
 from graphft.runtime.coordination.records import Committed, Failure, Validating, decode
 from graphft.runtime.coordination.result_files import discarded_of, take_validations, write_discarded
 from graphft.runtime.coordination.run_record import tell_failed
-from graphft.runtime.coordination.status import read_discards, read_metrics
+from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.execute.finite import listed, nonfinite_of
 from graphft.transpiler.layout import SKIPPED_STEPS, assemble
@@ -288,8 +288,7 @@ class Saver:
     def _meta(self, item: Snapshot) -> dict[str, Any]:
         """Returns the manifest's metadata. Raises EtcdError."""
         commits = self.commits
-        found = {"metrics": read_metrics(commits.etcd, commits.keys), MADE: made()}
-        return {**item.meta, **recorded(commits.etcd, commits.keys), **skipped_in(item.values), **found}
+        return {**item.meta, **recorded(commits.etcd, commits.keys), **skipped_in(item.values), MADE: made()}
 
     def _decided(self) -> dict[str, Any]:
         """Returns what follows from the validations so far, if a job decides by them."""

@@ -82,11 +82,9 @@ def find_run(job: str | os.PathLike[str], *, complete: bool = False) -> str:
             return found
     if os.path.exists(name) or "/" in name:
         read_record(Path(name))  # says what is wrong with it
-    raise UsageError(
-        f"there is no job {name}: neither {name} nor {JOBS / name} holds one",
-        rule="unknown-job",
-        help=f"jobs in {JOBS}: {', '.join(job_names()) or 'none'}; for one that only an etcd knows: --etcd HOST:PORT",
-    )
+    help = f"jobs in {JOBS}: {', '.join(job_names()) or 'none'}; of an etcd: `graphft status --etcd HOST:PORT`"
+    text = f"there is no job {name}: neither {name} nor {JOBS / name} holds one"
+    raise UsageError(text, rule="unknown-job", help=help)
 
 
 def find_folder(job: str | os.PathLike[str], *, complete: bool = False) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections.abc import Mapping
@@ -251,14 +250,6 @@ def _status(
 def read_discards(etcd: Store, keys: Keys, deadline: float | None = None) -> dict[int, Discards]:
     kvs = etcd.range(keys.all_discarded, deadline=deadline).kvs
     return {chunk_of(kv.key): msgspec.json.decode(kv.value, type=Discards) for kv in kvs}
-
-
-def read_metrics(etcd: Store, keys: Keys) -> dict[str, float]:
-    """Returns `loss`, and each metric that `loss_fn` returned, as shard 0 has reported them last; without those that
-    are not finite. Raises EtcdError."""
-    kv = etcd.get(f"{keys.status}pserver/0")
-    found: dict[str, Any] = json.loads(kv.value).get("metrics", {}) if kv is not None else {}
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
 def _begun(view: JobView, saved: int | None, begins: int) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import Any
 
 
-def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parsers(commands: Any) -> None:
     slurm = commands.add_parser("slurm", help="print the batch script that runs a saved job on Slurm: sbatch takes it")
     add = slurm.add_argument
     add("job", help="the folder of a saved job (graphft launch --save-only), or the URL of its storage; or a script")
@@ -18,7 +18,7 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--partition", default="", metavar="NAME")
     add("--etcd", default="", metavar="HOST:PORT[,...]", help="(default: the script starts one on its first node)")
     add("--args", default="", metavar="TEXT", help="a script's arguments, as a shell reads them: --args='--lr 0.1'")
-    slurm.set_defaults(command=_slurm)
+    slurm.set_defaults(command="graphft.runtime.engines.slurm_command:print_script")
 
     kubernetes = commands.add_parser("kubernetes", help="print the manifests that run a saved job on Kubernetes")
     add = kubernetes.add_argument
@@ -35,16 +35,4 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="for every role; may be repeated")
     add("--env-from-secret", action="append", default=[], metavar="NAME", help="its keys are variables; repeatable")
     add("--volume", default="", metavar="CLAIM:/PATH", help="a claim that all pods mount, for a job without a storage")
-    kubernetes.set_defaults(command=_kubernetes)
-
-
-def _slurm(options: argparse.Namespace) -> int:
-    from graphft.runtime.engines.slurm_command import print_script
-
-    return print_script(options)
-
-
-def _kubernetes(options: argparse.Namespace) -> int:
-    from graphft.runtime.engines.kubernetes_command import print_manifests
-
-    return print_manifests(options)
+    kubernetes.set_defaults(command="graphft.runtime.engines.kubernetes_command:print_manifests")

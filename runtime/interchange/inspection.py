@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from graphft.disk.fileio import size_in_words
 from graphft.errors import GraphftError, UsageError
@@ -24,6 +25,7 @@ from graphft.runtime.interchange.training_state import LOOKS, job_folder
 from graphft.runtime.interchange.weights import read_weights
 from graphft.runtime.loop.check_points import CheckPoints
 from graphft.runtime.loop.snapshot import STATUS, TrainStatus
+from graphft.runtime.process.metric_table import read_rows
 from graphft.transpiler.record import read_record
 
 HEAD = f"{'version':>9}  {'saved':19}  {'size':>10}  (of a job, the version is the step)"
@@ -32,13 +34,14 @@ HEAD = f"{'version':>9}  {'saved':19}  {'size':>10}  (of a job, the version is t
 @dataclass(frozen=True)
 class Entry:
     """A checkpoint that is there. `manifest`: None if it cannot be used, or does not count (NO_MANIFEST): `damage` says
-    why. `run`: of the job."""
+    why. `run`: of the job, whose table has `metrics` of the version's step."""
 
     store: VersionedStore
     directory: str
     manifest: Manifest | None
     damage: str = ""
     run: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -59,7 +62,7 @@ class Entry:
             of = self.store.inner.strip("/") or f"{len(manifest.parts)} shards"
             words = [f"generation {manifest.generation}, {of}"]
             words += ["of another run"] if manifest.run != self.run else []
-            metrics = manifest.meta.get("metrics", {})
+            metrics = self.metrics
         words += [f"{name} {metrics[name]:.6g}" for name in sorted(metrics, key=lambda name: (name != "loss", name))]
         return f"{version:>9}  {when:19}  {size_in_words(manifest.bytes):>10}  {'  '.join(words)}"
 
@@ -92,8 +95,15 @@ def _entries(path: str) -> list[Entry]:
             shards = [None, *range(record.config.pservers)] if not record.config.sync else [None]
             stores, run = [checkpoints_of(folder, shard) for shard in shards], record.run_id
         found = [entry for store in stores for entry in _in_store(store, run)]
+        if folder is not None and record.config.sync:
+            found = [replace(entry, metrics=_metrics_of(folder, entry.directory)) for entry in found]
     found.sort(key=lambda entry: directory_key(entry.directory), reverse=True)
     return found
+
+
+def _metrics_of(folder: Path, directory: str) -> dict[str, float]:
+    step = directory_key(directory)[0]
+    return dict(next(iter(read_rows(folder, step - 1, 1).steps()), (0, {}))[1]) if step else {}
 
 
 def _in_store(store: VersionedStore, run: str) -> Iterator[Entry]:

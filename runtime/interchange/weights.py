@@ -109,9 +109,7 @@ def _read_model(source: str | os.PathLike[str]) -> dict[str, Tensor]:
     try:
         return read_tensors(Path(source, MODEL))[0]
     except GraphftError as error:
-        help = (
-            f"give the step of a checkpoint as version=: `graphft checkpoint list {source}`; or delete the file, and "
-        )
+        help = f"give the step of a checkpoint, of `graphft checkpoint list {source}`; or delete the file, and "
         help += f"`graphft launch --job {source}` makes it again"
         raise GraphftError(error.message, rule=error.rule, help=help) from error
 

@@ -39,6 +39,16 @@ def test_arrays_accept_lists_views_and_foreign_byte_order() -> None:
     assert spec.values["c"].tolist() == [0, 2, 4]
 
 
+def test_an_array_that_is_changed_in_place_is_not_the_described_one() -> None:
+    x = torch.zeros(6)
+    spec = arrays(x=x)
+    assert spec.fingerprint().keys() == {"x"}
+    x.add_(1)
+    with pytest.raises(GraphftError) as caught:
+        spec.fingerprint()
+    assert caught.value.rule == "data-changed"
+
+
 @pytest.mark.parametrize(
     ("size", "drop_last", "expected"),
     [(4, False, (1, 1, 1)), (3, False, (2, 2, 1)), (3, True, (1, 1, 0)), (2, True, (2, 2, 1))],

@@ -18,6 +18,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.cli import main
 from graphft.runtime.interchange.training_state import load_optimizer, read_job
+from graphft.runtime.process.metric_table import read_rows
 from tests.support.commands import refused, shown
 
 
@@ -96,6 +97,8 @@ def test_the_command_knows_a_jobs_checkpoints(
     assert head.split()[:3] == ["version", "saved", "size"]
     assert lines[0].split()[0] == "8"
     assert "3 shards" in lines[0]
+    rows = dict(read_rows(job).steps())
+    assert f"loss {rows[7]['loss']:.6g}" in lines[0], "of the step that the checkpoint is of, not of an earlier one"
     text = shown(capsys, "checkpoint", "show", job, "--version", "8")
     assert "float32" in text
     assert "@exp_avg" in text
