@@ -24,9 +24,11 @@ def input_type(name: str, spec: Sequence[Any]) -> Type:
     """
     if isinstance(spec, str) or not isinstance(spec, Sequence):
         raise _bad_input(name, f"got {spec!r}")
-    shape, dtype = spec if len(spec) == 2 and isinstance(spec[1], torch.dtype) else (spec, torch.float32)
+    shape, dtype = spec if len(spec) == 2 and isinstance(spec[0], (tuple, list)) else (spec, torch.float32)
     if not name.isidentifier() or name == "loss":
         raise _bad_input(name, "its name must be an identifier other than 'loss'")
+    if not isinstance(dtype, torch.dtype):
+        raise _bad_input(name, f"dtype {dtype!r} is no torch.dtype")
     dims: list[Dim] = []
     for axis, size in enumerate(shape):
         if size is None:

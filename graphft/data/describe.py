@@ -41,7 +41,7 @@ def files(
     urls: Urls,
     format: str,
     columns: Mapping[str, Fields],
-    dtypes: Mapping[str, str] | None = None,
+    dtypes: Mapping[str, Any] | None = None,
     chunk_size: int = 4096,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DataSpec:

@@ -183,10 +183,11 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def torch_dtype(name: str, dtype: np.dtype[Any] | str) -> str:
+def torch_dtype(name: str, dtype: np.dtype[Any] | torch.dtype | str) -> str:
     """Returns the name of the torch dtype that holds `dtype`. Raises GraphftError when there is none."""
     import torch
 
+    dtype = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
     try:
         return str(torch.from_numpy(np.empty(0, np.dtype(dtype).newbyteorder("="))).dtype).removeprefix("torch.")
     except TypeError:
