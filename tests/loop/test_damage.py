@@ -73,7 +73,7 @@ def test_if_all_are_damaged_that_is_an_error(copy: Path) -> None:
     for version in range(VERSIONS):
         files_of(copy, version)[1].write_bytes(b"")
     loop = Loop()
-    with pytest.raises(GraphftError, match="none of its 3 checkpoints is whole") as caught:
+    with pytest.raises(GraphftError, match="none of 3 checkpoints that were read is whole") as caught:
         graphft.load_check_point(loop.state, str(copy))
     assert caught.value.rule == "checkpoint"
 
