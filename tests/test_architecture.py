@@ -175,6 +175,40 @@ def test_no_imports_in_a_circle() -> None:
     assert not [sorted(circle) for circle in networkx.strongly_connected_components(graph) if len(circle) > 1]
 
 
+FEATURES = {
+    "validation": (
+        "runtime.validation",
+        "runtime.driver.validation",
+        "runtime.roles.trainer.validator",
+        "transpiler.validation",
+        "transpiler.evaluation",
+        "transpiler.passes.validation",
+        "ops.validate",
+    ),
+    "coordinator": (
+        "runtime.roles.coordinator",
+        "runtime.queue.coordinator_queue",
+        "runtime.queue.task_client",
+        "runtime.queue.task_loop",
+        "runtime.protocol.task_queue",
+        "runtime.protocol.task_events",
+    ),
+    "page": ("runtime.page",),
+    "prediction": ("runtime.prediction", "transpiler.prediction"),
+    "replay": ("runtime.replay",),
+    "chaos": ("runtime.chaos",),
+}
+"""The modules of each optional feature."""
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_is_imported_by_few(feature: str) -> None:
+    known, rooms = modules(), [f"graphft.{room}" for room in FEATURES[feature]]
+    assert all(room in known for room in rooms), "the layout has changed"
+    outside = {name: path for name, path in known.items() if not within(name, *rooms)}
+    assert len({name for name, path in outside.items() if any(within(m, *rooms) for _, m in imports(path))}) <= 15
+
+
 ROOMS = (
     "fs",
     "process",
