@@ -143,8 +143,7 @@ class MemberSession:
             time.sleep(REPORT_SECONDS)
 
     def _check_registered(self) -> None:
-        """Raises LeaseLost if this process's registration is gone, though its lease is not: etcd was restored from a
-        backup of the time between the two, and nobody would find this process any more."""
+        """Raises LeaseLost if only the lease is left, in an etcd that was restored: nobody would find this process."""
         member, what = self.member, f"{self._registered} is gone: etcd was restored from a backup"
         if self._registered and member.lease and member.id not in member.view.leases:
             kv = member.etcd.get(self._registered)  # the view may be behind

@@ -169,6 +169,7 @@ class TaskServer:
         if now >= self._next_look:
             self._next_look = now + self.options.timeout / LOOKS
             effects = self.queue.step(Tick(), now)
+            self.store.check()
         self._answer(())
         took: defaultdict[tuple[str, int], list[TookAway]] = defaultdict(list)
         for effect in effects:

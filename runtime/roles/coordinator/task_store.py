@@ -31,9 +31,7 @@ class TaskStore:
     def __init__(self, member: Member, lock: Lock) -> None:
         self.member, self.keys, self.lock = member, member.keys, lock
         self.plan = member.config.plan
-        self.loads = 0
-        self.commits = 0
-        self._revision = 0
+        self.loads = self.commits = self._revision = 0
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -95,6 +93,16 @@ class TaskStore:
                 raise self._damaged(kv.key, "there is no such pass and group")
             found.setdefault(int(index), {})[int(group)] = kv.value
         return found
+
+    def check(self) -> None:
+        """Raises LeaseLost when the lock is lost, or etcd was restored from a backup: it is behind this process."""
+        ops = [get_op(self.keys.coordinator_addr)]
+        read = self.member.retry_while_leased(
+            lambda: self.member.etcd.txn([self.lock.fence()], ops, self._look_at_lock)
+        )
+        if not read.ok or read.kv(0) is None or read.revision < self._revision:
+            self.lost()
+        self._revision = read.revision
 
     # -- saving -------------------------------------------------------------------------------------------------
 

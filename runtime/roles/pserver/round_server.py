@@ -165,8 +165,7 @@ class RoundServer(ShardServer):
         super().step(event)
 
     def _look_at_slots(self) -> None:
-        """Takes slots of which nothing comes from their trainers. While all shards serve, this one waits for trainers
-        only."""
+        """Takes slots of which nothing comes from their trainers: while all shards serve, it waits for these only."""
         view, machine = self.member.view, self.machine
         waits = machine.phase == "collecting" and not (machine.finished or machine.paused)
         waits = waits and len(view.trainers) > 1 and len(view.pservers) == self.config.pservers
