@@ -117,13 +117,13 @@ class JobStatus:
 
     @property
     def loss(self) -> float | None:
-        """That of the newest step that shard 0 has applied; None before the first, and where it is not finite."""
+        """Returns that of the newest step of shard 0; None before the first, and where it is not finite."""
         found: float | None = self.pservers.get(0, {}).get("metrics", {}).get("loss")
         return found
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The other results of `loss_fn` for that step, but for those that are not finite."""
+        """Returns the other results of `loss_fn` for that step, but for those that are not finite."""
         found = self.pservers.get(0, {}).get("metrics", {})
         return {name: value for name, value in found.items() if name != "loss" and value is not None}
 
