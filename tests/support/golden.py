@@ -9,6 +9,12 @@ from pathlib import Path
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
+def difference(old: str, new: str, context: int = 0) -> str:
+    """Returns the lines of `new` that `old` has not, and those that it lost, as a unified diff without its heading."""
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), n=context, lineterm="")
+    return "\n".join(list(lines)[2:])
+
+
 def assert_golden(text: str, name: str) -> None:
     """Asserts that `text` is that of tests/golden/<name>.txt; with GRAPHFT_ACCEPT=1 writes it there instead."""
     path = GOLDEN / f"{name}.txt"
