@@ -163,8 +163,7 @@ def play(job: Job, data: Data) -> InProcess:
         if act[1:]:
             trainer.compute(int(act[1:]), slot=0)
         else:
-            assert trainer.work is not None
-            run._close([(trainer.work.samples, trainer.pushed)])
+            run.shards.apply({0: (trainer.work.samples, trainer.pushed)})
     return run
 
 

@@ -96,7 +96,7 @@ def test_bits_do_not_depend_on_the_number_of_shards(name: str) -> None:
         run = InProcess(job, data)
         run.run()
         models.append(run.model())
-        counts.append(len({n for s in run.shards for n in s.options.optimize_blocks}))
+        counts.append(len({n for s in run.shards.shards for n in s.serve.attrs["optimize_blocks"]}))
     assert counts[2] > counts[0], "nothing was sliced"
     for other in models[1:]:
         assert other.keys() == models[0].keys()

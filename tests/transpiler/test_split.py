@@ -10,6 +10,7 @@ import torch
 import graphft
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Ref, Type
+from graphft.ops.context import ChunkWork
 from graphft.plan import Located
 from graphft.transpiler.job import Job
 from tests.support.inprocess import InProcess
@@ -23,7 +24,7 @@ def transpile(program: Program, **options: object) -> Job:
     return graphft.transpile(program, data=data, batch_size=4, slice_unit=64, min_block=64, **options)
 
 
-def batch(work: Located) -> dict[str, torch.Tensor]:
+def batch(work: Located | ChunkWork) -> dict[str, torch.Tensor]:
     rows = slice(work.chunk * 8 + work.batch * 4, work.chunk * 8 + work.batch * 4 + 4)
     return {"x": X[rows], "y": Y[rows]}
 
