@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,16 @@ def keys(etcd: Etcd) -> Iterator[Keys]:
     keys = Keys(f"job-{uuid.uuid4().hex[:16]}")
     yield keys
     etcd.delete_prefix(f"/{keys.job}")
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test works in a folder of its own, and its environment says nothing of a job."""
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith("GRAPHFT_") and n != "GRAPHFT_TEST_SESSION"]:
+        monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -119,13 +119,6 @@ def test_a_job_that_would_lose_too_much_fails_and_loses_nothing_more(scene: Stag
     assert "3 of 80 records would be discarded, at most 2 may be" in read_events(scene.etcd, scene.keys)[-1][1].text
 
 
-def test_a_batch_that_hangs_while_it_is_read_ahead_is_the_one_that_failed(scene: Stage) -> None:
-    trainer = begin(scene, 0)
-    (claim,) = take(trainer, 1)
-    trainer.queue.report_failure(claim.key, "it hangs", 3)
-    assert [o.batch for o in discarded(scene, claim.key[1])] == [3]
-
-
 def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
     trainer = begin(scene, 0)
     claims = take(trainer, 1)

@@ -25,8 +25,7 @@ FOLDER = Path("job")
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def written(own_folder: None) -> None:
     write()
 
 

@@ -23,9 +23,7 @@ from tests.support.programs_by_hand import linear
 NOBODY = "127.0.0.1:1"
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder", "patient")
 
 
 # -- show -------------------------------------------------------------------------------------------------------------

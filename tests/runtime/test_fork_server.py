@@ -6,17 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.engines.base import Order, Run
-from graphft.runtime.engines.fork_server import SUPPORTED, Forked, ForkServer
+from graphft.runtime.engines.base import Run
+from graphft.runtime.engines.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.supervisor import Supervisor
@@ -43,30 +41,6 @@ while not role.pid:
 print(role.pid, fork_server.process.pid, flush=True)
 time.sleep(60)
 """
-
-
-@pytest.fixture
-def fork_server(saved: Path) -> Iterator[ForkServer]:
-    made = ForkServer(saved, ENVIRONMENT)
-    yield made
-    made.close()
-
-
-@pytest.mark.slow
-def test_roles_are_forked_and_their_ends_are_told(saved: Path, fork_server: ForkServer) -> None:
-    logs = [saved / "logs" / f"trainer-{i}.log" for i in range(2)]
-    roles = [fork_server.fork(Order("trainer", i, NOWHERE), log) for i, log in enumerate(logs)]
-    assert [role.wait(120) for role in map(waited, roles)] == [2, 2]
-    for i, log in enumerate(logs):
-        assert f"[trainer {i}] error[etcd-endpoint]" in log.read_text()
-    assert (saved / "logs" / "fork-server.log").read_text() == ""
-    assert fork_server.alive
-
-
-def waited(role: Forked) -> Forked:
-    """As the supervisor has it: somebody waits for it without a limit."""
-    threading.Thread(target=role.wait, daemon=True).start()
-    return role
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +15,7 @@ class Role:
     at_step: int | None = None
 
 
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    root, level = logging.getLogger(), log.level
-    before = list(root.handlers), root.level
-    yield
-    root.handlers[:], root.level = before
-    log.setLevel(level)
+pytestmark = pytest.mark.usefixtures("logging_restored")
 
 
 def test_a_line_tells_the_step_once_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:

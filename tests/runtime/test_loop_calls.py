@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,35 +17,20 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.queue import task_client
-from graphft.transpiler.job import Job
 from tests.runtime.coordinators import Scene, scene_of
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
-CHUNKS = 90
 pytestmark = pytest.mark.usefixtures("patient")
 
 
-@pytest.fixture(scope="module")
-def job() -> Job:
-    data = graphft.arrays(chunk_size=1, x=torch.zeros(CHUNKS, 1).expand(-1, 200), y=torch.zeros(CHUNKS, 1))
-    options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64}
-    return graphft.transpile(linear(), data=data, batch_size=1, ft=True, sync=False, max_discarded=1.0, **options)
-
-
 @pytest.fixture
-def scene(job: Job, etcd_server: EmbeddedEtcd) -> Iterator[Scene]:
-    with scene_of(etcd_server, Keys(f"calls-{uuid.uuid4().hex[:12]}"), job) as made:
-        yield made
-
-
-@pytest.fixture
-def small(job: Job, etcd_server: EmbeddedEtcd) -> Iterator[Scene]:
+def scene(etcd_server: EmbeddedEtcd, keys: Keys) -> Iterator[Scene]:
     """Four tasks of four batches, two passes."""
     data = graphft.arrays(chunk_size=4, x=torch.zeros(16, 1).expand(-1, 200), y=torch.arange(16.0)[:, None])
     options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64, "epochs": 2}
     made = graphft.transpile(linear(), data=data, batch_size=1, ft=True, sync=False, max_discarded=1.0, **options)
-    with scene_of(etcd_server, Keys(f"calls-{uuid.uuid4().hex[:12]}"), made) as scene:
+    with scene_of(etcd_server, keys, made) as scene:
         yield scene
 
 
@@ -60,18 +44,11 @@ def refused(call: Callable[[], object]) -> None:
     assert found.value.rule == "task-loop"
 
 
-@pytest.fixture
-def tasks(scene: Scene) -> Iterator[graphft.TaskLoop]:
-    scene.coordinator().start()
-    with graphft.TaskLoop(scene.job, scene.server.endpoints[0]) as loop:
-        yield loop
-
-
-def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(small: Scene, tmp_path: Path) -> None:
-    small.coordinator().start(max_failures=1, max_discarded=8)
-    small.job.save(tmp_path / "job")
-    plan = small.job.config.plan
-    with graphft.TaskLoop(tmp_path / "job", small.server.endpoints[0]) as tasks:
+def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(scene: Scene, tmp_path: Path) -> None:
+    scene.coordinator().start(max_failures=1, max_discarded=8)
+    scene.job.save(tmp_path / "job")
+    plan = scene.job.config.plan
+    with graphft.TaskLoop(tmp_path / "job", scene.server.endpoints[0]) as tasks:
         found = tasks.get()
         assert found
         (task,) = found
@@ -83,7 +60,7 @@ def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(small: 
             pass
         assert again[0].without == set(order[2])
         assert [batch["y"].flatten().tolist() for batch in tasks.batches(again[0])] == read[:2] + read[3:]
-    without = graphft.TaskLoop(small.job, small.server.endpoints[0])
+    without = graphft.TaskLoop(scene.job, scene.server.endpoints[0])
     refused(lambda: next(without.batches(task)))
     without.close()
 
@@ -91,11 +68,11 @@ def test_a_tasks_batches_are_those_of_its_pass_without_what_is_discarded(small: 
 # -- tasks that fail -------------------------------------------------------------------------------------------------
 
 
-def test_a_task_that_always_fails_is_discarded_as_a_whole(small: Scene) -> None:
-    small.coordinator().start(max_failures=3, max_discarded=8)
+def test_a_task_that_always_fails_is_discarded_as_a_whole(scene: Scene) -> None:
+    scene.coordinator().start(max_failures=3, max_discarded=8)
     failures: Counter[int] = Counter()
     done: list[int] = []
-    with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
+    with graphft.TaskLoop(scene.job, scene.server.endpoints[0]) as tasks:
         while (found := tasks.get()) is not None:
             for task in found:
                 assert not task.without
@@ -107,55 +84,55 @@ def test_a_task_that_always_fails_is_discarded_as_a_whole(small: Scene) -> None:
                     tasks.finish([task])
     assert failures == {0: 3}
     assert sorted(done) == [0, 0, 2, 2, 3, 3]
-    (discard,) = discarded(small, 1)
+    (discard,) = discarded(scene, 1)
     assert (discard.rest, discard.failures, discard.reason) == (True, 3, "chunk 1 is broken")
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_complete_when_the_last_loop_that_saw_its_end_has_left(small: Scene) -> None:
-    one = small.coordinator().start()
-    where = small.job, small.server.endpoints[0]
+def test_a_job_is_complete_when_the_last_loop_that_saw_its_end_has_left(scene: Scene) -> None:
+    one = scene.coordinator().start()
+    where = scene.job, scene.server.endpoints[0]
     with graphft.TaskLoop(*where) as first, graphft.TaskLoop(*where) as second:
         while (found := first.get()) is not None:
             first.finish(found)
         first.__exit__(None, None, None)
         assert second.get() is None
         assert second.request_save_model(5), "there is a coordinator as long as a loop is there"
-        assert small.value(small.keys.state) == b"running"
+        assert scene.value(scene.keys.state) == b"running"
     assert one.await_end() is None
-    assert small.value(small.keys.state) == b"complete"
+    assert scene.value(scene.keys.state) == b"complete"
     with graphft.TaskLoop(*where) as late:
         assert late.get() is None
         assert not late.request_save_model(5)
 
 
 @pytest.mark.parametrize("taken_over", [False, True])
-def test_who_dies_while_it_saves_the_model_is_waited_for(small: Scene, taken_over: bool) -> None:
-    one = small.coordinator().start()
-    where = small.job, small.server.endpoints[0]
+def test_who_dies_while_it_saves_the_model_is_waited_for(scene: Scene, taken_over: bool) -> None:
+    one = scene.coordinator().start()
+    where = scene.job, scene.server.endpoints[0]
     with graphft.TaskLoop(*where) as first:
         dies = graphft.TaskLoop(*where)
         while (found := first.get()) is not None:
             first.finish(found)
         assert dies.get() is None
         assert dies.request_save_model(600)
-        small.etcd.lease_revoke(dies.member.lease)
+        scene.etcd.lease_revoke(dies.member.lease)
         until(lambda: one.server.queue.unsaved)
     until(lambda: one.server.queue.complete)
     if taken_over:
         one.die()
         one.await_end()
-        one = small.coordinator(1).start()
+        one = scene.coordinator(1).start()
     until(lambda: one.serves and not one.member.view.trainers)
-    assert small.value(small.keys.state) == b"running"
-    until(lambda: any(e.kind == "unsaved-model" for _, e in read_events(small.etcd, small.keys)))
+    assert scene.value(scene.keys.state) == b"running"
+    until(lambda: any(e.kind == "unsaved-model" for _, e in read_events(scene.etcd, scene.keys)))
     with graphft.TaskLoop(*where) as again:
         assert again.get() is None
         assert again.request_save_model(5)
     assert one.await_end() is None
-    assert small.value(small.keys.state) == b"complete"
+    assert scene.value(scene.keys.state) == b"complete"
 
 
 def test_a_loop_leaves_though_no_coordinator_is_there(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,10 +31,7 @@ from graphft.transpiler.job import Job
 from graphft.transpiler.record import read_record
 from tests.support.commands import refused, shown
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder", "patient")
 
 
 def told(found: JobPage, path: str = "/status.json") -> dict:  # type: ignore[type-arg]

@@ -22,16 +22,8 @@ from graphft.runtime.launcher.run_folder import RunFolder, open_run, run_of, sav
 from graphft.transpiler.job import Job
 from graphft.transpiler.record import read_record
 
+pytestmark = pytest.mark.usefixtures("own_folder")
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in [n for n in os.environ if n.startswith("GRAPHFT_") and n != "GRAPHFT_TEST_SESSION"]:
-        monkeypatch.delenv(name)
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def again(job: Job, **options: Any) -> Job:

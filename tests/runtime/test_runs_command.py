@@ -19,12 +19,8 @@ from graphft.transpiler.validation import ValidationConfig
 from tests.support.commands import refused, shown
 from tests.support.metric_rows import write_rows
 
+pytestmark = pytest.mark.usefixtures("own_folder")
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")

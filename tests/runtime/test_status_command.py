@@ -28,12 +28,10 @@ from graphft.transpiler.job import Job
 from tests.support.commands import refused, shown
 
 NOBODY = "127.0.0.1:1"
+
+
+pytestmark = pytest.mark.usefixtures("own_folder", "patient")
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 # -- jobs that etcd knows ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import itertools
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,10 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher import supervisor as module
+from graphft.runtime.launcher.death_analysis import Finding
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
+from graphft.runtime.launcher.supervise import supervise as supervise_job
+from graphft.runtime.process.work_record import Phase
 from tests.runtime.stubs import SLEEP, Stubs, pid, steps, texts
 
 REGISTER = """
@@ -36,12 +40,15 @@ record = Registration(name, "", os.getpid(), socket.gethostname(), process=ident
 etcd.put(key, msgspec.json.encode(record), session.lease)
 time.sleep(100)
 """
-PROVE = """
-import os, sys
+REPORT = """
+import sys
 from pathlib import Path
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
-WorkRecord(record_path(Path(sys.argv[1]), 0)).begin(Phase.PROVING, Place(0, 0, 0))
-os.kill(os.getpid(), 9)
+record = WorkRecord(record_path(Path(sys.argv[1]), 0))
+record.begin(Phase.READING, Place(0, 0, 0), claim=7)
+record.mark(Phase(int(sys.argv[2])))
+record.end()
+sys.exit(1)
 """
 
 
@@ -143,25 +150,17 @@ def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
     assert "cannot start (exit status 2)" in supervisor.failed
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_deaths_in_a_proof_are_counted_once_others_have_made_it(
-    supervise: Any,
-    stubs: Stubs,
-    etcd: Etcd,
-    keys: Keys,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    recorded: bool,
+@pytest.mark.parametrize(("number", "counts"), [(signal.SIGKILL, True), (signal.SIGSEGV, False)])
+def test_a_death_counts_as_its_analysis_says(
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, number: int, counts: bool
 ) -> None:
     monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.01)
-    etcd.put(keys.run, b"this-run")
-    if recorded:
-        etcd.put(keys.proof("trainer"), b'{"run": "this-run"}')
-    stubs.code, stubs.arguments = PROVE, [str(tmp_path)]
+    stubs.code = f"import os; os.kill(os.getpid(), {number:d})"
     supervisor = supervise(max_restarts=2)
+    monkeypatch.setattr(supervisor._deaths, "died", lambda *_: Finding("", None, counts))
     child = supervisor.add("trainer", 0)
     steps(supervisor, lambda: child.failures + child.preemptions == 6 or child.done)
-    assert ("trainer 0 failed 3 times in a row" in supervisor.failed) == recorded
+    assert ("trainer 0 failed 3 times in a row" in supervisor.failed) == counts
 
 
 def test_without_fault_tolerance_a_death_is_the_end(supervise: Any, stubs: Stubs) -> None:
@@ -195,6 +194,63 @@ WorkRecord(record_path(Path({str(tmp_path)!r}), 3)).mark(Phase.LEFT)
     child = supervisor.add("trainer", 3)
     steps(supervisor, lambda: child.done)
     assert (child.failures, supervisor.failed) == (0, "")
+
+
+@pytest.mark.parametrize(("phase", "delays"), [("REPORTED", ["", ""]), ("COMPUTING", ["", " in 1 s"])])
+def test_a_failure_that_the_queue_counts_does_not_make_the_next_start_later(
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys, phase: str, delays: list[str]
+) -> None:
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.6)
+    supervisor = supervise(max_restarts=2)
+    stubs.code, stubs.arguments = REPORT, [str(supervisor.job_dir), str(int(Phase[phase]))]
+    supervisor.add("trainer", 0)
+    steps(supervisor, lambda: supervisor.failed)
+    assert texts(etcd, keys)[:2] == [f"trainer 0 died (exit status 1), starting it again{delay}" for delay in delays]
+    assert "trainer 0 failed 3 times in a row" in supervisor.failed, "no step came about in between"
+
+
+def test_a_coordinator_that_was_asked_to_leave_is_started_again_at_once(supervise: Any, stubs: Stubs) -> None:
+    stubs.code = ""
+    supervisor = supervise(max_restarts=0)
+    child = supervisor.add("coordinator", 0)
+    steps(supervisor, lambda: len(stubs.started) == 2)
+    assert (child.failures, child.preemptions, supervisor.failed) == (0, 1, "")
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any, stubs: Stubs, tmp_path: Path) -> None:
+    supervisor = supervise()
+    stopped = supervisor.add("trainer", 0)
+    supervisor.signal("trainer", 0, signal.SIGSTOP)
+    supervisor.stop(grace=60.0)
+    supervisor = supervise()
+    stubs.code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEP}"
+    stubborn = supervisor.add("trainer", 1)
+    steps(supervisor, lambda: "up" in (tmp_path / "logs" / "trainer-1.log").read_text())
+    supervisor.stop(grace=0.5)
+    assert (stopped.process.poll(), stubborn.process.poll()) == (-signal.SIGTERM, -signal.SIGKILL)
+
+
+def test_nothing_is_started_after_stop(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 60.0)
+    stubs.code = "import sys; sys.exit(1)"
+    supervisor = supervise()
+    child = supervisor.add("trainer", 0)
+    steps(supervisor, lambda: child.restart_at is not None)
+    supervisor.stop()
+    assert child.restart_at is None
+    supervisor.step(0.0)
+    assert len(stubs.started) == 1
+
+
+def test_who_drives_it_ends_it_before_any_status(supervise: Any) -> None:
+    supervisor = supervise()
+    supervisor.look = Mock(side_effect=[None, KeyboardInterrupt])
+    supervisor.add("pserver", 0)
+    with Etcd(["127.0.0.1:9"], timeout=0.1, deadline=0.1) as supervisor.etcd, pytest.raises(KeyboardInterrupt):
+        supervise_job(supervisor, lambda _: None)
 
 
 # -- leases -----------------------------------------------------------------------------------------------------------

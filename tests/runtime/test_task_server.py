@@ -104,9 +104,6 @@ def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
     assert serving(scene, two).server.queue.counts()["0"].pending == len(held)
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------
-
-
 # -- what fails -------------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +143,3 @@ def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
     failure = one.await_end()
     assert failure is not None
     assert "2 of 32 records would be discarded, at most 0 may be" in failure.message
-
-
-# -- the one that saves the model -------------------------------------------------------------------------------------
