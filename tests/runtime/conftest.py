@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.engines import local
 from graphft.runtime.engines.base import Run
 from graphft.runtime.engines.local import LocalEngine
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.etcd import client as client_module
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler.job import Job
 from tests.runtime.stubs import Stubs
+from tests.runtime.trainers import Stage, Staged
 from tests.support.patient import Patient
-from tests.support.programs_by_hand import linear
+from tests.support.programs_by_hand import linear_job
 
 
 @pytest.fixture
@@ -57,13 +59,17 @@ def soon(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
 
 
+@pytest.fixture
+def staged(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Staged]:
+    with ExitStack() as stack:
+        yield lambda job: Stage(stack, etcd_server, keys, job, tmp_path)
+
+
 @pytest.fixture(scope="session")
 def job() -> Job:
     """Linear regression, 2 trainers, 2 pservers, 4 steps."""
     data = graphft.arrays(chunk_size=8, x=torch.arange(6400.0).reshape(32, 200) / 6400, y=torch.zeros(32, 1))
-    return graphft.transpile(
-        linear(), data=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64, min_block=64
-    )
+    return linear_job(data=data, pservers=2)
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import torch
 
-import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
@@ -27,7 +25,7 @@ from graphft.runtime.transport.address import listen
 from graphft.transpiler.job import Job
 from tests.runtime.trainers import Interposed
 from tests.support.patient import Patient
-from tests.support.programs_by_hand import linear
+from tests.support.programs_by_hand import linear_job
 from tests.support.waiting import until
 
 CHUNKS = 4
@@ -35,20 +33,7 @@ CHUNKS = 4
 
 def async_job() -> Job:
     """Tasks of four batches, two passes."""
-    data = graphft.arrays(chunk_size=8, x=torch.zeros(CHUNKS * 8, 200), y=torch.zeros(CHUNKS * 8, 1))
-    return graphft.transpile(
-        linear(),
-        data=data,
-        batch_size=2,
-        trainers=2,
-        pservers=1,
-        ft=True,
-        sync=False,
-        epochs=2,
-        dispatch="coordinator",
-        slice_unit=64,
-        min_block=64,
-    )
+    return linear_job(CHUNKS * 8, batch_size=2, sync=False, epochs=2, dispatch="coordinator")
 
 
 class Coordinator:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
-import graphft
 from graphft.ops.context import ClaimTerms, EndOfPass, NoData
 from graphft.runtime.coordination.event_log import read_events
-from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
-from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd
+from graphft.runtime.etcd import Ambiguous
 from graphft.runtime.etcd.model import MAX_TXN_OPS
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.protocol.ledger import Ledger
@@ -23,8 +19,8 @@ from graphft.runtime.queue import chunk_queue
 from graphft.runtime.queue.passes import Requeue
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
 from graphft.transpiler.job import Job
-from tests.runtime.trainers import TERMS, Stage, shards_at, stage
-from tests.support.programs_by_hand import linear
+from tests.runtime.trainers import TERMS, Stage, Staged, shards_at
+from tests.support.programs_by_hand import linear_job
 from tests.support.waiting import until
 
 CHUNKS, BATCHES = 4, 20
@@ -33,29 +29,16 @@ CHUNKS, BATCHES = 4, 20
 
 @pytest.fixture(scope="module")
 def async_job() -> Job:
-    data = graphft.arrays(chunk_size=BATCHES, x=torch.zeros(CHUNKS * BATCHES, 200), y=torch.zeros(CHUNKS * BATCHES, 1))
-    return graphft.transpile(
-        linear(),
-        data=data,
-        batch_size=1,
-        trainers=2,
-        pservers=2,
-        ft=True,
-        sync=False,
-        epochs=2,
-        max_failures=1,
-        max_discarded=1.0,
-        slice_unit=64,
-        min_block=64,
-    )
+    options = {"pservers": 2, "sync": False, "epochs": 2, "max_failures": 1, "max_discarded": 1.0}
+    return linear_job(CHUNKS * BATCHES, BATCHES, batch_size=1, **options)
 
 
 @pytest.fixture
-def scene(etcd_server: EmbeddedEtcd, keys: Keys, async_job: Job, tmp_path: Path) -> Iterator[Stage]:
-    with stage(etcd_server, keys, async_job, tmp_path) as made:
-        for shard in range(2):
-            raise_generation(made, shard, 0)
-        yield made
+def scene(staged: Staged, async_job: Job) -> Stage:
+    made = staged(async_job)
+    for shard in range(2):
+        raise_generation(made, shard, 0)
+    return made
 
 
 def raise_generation(scene: Stage, shard: int, generation: int) -> None:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Barred, Generation, Registration
-from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.coordination.records import Barred, Registration
 from graphft.runtime.roles.trainer import slot_trainer
 from graphft.transpiler.job import Job
-from tests.runtime.trainers import Stage, shards_at, stage
+from tests.runtime.trainers import Stage, Staged, shards_at
 from tests.support.waiting import until
 
 
 @pytest.fixture
-def scene(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> Iterator[Stage]:
-    with stage(etcd_server, keys, job, tmp_path) as made:
-        made.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
-        yield made
+def scene(staged: Staged, job: Job) -> Stage:
+    return staged(job).begun()
 
 
 def claims(trainer: Any) -> set[int]:

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import graphft
 from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.trainer.finite_check import FiniteCheck, is_finite
-from tests.support.programs_by_hand import linear
+from tests.support.programs_by_hand import linear_job
 
 HUGE = torch.finfo(torch.float32).max
 
@@ -32,9 +31,7 @@ def test_finite_values_whose_sum_is_not_are_finite() -> None:
 
 
 def check(**columns: Tensor) -> FiniteCheck:
-    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-    job = graphft.transpile(linear(), data=data, batch_size=4, slice_unit=64, min_block=64, pservers=2)
-    program = job.trainer_program()
+    program = linear_job(pservers=2, trainers=1, ft=False).trainer_program()
     scope = trainer_scope(program)
     for name in ("w", "b"):
         scope[name].zero_()

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from graphft.errors import UsageError
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.roles import health as attendance_module
 from graphft.runtime.roles.health import Attendance, Health, serve_health
 from graphft.transpiler.job import Job
-from tests.runtime.trainers import stage
+from tests.runtime.trainers import Staged
 
 LIVE, READY = "/healthz", "/readyz"
 
@@ -47,25 +45,25 @@ def test_an_address_that_is_none(address: str) -> None:
     assert caught.value.rule == "health"
 
 
-def test_of_a_trainer(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        health, trainer = Health(), scene.trainer(0)
-        health.process = trainer
-        assert health.answer(READY)[0] == health.answer(LIVE)[0] == 200
-        progress = trainer.member.progress
-        progress.begin("computing")
-        assert health.answer(LIVE) == (200, "trainer 0: computing")
-        progress.last = time.monotonic() - progress.limit - 7
-        status, why = health.answer(LIVE)
-        assert status == health.answer(READY)[0] == 503
-        assert re.fullmatch(r"no progress for \d+ s while computing, limit 54 s", why)
-        progress.beat()
-        assert health.answer(LIVE)[0] == 200
-        trainer.member.session.page.ended = 1  # as its keeper notes
-        assert health.answer(LIVE) == (503, "the lease is lost")
-        trainer.end.closing.set()
-        assert health.answer(LIVE)[0] == 200, "a process that ends is not to be killed for that"
-        assert health.answer(READY) == (503, "ending")
+def test_of_a_trainer(staged: Staged, job: Job) -> None:
+    scene = staged(job)
+    health, trainer = Health(), scene.trainer(0)
+    health.process = trainer
+    assert health.answer(READY)[0] == health.answer(LIVE)[0] == 200
+    progress = trainer.member.progress
+    progress.begin("computing")
+    assert health.answer(LIVE) == (200, "trainer 0: computing")
+    progress.last = time.monotonic() - progress.limit - 7
+    status, why = health.answer(LIVE)
+    assert status == health.answer(READY)[0] == 503
+    assert re.fullmatch(r"no progress for \d+ s while computing, limit 54 s", why)
+    progress.beat()
+    assert health.answer(LIVE)[0] == 200
+    trainer.member.session.page.ended = 1  # as its keeper notes
+    assert health.answer(LIVE) == (503, "the lease is lost")
+    trainer.end.closing.set()
+    assert health.answer(LIVE)[0] == 200, "a process that ends is not to be killed for that"
+    assert health.answer(READY) == (503, "ending")
 
 
 def test_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,11 @@ import pytest
 
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.process.role_process import EXIT_OK
 from graphft.runtime.roles.trainer import batches
 from graphft.runtime.roles.trainer.batches import Loading
 from graphft.transpiler.job import Job
-from tests.runtime.trainers import stage
+from tests.runtime.trainers import Staged
 from tests.support.waiting import until
 
 FOR_EVER = 1e6
@@ -35,27 +34,26 @@ def asked_soon(trainer: Any) -> Iterator[None]:
     timer.join()
 
 
-def test_while_pservers_are_missing(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        trainer = scene.trainer(0)
-        with asked_soon(trainer):
-            trainer.session.wait_pservers(2, FOR_EVER)
+def test_while_pservers_are_missing(staged: Staged, job: Job) -> None:
+    trainer = staged(job).trainer(0)
+    with asked_soon(trainer):
+        trainer.session.wait_pservers(2, FOR_EVER)
 
 
 def test_while_it_loads_it_is_shown_and_its_lease_is_kept(
-    etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    staged: Staged, keys: Keys, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "LOOK_SECONDS", 0.05)
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        member, ended = scene.trainer(0).member, list[int]()
-        end: Any = SimpleNamespace(job_dir=tmp_path, now=ended.append)
-        asked = threading.Event()
-        member.session._due -= 600.0
-        renewed = member.session.page.renewed
-        with Loading(member, end, "data", asked.is_set):
-            until(lambda: [kv.lease for kv in scene.etcd.range(keys.loading("", "")[:-1]).kvs] == [member.lease])
-            assert member.session.page.renewed > renewed
-            asked.set()
-            until(lambda: ended)
-        assert ended[0] == EXIT_OK
-        assert not scene.etcd.count(keys.loading("", "")[:-1])
+    scene = staged(job)
+    member, ended = scene.trainer(0).member, list[int]()
+    end: Any = SimpleNamespace(job_dir=tmp_path, now=ended.append)
+    asked = threading.Event()
+    member.session._due -= 600.0
+    renewed = member.session.page.renewed
+    with Loading(member, end, "data", asked.is_set):
+        until(lambda: [kv.lease for kv in scene.etcd.range(keys.loading("", "")[:-1]).kvs] == [member.lease])
+        assert member.session.page.renewed > renewed
+        asked.set()
+        until(lambda: ended)
+    assert ended[0] == EXIT_OK
+    assert not scene.etcd.count(keys.loading("", "")[:-1])

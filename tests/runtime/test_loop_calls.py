@@ -18,7 +18,7 @@ from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.runtime.queue import task_client
 from tests.runtime.coordinators import Scene, scene_of
-from tests.support.programs_by_hand import linear
+from tests.support.programs_by_hand import linear_job
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -28,9 +28,8 @@ pytestmark = pytest.mark.usefixtures("patient")
 def scene(etcd_server: EmbeddedEtcd, keys: Keys) -> Iterator[Scene]:
     """Four tasks of four batches, two passes."""
     data = graphft.arrays(chunk_size=4, x=torch.zeros(16, 1).expand(-1, 200), y=torch.arange(16.0)[:, None])
-    options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64, "epochs": 2}
-    made = graphft.transpile(linear(), data=data, batch_size=1, ft=True, sync=False, max_discarded=1.0, **options)
-    with scene_of(etcd_server, keys, made) as scene:
+    options = {"dispatch": "coordinator", "epochs": 2, "sync": False, "max_discarded": 1.0}
+    with scene_of(etcd_server, keys, linear_job(data=data, batch_size=1, trainers=1, **options)) as scene:
         yield scene
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import graphft
 from graphft.optim.optimizers import ClipByGlobalNorm
 from graphft.runtime.roles.programs import pserver_limits
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange
@@ -13,17 +12,14 @@ from graphft.runtime.transport import Login
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler.job import Job
 from graphft.transpiler.layout import ALL_NORMS
-from tests.support.programs_by_hand import linear
+from tests.support.programs_by_hand import linear, linear_job
 
 LOGIN = Login("a run", "its secret")
 
 
 @pytest.fixture(scope="module")
 def clipped() -> Job:
-    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 40_000), y=torch.zeros(32, 1))
-    return graphft.transpile(
-        linear(40_000, clip=ClipByGlobalNorm(1.0)), data=data, batch_size=4, trainers=2, pservers=2
-    )
+    return linear_job(program=linear(40_000, clip=ClipByGlobalNorm(1.0)), features=40_000, pservers=2, ft=False)
 
 
 def exchange_of(job: Job, shard: int) -> PartialSumsExchange:

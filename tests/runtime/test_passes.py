@@ -5,25 +5,17 @@ Real trainers on a real etcd, and a job of one chunk: slot 0 computes its two ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-import torch
 
-import graphft
 from graphft.ops.context import WorkChanged
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Generation
-from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.events import Rollback
 from graphft.runtime.queue.passes import close_passes
 from graphft.transpiler.job import Job
-from tests.runtime.trainers import TERMS, Stage, shards_at, stage
-from tests.support.programs_by_hand import linear
+from tests.runtime.trainers import TERMS, Stage, Staged, shards_at
+from tests.support.programs_by_hand import linear_job
 from tests.support.waiting import until
 
 LAST = 3
@@ -32,15 +24,12 @@ DONE = {"done": {0}}
 
 @pytest.fixture(scope="module")
 def short_job() -> Job:
-    data = graphft.arrays(chunk_size=4, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
-    return graphft.transpile(linear(features=8), data=data, batch_size=2, trainers=2, ft=True, epochs=2)
+    return linear_job(4, 4, features=8, batch_size=2, epochs=2)
 
 
 @pytest.fixture
-def scene(etcd_server: EmbeddedEtcd, keys: Keys, short_job: Job, tmp_path: Path) -> Iterator[Stage]:
-    with stage(etcd_server, keys, short_job, tmp_path) as made:
-        made.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
-        yield made
+def scene(staged: Staged, short_job: Job) -> Stage:
+    return staged(short_job).begun()
 
 
 def work_at(scene: Stage, trainer: Any, step: int) -> None:

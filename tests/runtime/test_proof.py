@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ import torch
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.event_log import read_events
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.roles.trainer.step_check import Proof, TrialComm, moved
 from graphft.transpiler.job import Job
-from tests.runtime.trainers import Stage, stage
-from tests.support.programs_by_hand import linear
+from tests.runtime.trainers import Stage, Staged
+from tests.support.programs_by_hand import linear, linear_job
 
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -34,21 +31,17 @@ def job_of(scale: float = 1.0, **options: Any) -> Job:
     x = torch.linspace(-scale, scale, 1600).reshape(16, 100)
     data = graphft.arrays(chunk_size=8, x=x, y=torch.zeros(16, 1))
     program = linear(features=100, optimizer=graphft.Adam(lr=0.1), clip=graphft.ClipByGlobalNorm(0.5))
-    return graphft.transpile(
-        program, data=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64, min_block=64, **options
-    )
+    return linear_job(program=program, data=data, pservers=2, **options)
 
 
 @pytest.fixture
-def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Stage]:
-    with stage(etcd_server, keys, job_of(), tmp_path) as made:
-        yield made
+def scene(staged: Staged) -> Stage:
+    return staged(job_of())
 
 
 @pytest.fixture(params=list(MODES))
-def moded(request: pytest.FixtureRequest, etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Stage]:
-    with stage(etcd_server, keys, job_of(**MODES[request.param]), tmp_path) as made:
-        yield made
+def moded(request: pytest.FixtureRequest, staged: Staged) -> Stage:
+    return staged(job_of(**MODES[request.param]))
 
 
 def recorded(scene: Stage, name: str = "trainer") -> Proof:
@@ -137,21 +130,21 @@ def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
     assert not scene.etcd.range(scene.keys.proof("")).kvs
 
 
-def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
+def test_zeros_prove_nothing_so_the_values_are_moved(staged: Staged) -> None:
     job = job_of()
     shards = [job.pserver_program(i) for i in range(2)]
     for program in [*shards, job.trainer_program()]:
         program.values.update({n: torch.zeros_like(v) for n, v in program.values.items() if v.is_floating_point()})
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        comm = TrialComm(scene.trainer(0).job)
-        values = torch.cat(
-            [
-                comm.values_of(op.attrs["shard"], op.attrs["bucket"])
-                for op in job.trainer_program().blocks["step"].ops
-                if op.type == "recv"
-            ]
-        )
-        again = TrialComm(scene.trainer(1).job).values_of(0, 0)
+    scene = staged(job)
+    comm = TrialComm(scene.trainer(0).job)
+    values = torch.cat(
+        [
+            comm.values_of(op.attrs["shard"], op.attrs["bucket"])
+            for op in job.trainer_program().blocks["step"].ops
+            if op.type == "recv"
+        ]
+    )
+    again = TrialComm(scene.trainer(1).job).values_of(0, 0)
     assert (values != 0).float().mean() > 0.9
     assert torch.equal(values[: len(again)], again), "the same for all"
     assert moved(torch.arange(3), torch.Generator()).tolist() == [0, 1, 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,47 +9,40 @@ import msgspec
 import pytest
 import torch
 
-import graphft
 from graphft.errors import UsageError
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.coordination.event_log import read_events
-from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Registration
 from graphft.runtime.coordination.revoker import Revoker
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.events import Received, SyncOptions
 from graphft.runtime.protocol.messages import Hello, Pull
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.environment import RoleSpec, make_role
 from graphft.transpiler.job import Job
-from tests.runtime.trainers import Stage, stage
+from tests.runtime.trainers import Stage, Staged
 from tests.support.patient import Patient
-from tests.support.programs_by_hand import linear
+from tests.support.programs_by_hand import linear_job
 from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_without_fault_tolerance_each_trainer_has_an_index(sync: bool, tmp_path: Path) -> None:
-    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-    job = graphft.transpile(linear(), data=data, batch_size=4, trainers=2, sync=sync, ft=False)
     etcd: Any = None  # it is not asked
     with pytest.raises(UsageError, match="there is no trainer -1"):
-        make_role(job, tmp_path, RoleSpec("trainer"), etcd)
+        make_role(linear_job(sync=sync, ft=False), tmp_path, RoleSpec("trainer"), etcd)
 
 
 @pytest.fixture(scope="module")
 def wide_job() -> Job:
     """Three pservers."""
-    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-    return graphft.transpile(linear(), data=data, batch_size=4, pservers=3, ft=True, slice_unit=64, min_block=64)
+    return linear_job(pservers=3, trainers=1)
 
 
 @pytest.fixture
-def scene(etcd_server: EmbeddedEtcd, keys: Keys, wide_job: Job, tmp_path: Path) -> Iterator[Stage]:
-    with stage(etcd_server, keys, wide_job, tmp_path) as made:
-        yield made
+def scene(staged: Staged, wide_job: Job) -> Stage:
+    return staged(wide_job)
 
 
 def make(scene: Stage, spec: RoleSpec) -> Any:

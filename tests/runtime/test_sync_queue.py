@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
-import graphft
 from graphft.ops.context import NoData, WorkChanged
-from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode
 from graphft.runtime.coordination.status import read_discards
-from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
+from graphft.runtime.etcd import Ambiguous, EtcdUnreachable
 from graphft.runtime.protocol.events import Work
 from graphft.runtime.queue.passes import close_passes
 from graphft.transpiler.job import Job
-from tests.runtime.trainers import TERMS, Stage, shards_at, stage
-from tests.support.programs_by_hand import linear
+from tests.runtime.trainers import TERMS, Stage, Staged, shards_at
+from tests.support.programs_by_hand import linear_job
 from tests.support.waiting import until
 
 CHUNKS = 250
@@ -30,15 +25,12 @@ CHUNKS = 250
 @pytest.fixture(scope="module")
 def long_job() -> Job:
     """250 chunks of two batches, two slots, two passes."""
-    data = graphft.arrays(chunk_size=2, x=torch.zeros(2 * CHUNKS, 8), y=torch.zeros(2 * CHUNKS, 1))
-    return graphft.transpile(linear(features=8), data=data, batch_size=1, trainers=2, ft=True, epochs=2, max_failures=1)
+    return linear_job(2 * CHUNKS, 2, features=8, batch_size=1, epochs=2, max_failures=1)
 
 
 @pytest.fixture
-def scene(etcd_server: EmbeddedEtcd, keys: Keys, long_job: Job, tmp_path: Path) -> Iterator[Stage]:
-    with stage(etcd_server, keys, long_job, tmp_path) as made:
-        made.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
-        yield made
+def scene(staged: Staged, long_job: Job) -> Stage:
+    return staged(long_job).begun()
 
 
 def generation_of(scene: Stage) -> Generation | None:

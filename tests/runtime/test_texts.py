@@ -8,11 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import graphft
 from graphft.errors import TEXT_LIMIT, describe, plain, plain_text
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
@@ -21,9 +19,9 @@ from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
 from graphft.runtime.protocol.events import Work
-from tests.runtime.trainers import TERMS, stage
+from tests.runtime.trainers import TERMS, Staged
 from tests.support.patient import Patient
-from tests.support.programs_by_hand import linear
+from tests.support.programs_by_hand import linear_job
 
 TEXTS = st.text(st.one_of(st.characters(), st.sampled_from("\ud800\udfff\0\x1b\n\t\U0001f600")))
 LONG = "begin " + "\N{PILE OF POO}\0" * (1 << 18) + " end"
@@ -87,22 +85,19 @@ def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytes
 
 
 @pytest.mark.parametrize("text", [LONG, "half of a pair: \ud83d"], ids=["long", "surrogate"])
-def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, text: str) -> None:
+def test_a_failure_of_any_text_is_recorded(staged: Staged, keys: Keys, text: str) -> None:
     """The batch is discarded, a new generation begins, and the reason is kept in all records."""
-    data = graphft.arrays(chunk_size=2, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
-    job = graphft.transpile(linear(features=8), data=data, batch_size=1, ft=True, max_failures=1)
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        scene.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
-        trainer = scene.trainer(0)
-        scene.etcd.put(keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
-        trainer.ctx.step, trainer.ctx.slot = 0, 0
-        trainer.queue.begin_pass()
-        work = trainer.queue.get(TERMS)
-        reason = trainer.tell_failure("step 0 of slot 0", ValueError(text), step=0)
-        trainer.queue.report_failure(Work(0, 0), reason)
-        discarded = read_discards(scene.etcd, keys)[work.chunk]
-        generation = decode(scene.etcd.get(keys.generation), Generation)
-        assert generation is not None
-        assert generation.number == 1
-        assert describe(ValueError(text))[:30] in discarded.discards[0].reason
-        assert [e.kind for _, e in read_events(scene.etcd, keys)] == ["step-failed", "discarded"]
+    scene = staged(linear_job(4, 2, features=8, batch_size=1, trainers=1, max_failures=1)).begun()
+    trainer = scene.trainer(0)
+    scene.etcd.put(keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
+    trainer.ctx.step, trainer.ctx.slot = 0, 0
+    trainer.queue.begin_pass()
+    work = trainer.queue.get(TERMS)
+    reason = trainer.tell_failure("step 0 of slot 0", ValueError(text), step=0)
+    trainer.queue.report_failure(Work(0, 0), reason)
+    discarded = read_discards(scene.etcd, keys)[work.chunk]
+    generation = decode(scene.etcd.get(keys.generation), Generation)
+    assert generation is not None
+    assert generation.number == 1
+    assert describe(ValueError(text))[:30] in discarded.discards[0].reason
+    assert [e.kind for _, e in read_events(scene.etcd, keys)] == ["step-failed", "discarded"]

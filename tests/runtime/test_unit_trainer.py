@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +11,10 @@ import torch
 import graphft
 from graphft.ops.context import ChunkWork
 from graphft.plan import chunk_batch_seed
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.events import FromShard, Loaded
 from graphft.runtime.protocol.messages import Parameters
-from tests.runtime.trainers import Stage, shards_at, stage
-from tests.support.programs_by_hand import linear
+from tests.runtime.trainers import Stage, Staged, shards_at
+from tests.support.programs_by_hand import linear, linear_job
 
 CHUNK, BATCH, SEED = 22, 4, 3
 """Three chunks of 6 batches, the last of 2 records; in units of 4 and 2."""
@@ -26,27 +22,12 @@ UNIT = ChunkWork(1, 2, batch=1, samples=6, seed=0)
 
 
 @pytest.fixture(params=["half_async", "geo_sgd"])
-def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+def scene(staged: Staged, request: pytest.FixtureRequest) -> Stage:
     torch.manual_seed(0)
     data = graphft.arrays(chunk_size=CHUNK, x=torch.randn(3 * CHUNK, 200), y=torch.randn(3 * CHUNK, 1))
     program = linear(optimizer=graphft.SGD(lr=graphft.schedule.exponential(0.1, 0.9)))
-    job = graphft.transpile(
-        program,
-        data=data,
-        batch_size=BATCH,
-        trainers=2,
-        pservers=2,
-        ft=True,
-        sync=False,
-        mode=request.param,
-        local_steps=4,
-        epochs=2,
-        slice_unit=64,
-        min_block=64,
-        seed=SEED,
-    )
-    with stage(etcd_server, keys, job, tmp_path) as made:
-        yield made
+    options = {"pservers": 2, "sync": False, "mode": request.param, "local_steps": 4, "epochs": 2, "seed": SEED}
+    return staged(linear_job(program=program, data=data, **options))
 
 
 def begun(scene: Stage) -> Any:

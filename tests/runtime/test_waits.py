@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,22 @@ from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.data import BatchKey
-from graphft.runtime.etcd import EmbeddedEtcd, EtcdError
+from graphft.runtime.etcd import EtcdError
 from graphft.runtime.roles.trainer import batches as storage_wait
 from graphft.transpiler.job import Job
-from tests.runtime.trainers import Stage, stage
+from tests.runtime.trainers import Stage, Staged
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
 
 
 @pytest.fixture
-def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Stage]:
+def scene(staged: Staged, tmp_path: Path) -> Stage:
     """The job's data are two files of one chunk in `tmp_path/in`."""
     (tmp_path / "in").mkdir()
     for name in "ab":
         (tmp_path / "in" / name).write_bytes(b"a,y\n1,1\n2,2\n")
     data = graphft.files([str(tmp_path / "in" / n) for n in "ab"], "csv", {"x": ("a",) * 8, "y": ("y",)})
-    job = graphft.transpile(linear(features=8), data=data, batch_size=2, ft=True, sync=False)
-    with stage(etcd_server, keys, job, tmp_path) as made:
-        yield made
+    return staged(graphft.transpile(linear(features=8), data=data, batch_size=2, ft=True, sync=False))
 
 
 def kinds(scene: Stage) -> list[str]:
@@ -89,16 +86,15 @@ def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
     assert not trainer.data.may_claim()
 
 
-def test_a_refusal_for_good_is_not_repeated(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    with stage(etcd_server, keys, job, tmp_path) as scene:
-        trainer, tries = scene.trainer(0), list[int]()
-        key = keys.discarded(3)
+def test_a_refusal_for_good_is_not_repeated(staged: Staged, keys: Keys, job: Job) -> None:
+    trainer, tries = staged(job).trainer(0), list[int]()
+    key = keys.discarded(3)
 
-        def record() -> int:
-            tries.append(1)
-            return int(trainer.member.etcd.put(key, bytes(2_000_000)))
+    def record() -> int:
+        tries.append(1)
+        return int(trainer.member.etcd.put(key, bytes(2_000_000)))
 
-        with pytest.raises(EtcdError, match=key) as caught:
-            trainer.member.retry_while_leased(record)
-        assert caught.value.rule == "etcd-request"
-        assert len(tries) == 1
+    with pytest.raises(EtcdError, match=key) as caught:
+        trainer.member.retry_while_leased(record)
+    assert caught.value.rule == "etcd-request"
+    assert len(tries) == 1

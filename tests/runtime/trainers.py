@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from graphft.ops.context import ClaimTerms
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Generation
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.protocol.events import FromShard, Rollback, ShardUp
@@ -58,6 +61,11 @@ class Stage:
         self.etcd = stack.enter_context(Patient(server.endpoints))
         put_job(self.etcd, keys, self.job)
 
+    def begun(self) -> Stage:
+        """A sync job's first generation is there."""
+        self.etcd.put(self.keys.generation, msgspec.json.encode(Generation()))
+        return self
+
     def trainer(self, index: int) -> Any:
         """A registered trainer; its `etcd.store` is interposed."""
         config = self.job.config
@@ -79,10 +87,7 @@ class Stage:
         return found
 
 
-@contextmanager
-def stage(server: EmbeddedEtcd, keys: Keys, job: Job, folder: Path) -> Iterator[Stage]:
-    with ExitStack() as stack:
-        yield Stage(stack, server, keys, job, folder)
+Staged = Callable[[Job], Stage]
 
 
 def shards_at(trainer: Any, version: int, generation: int = 0) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import graphft
 from graphft.ir import Kind, Program, Type
+from graphft.transpiler.job import Job
 
 
 def linear(features: int = 200, optimizer: object = None, clip: object = None, minimized: bool = True) -> Program:
@@ -26,3 +29,11 @@ def linear(features: int = 200, optimizer: object = None, clip: object = None, m
     if minimized:
         graphft.minimize(program, optimizer or graphft.SGD(lr=0.05, momentum=0.9), clip)
     return program
+
+
+def linear_job(records: int = 32, chunk: int = 8, features: int = 200, **options: Any) -> Job:
+    """A job that trains it on zeros, with fault tolerance and in small slices."""
+    x, y = torch.zeros(records, 1).expand(-1, features), torch.zeros(records, 1)
+    given = {"data": graphft.arrays(chunk_size=chunk, x=x, y=y), "program": linear(features), "batch_size": 4}
+    given |= {"trainers": 2, "ft": True, "slice_unit": 64, "min_block": 64}
+    return graphft.transpile(**given | options)
