@@ -98,22 +98,8 @@ OF_THE_PROCESS = {
 }
 """A process has one of each: its main thread, in which all signals are handled; its table of descriptors; the folders
 that it holds."""
-CHANGES = frozenset(
-    {
-        "append",
-        "add",
-        "update",
-        "pop",
-        "popitem",
-        "setdefault",
-        "clear",
-        "extend",
-        "insert",
-        "remove",
-        "discard",
-        "appendleft",
-    }
-)
+CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend"}
+CHANGES |= {"insert", "pop", "popitem", "remove", "setdefault", "update"}
 
 
 def changed_names(module: ast.Module) -> set[str]:

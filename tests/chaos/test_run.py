@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,23 +19,10 @@ from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.transport import ZmqClient
 from tests.integration import training
+from tests.integration.plays import SCRIPT, Pace
+from tests.integration.training import LOOKED
 from tests.support.waiting import until
 
-SCRIPT = """
-import sys, torch, graphft
-
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-program = graphft.build(model, lambda model, x, y: ((model(x) - y) ** 2).mean(),
-                        inputs={"x": ((None, 8), torch.float32), "y": ((None, 1), torch.float32)})
-graphft.minimize(program, graphft.Adam(lr=1e-2))
-data = graphft.dataset("tests.chaos.looked_at:Products", {"looked": sys.argv[2]}, chunk_size=64)
-options = {"plain": {"ft": False}, "ft": {"ft": True, "checkpoint_every": 25}}
-job = graphft.transpile(program, trainers=2, pservers=2, sync=True, data=data, batch_size=16,
-                        epochs=16, name="products", **options[sys.argv[1]])
-job.run()
-print("a script goes on here, but not when it is only to save its job")
-"""
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -46,33 +34,28 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def suffers(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A job waits for its faults: it goes on only while it is looked at, until the last one."""
-    file, look = workplace / "looked", Run.look
+    pace, look = Pace(workplace / "pace"), Run.look
 
     def noted(run: Run) -> None:
         look(run)
-        file.touch() if run.left else file.unlink(missing_ok=True)
+        pace.file.with_suffix(LOOKED).touch() if run.left else pace.set(0)
 
     monkeypatch.setattr(Run, "look", noted)
     yield
-    file.unlink(missing_ok=True)
+    pace.set(0)
+
+
+def save_job(workplace: Path, folder: str, **options: object) -> Path:
+    pace = Pace(workplace / "pace")
+    pace.set(0)
+    save_script(str(SCRIPT), [str(pace.file), json.dumps(options)], workplace / folder)
+    return workplace / folder
 
 
 @pytest.fixture(scope="module")
-def script(workplace: Path) -> Path:
-    path = workplace / "products.py"
-    path.write_text(SCRIPT)
-    return path
-
-
-def save_job(script: Path, options: str, folder: Path) -> None:
-    save_script(str(script), [options, str(script.with_name("looked"))], folder)
-
-
-@pytest.fixture(scope="module")
-def prepared(workplace: Path, script: Path) -> Prepared:
+def prepared(workplace: Path) -> Prepared:
     """The job, and an undisturbed run of it."""
-    save_job(script, "ft", workplace / "job")
-    return prepare(workplace / "job", workplace, patience=120)
+    return prepare(save_job(workplace, "job", trainers=2, epochs=16), workplace, patience=120)
 
 
 @pytest.mark.slow
@@ -109,17 +92,14 @@ def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared, monke
 
 
 @pytest.mark.slow
-def test_what_cannot_be_done(
-    prepared: Prepared, script: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_done(prepared: Prepared, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def fails(*arguments: str) -> str:
         assert main(["chaos", "--dir", str(workplace / "b"), *arguments]) == EXIT_USAGE
         return capsys.readouterr().err
 
     assert "error[usage]" in fails()
     assert "error[chaos-kind]" in fails("--job", str(prepared.reference), "--kinds", "flood")
-    save_job(script, "plain", workplace / "plain")
-    assert "error[chaos-ft]" in fails("--job", str(workplace / "plain"))
+    assert "error[chaos-ft]" in fails("--job", str(save_job(workplace, "plain", ft=False)))
     broken = workplace / "broken.py"
     broken.write_text("raise SystemExit('no job today')")
     assert "no job today" in fails(str(broken))

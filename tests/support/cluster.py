@@ -4,7 +4,7 @@
         cluster.apply(manifests)
         cluster.until(lambda: cluster.job("cancer-trainer").complete)
 
-StatefulSets and Jobs make and replace pods as their specifications ask; a Service with an address of its own is a relay
+StatefulSets and Jobs make and replace pods as their specifications ask; a Service with an address of its own is a proxy
 to its pods that are ready. There are no nodes and no scheduler: all pods have room. A pod of a StatefulSet keeps its
 address, since its name stands for it.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.pods import BACK_OFF, LONGEST_BACK_OFF, Object, Pod
-from tests.support.relay import Relay
+from tests.support.proxy import Proxy
 
 STEP_SECONDS = 0.02
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -78,7 +78,7 @@ class Cluster:
         self._addresses: dict[str, str] = {}
         self._network, self._claim = _free_network()
         self._numbers = itertools.count(1)
-        self._relays: list[Relay] = []
+        self._services = contextlib.ExitStack()
         self._lock, self._closing = threading.RLock(), threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="cluster")
@@ -91,8 +91,7 @@ class Cluster:
     def __exit__(self, *exc: object) -> None:
         self._closing.set()
         self._thread.join()
-        for relay in self._relays:
-            relay.close()
+        self._services.close()
         self._claim.close()
 
     # -- what a user does ---------------------------------------------------------------------------------------
@@ -217,7 +216,7 @@ class Cluster:
 
         for port in spec["ports"]:
             here = (self.address(service["metadata"]["name"]), port["port"])
-            self._relays.append(Relay(here, lambda port=port: targets(port)))
+            self._services.enter_context(Proxy(lambda port=port: targets(port), here))
 
 
 def _free_network() -> tuple[int, socket.socket]:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
+from collections.abc import Callable, Sequence
+
+Address = tuple[str, int]
 
 
 class Proxy:
-    """Forwards loopback connections to `target` (host:port). Traffic can be swallowed in either direction, or cut."""
+    """Forwards connections to `target` (host:port), or to the next of the addresses that it gives then. Traffic can be
+    swallowed in either direction, or cut."""
 
-    def __init__(self, target: str) -> None:
-        host, port = target.rsplit(":", 1)
-        self._target = (host, int(port))
+    def __init__(self, target: str | Callable[[], Sequence[Address]], here: Address = ("127.0.0.1", 0)) -> None:
+        self._target = target
         self.drop_requests = False
         self.drop_replies = False
         self.refuse = False
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server(here)
+        self.endpoint = f"{here[0]}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Proxy:
@@ -44,16 +48,24 @@ class Proxy:
         self.drop_requests = self.drop_replies = self.refuse = False
         self.cut()
 
+    def _targets(self) -> Sequence[Address]:
+        if callable(self._target):
+            return self._target()
+        host, _, port = self._target.rpartition(":")
+        return [(host, int(port))]
+
     def _accept(self) -> None:
-        while True:
+        for turn in itertools.count():
             try:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if self.refuse:
+            targets = [] if self.refuse else self._targets()
+            try:
+                server = socket.create_connection(targets[turn % max(len(targets), 1)])
+            except (IndexError, OSError):  # nobody is there
                 client.close()
                 continue
-            server = socket.create_connection(self._target)
             with self._lock:
                 self._open += [client, server]
             threading.Thread(target=self._pump, args=(client, server, "drop_requests"), daemon=True).start()
