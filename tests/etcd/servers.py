@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdFull
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdFull, Store
 from graphft.runtime.etcd.channel import etcdrpc
 
 
@@ -18,6 +18,11 @@ def fill(etcd: Etcd) -> None:
     with contextlib.suppress(EtcdFull):
         while True:
             etcd.put("/filler", bytes(50_000))
+
+
+def value(store: Store, key: str) -> bytes | None:
+    kv = store.get(key)
+    return kv.value if kv is not None else None
 
 
 def compact(etcd: Etcd, revision: int) -> None:

@@ -1,4 +1,4 @@
-"""What a store does, the real one and the simulated one alike."""
+"""The real store and the simulated one do the same."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from etcd import servers
 
 from graphft.runtime.etcd import (
+    KV,
     MAX_TXN_OPS,
     CompactedError,
     EtcdError,
@@ -65,16 +66,11 @@ def test_a_key_has_revisions_and_a_version(store: Store, root: str) -> None:
     first = store.put(root + "a", b"1")
     second = store.put(root + "a", b"\x00\xff")
     assert second > first
-    kv = store.get(root + "a")
-    assert kv is not None
-    assert (kv.key, kv.value) == (root + "a", b"\x00\xff")
-    assert (kv.create_revision, kv.mod_revision, kv.version, kv.lease) == (first, second, 2, 0)
+    assert store.get(root + "a") == KV(root + "a", b"\x00\xff", first, second, 2)
     assert store.delete(root + "a") == 1
     assert store.delete(root + "a") == 0
     third = store.put(root + "a", b"")
-    again = store.get(root + "a")
-    assert again is not None
-    assert (again.create_revision, again.version, again.value) == (third, 1, b"")
+    assert store.get(root + "a") == KV(root + "a", b"", third, third, 1)
 
 
 def test_range_is_sorted_limited_and_dated(store: Store, root: str) -> None:
@@ -114,9 +110,7 @@ def test_txn_runs_one_branch_at_one_revision(store: Store, root: str) -> None:
     done = store.txn([value_is(root + "a", b"old"), absent(root + "b")], ops)
     assert done.ok
     assert done.revision > start
-    before = done.kv(0)
-    assert before is not None
-    assert before.value == b"old"
+    assert done.kv(0) == KV(root + "a", b"old", start, start, 1)
     assert [kv.value for kv in done.range(2).kvs] == [b"new"]  # a read sees the transaction's earlier writes
     assert done.responses[1] is None
     assert done.responses[4] == 0
@@ -124,9 +118,7 @@ def test_txn_runs_one_branch_at_one_revision(store: Store, root: str) -> None:
     refused = store.txn([absent(root + "a")], [put_op(root + "a", b"never")], [get_op(root + "b"), get_op(root + "z")])
     assert not refused.ok
     assert refused.revision == done.revision
-    other = refused.kv(0)
-    assert other is not None
-    assert other.mod_revision == done.revision
+    assert refused.kv(0) == KV(root + "b", b"", done.revision, done.revision, 1)
     assert refused.kv(1) is None
 
 
@@ -172,9 +164,7 @@ def test_a_token_changes_nothing_when_all_is_answered(store: Store, root: str) -
     second = store.txn([absent(key)], [put_op(key, b"you")], [get_op(key)], token=key)
     assert not second.ok
     assert len(second.responses) == 1
-    kv = second.kv(0)
-    assert kv is not None
-    assert kv.value == b"me"
+    assert second.kv(0) == KV(key, b"me", first.revision, first.revision, 1)
 
 
 def test_a_lease_takes_its_keys_along(store: Store, root: str) -> None:
@@ -183,9 +173,7 @@ def test_a_lease_takes_its_keys_along(store: Store, root: str) -> None:
     store.put(root + "mine", b"", lease)
     store.put(root + "freed", b"", lease)
     store.put(root + "freed", b"")  # without the lease now
-    kv = store.get(root + "mine")
-    assert kv is not None
-    assert kv.lease == lease
+    assert [kv.lease for kv in store.range(root).kvs] == [0, lease]
     assert store.lease_keepalive_once(lease) == 30
     assert store.lease_revoke(lease)
     assert not store.lease_revoke(lease)

@@ -34,12 +34,8 @@ class World(SimEtcd):
         return Session(self, ttl, clock=self.time)
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-def test_a_dead_refresher_is_noticed_before_the_server_ends_the_lease(world: World) -> None:
+def test_a_dead_refresher_is_noticed_before_the_server_ends_the_lease_and_it_stays_lost() -> None:
+    world = World()
     session = world.session()
     world.put("/mine", b"", session.lease)
     world.now += 7.9
@@ -48,19 +44,14 @@ def test_a_dead_refresher_is_noticed_before_the_server_ends_the_lease(world: Wor
     with pytest.raises(LeaseLost, match="no renewal was answered"):
         session.check()
     assert world.get("/mine") is not None
-
-
-def test_a_lost_lease_stays_lost(world: World) -> None:
-    session = world.session()
-    world.now += 8.5
-    assert not session.alive()
     with pytest.raises(LeaseLost):
         session.tick()  # etcd would still renew it
     assert session.remaining() == 0
     assert world.lease_keepalive_once(session.lease) == 10
 
 
-def test_ticks_outlast_an_etcd_that_is_away_for_a_while(world: World) -> None:
+def test_ticks_outlast_an_etcd_that_is_away_for_a_while() -> None:
+    world = World()
     session = world.session()
     world.now += 4
     world.away = True
@@ -70,10 +61,6 @@ def test_ticks_outlast_an_etcd_that_is_away_for_a_while(world: World) -> None:
     world.away = False
     session.tick()
     assert session.remaining() == pytest.approx(8)
-
-
-def test_a_revoked_lease_is_lost_at_the_next_renewal(world: World) -> None:
-    session = world.session()
     world.lease_revoke(session.lease)
     world.now += 4
     with pytest.raises(LeaseLost, match="expired"):

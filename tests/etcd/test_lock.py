@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from etcd.servers import value
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Lock, Session, put_op, value_is
 from tests.sim.etcd_store import SimEtcd
@@ -14,36 +15,25 @@ def test_contenders_exclude_each_other(etcd: Etcd, etcd_server: EmbeddedEtcd, pr
     rounds, workers = 8, 4
     inside: list[int] = []
     most: list[int] = []
-    errors: list[BaseException] = []
     etcd.put(prefix + "sum", b"0")
 
     def work(worker: int) -> None:
-        try:
-            with Etcd(etcd_server.endpoints, deadline=60) as own, Session(own, 60).run_thread() as session:
-                for _ in range(rounds):
-                    lock = Lock(session, prefix + "lock")
-                    lock.acquire()
-                    inside.append(worker)
-                    most.append(len(inside))
-                    kv = own.get(prefix + "sum")
-                    assert kv is not None
-                    put = put_op(prefix + "sum", b"%d" % (int(kv.value) + 1))
-                    assert own.txn([lock.fence(), value_is(prefix + "sum", kv.value)], [put]).ok
-                    inside.remove(worker)
-                    lock.release()
-        except BaseException as e:
-            errors.append(e)
+        with Etcd(etcd_server.endpoints, deadline=60) as own, Session(own, 60).run_thread() as session:
+            for _ in range(rounds):
+                lock = Lock(session, prefix + "lock")
+                lock.acquire()
+                inside.append(worker)
+                most.append(len(inside))
+                before = value(own, prefix + "sum") or b""
+                put = put_op(prefix + "sum", b"%d" % (int(before) + 1))
+                assert own.txn([lock.fence(), value_is(prefix + "sum", before)], [put]).ok
+                inside.remove(worker)
+                lock.release()
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
     assert max(most) == 1
-    kv = etcd.get(prefix + "sum")
-    assert kv is not None
-    assert kv.value == b"%d" % (rounds * workers)
+    assert value(etcd, prefix + "sum") == b"%d" % (rounds * workers)
     assert etcd.count(prefix + "lock/") == 0
 
 

@@ -1,4 +1,4 @@
-"""What etcd refuses: for good, and then it is said at once; or for a while, and then it is tried again."""
+"""Etcd refuses for good, which is said at once, or for a while: then it is tried again."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The drivers under test, behind one face; and servers in processes of their own, which can be killed."""
+"""The drivers under test, behind one face: they make transports, and close them at the end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import zmq
 
@@ -18,34 +17,23 @@ WAIT = 120.0
 """Seconds in which what is sent arrives, on a busy machine, too."""
 
 
-class Rig(Protocol):
-    """Makes transports of one driver; closes them at the end."""
-
-    def server(self) -> ServerTransport: ...
-    def client(self, identity: str = "t0") -> ClientTransport: ...
-    def exchange_raw(self, address: str, parts: Sequence[bytes], server: ServerTransport) -> Message | None:
-        """Sends these parts as a stranger would; the answer, if one comes."""
-
-    def close(self) -> None: ...
-
-
 class ZmqRig:
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self.limits = limits
+    def __init__(self) -> None:
         self._open: list[ServerTransport | ClientTransport] = []
         self._context = zmq.Context()
 
     def server(self) -> ServerTransport:
-        return self._keep(ZmqServer(self.limits))
+        return self._keep(ZmqServer(LIMITS))
 
     def client(self, identity: str = "t0") -> ClientTransport:
-        return self._keep(ZmqClient(identity, self.limits))
+        return self._keep(ZmqClient(identity, LIMITS))
 
     def _keep(self, transport):  # type: ignore[no-untyped-def]
         self._open.append(transport)
         return transport
 
     def exchange_raw(self, address: str, parts: Sequence[bytes], server: ServerTransport) -> Message | None:
+        """Sends these parts as a stranger would; returns the answer, if one comes."""
         with self._context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.connect(address)
@@ -62,8 +50,8 @@ class ZmqRig:
 
 
 class SimRig:
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self.network = SimNetwork(limits=limits)
+    def __init__(self) -> None:
+        self.network = SimNetwork(limits=LIMITS)
 
     def server(self) -> ServerTransport:
         return self.network.server()
@@ -79,11 +67,11 @@ class SimRig:
         reply = client.receive(2)
         return reply.message if reply else None
 
-    def close(self) -> None:
-        return
+    def close(self) -> None: ...
 
 
-RIGS: dict[str, Callable[[], Rig]] = {"zeromq": ZmqRig, "sim": SimRig}
+Rig = ZmqRig | SimRig
+RIGS: dict[str, type[Rig]] = {"zeromq": ZmqRig, "sim": SimRig}
 
 
 def collect(server: ServerTransport, count: int, timeout_s: float = WAIT) -> list[Received]:
