@@ -54,14 +54,6 @@ def pace(tmp_path: Path) -> Pace:
     return Pace(tmp_path / "pace")
 
 
-@pytest.fixture
-def hangs(tmp_path: Path) -> Path:
-    """A folder: whoever reads the record that hangs takes a file out of it, and never comes back."""
-    folder = tmp_path / "hangs"
-    folder.mkdir()
-    return folder
-
-
 @pytest.fixture(scope="session")
 def program() -> ir.Program:
     return training.program()

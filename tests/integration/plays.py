@@ -17,6 +17,7 @@ import psutil
 import torch
 from torch import Tensor
 
+import graphft
 from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.runtime.checkpoint.store import checkpoints_of
@@ -38,6 +39,8 @@ from tests.support.waiting import command_line
 LOOK_SECONDS = 0.1
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("script.py")
+RUN = Path("jobs", "blobs", "runs", "1")
+"""Of the script, where it is started."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def kill(role: str, *indices: int) -> Callable[[Supervisor], bool]:
 
 
 def at(step: int) -> Callable[[JobStatus], bool]:
-    """With all shards alive and at `step` or beyond."""
+    """All shards are alive and at `step` or beyond."""
     return lambda status: status.step >= step and len(status.pservers) == status.spec["pservers"]
 
 
@@ -251,6 +254,11 @@ def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
     different = [n for n in one if not torch.equal(one[n], other[n])]
     assert not different, f"not bit-identical: {different}"
+
+
+def assert_model(model: Path, eager: Mapping[str, Tensor]) -> None:
+    """It was trained in one process: gradients are summed in another order there, some 80 steps of Adam long."""
+    torch.testing.assert_close(graphft.read_weights(model), dict(eager), rtol=1e-3, atol=1e-4)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:

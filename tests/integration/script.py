@@ -1,4 +1,4 @@
-"""A user's script: describes a job and runs it. Arguments: the file that paces it, then options as JSON."""
+"""A user's script: describes a job and runs it. Arguments: the file that paces it, or "", then options as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import training  # beside this file
 
-job = training.job(training.program(), pace=Path(sys.argv[1]), **json.loads(sys.argv[2] if sys.argv[2:] else "{}"))
+pace = Path(sys.argv[1]) if sys.argv[1] else None
+job = training.job(training.program(), pace=pace, **json.loads(sys.argv[2] if sys.argv[2:] else "{}"))
 
 if __name__ == "__main__":
     result = job.run()

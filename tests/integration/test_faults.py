@@ -1,7 +1,9 @@
-"""Whatever is killed, stopped, added or removed, the final state has the bits of the undisturbed run."""
+"""Whatever is killed, stopped, added or removed, the final state has the bits of the undisturbed run, and that is what
+one process comes to."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +12,17 @@ import pytest
 
 from graphft import ir
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.etcd import EtcdError
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration import training
 from tests.integration.plays import (
+    RUN,
     SCRIPT,
     Act,
     Pace,
     Played,
     Program,
+    assert_model,
     assert_same_bits,
     at,
     await_gone,
@@ -30,6 +35,16 @@ from tests.integration.plays import (
 )
 
 pytestmark = pytest.mark.timeout(600)
+
+
+def test_the_undisturbed_run_equals_training_in_one_process(undisturbed: Played) -> None:
+    """Each slot's batch has its own batch-norm statistics and its own dropout; the rest is one process's arithmetic."""
+    job = undisturbed.job
+    assert job.config.total_steps == 80 == undisturbed.result.steps
+    assert_model(undisturbed.result.model, training.trained_in_one_process(job, training.network()))
+    losses = undisturbed.result.metrics["loss"]
+    assert [step for step, _ in losses] == list(range(job.config.total_steps))
+    assert sum(loss for _, loss in losses[-9:]) < sum(loss for _, loss in losses[:9])
 
 
 def holders(status: JobStatus) -> set[int]:
@@ -78,7 +93,7 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
 
 
 def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
-    """Before the first checkpoint, one, and both at once."""
+    """They die before the first checkpoint, alone, and both at once."""
     pace.set(0.2)  # what is waited for lasts for 20 steps
     job = training.job(program, pace=pace.file, checkpoint_every=25, recovery_timeout=120, lease_ttl=60)
     played = play(
@@ -100,7 +115,7 @@ def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed
 
 def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(folder: Path, pace: Pace, undisturbed: Played) -> None:
     """The launcher is killed: nothing of it is left. Started again, the job resumes by itself; then etcd is killed."""
-    job_dir = folder / "jobs" / "blobs" / "runs" / "1"
+    job_dir = folder / RUN
     launcher = Program(folder, "-m", "graphft", "launch", "--trainers", "2", SCRIPT, pace.file)
     launcher.until(job_dir, lambda s: at(25)(s) and s.checkpoint is not None)
     launcher.kill()
@@ -117,3 +132,49 @@ def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(folder: Path, pace:
     assert "complete: 80 steps" in again.output
     assert "etcd died" in again.output
     assert_same_bits(whole_state(undisturbed.job, job_dir), undisturbed.state)
+
+
+def serving(status: JobStatus) -> list[str]:
+    return [name for name, coordinator in status.coordinators.items() if coordinator["serving"]]
+
+
+def test_another_coordinator_takes_over(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
+    killed: list[str] = []
+
+    def kill_the_one_that_serves(supervisor: Supervisor) -> bool:
+        with contextlib.suppress(EtcdError):
+            found = supervisor.view.coordinator
+            if found is not None and kill("coordinator", int(found.id.partition("-")[0]))(supervisor):
+                killed.append(found.id)
+        return bool(killed)
+
+    def both(status: JobStatus) -> bool:
+        return at(10)(status) and len(status.coordinators) == 2 and bool(serving(status))
+
+    job = training.job(program, pace=pace.file, dispatch="coordinator", lease_ttl=60)
+    another = Act(lambda status: both(status) and serving(status) != killed, lambda supervisor: pace.set(0))
+    played = play(job, folder, [Act(both, kill_the_one_that_serves), another], coordinators=2)
+    assert_same_bits(played.state, undisturbed.state)
+    assert played.result.preemptions == {f"coordinator {killed[0].partition('-')[0]}": 1}
+    assert played.result.failures == {}
+    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}
+    told = [e.text for e in played.statuses[-1].events if e.kind == "coordinator"]
+    assert all(text.endswith("gives out tasks") for text in told[:2]), "on a busy machine others may follow"
+    assert len(told) > 1
+
+
+@pytest.mark.slow
+def test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work(
+    program: ir.Program, folder: Path, tmp_path: Path, undisturbed: Played
+) -> None:
+    (tmp_path / "hangs").mkdir()
+    (tmp_path / "hangs" / "once").touch()
+    job = training.job(program, blobs={"hangs": str(tmp_path / "hangs")}, chunk_timeout=10.0, lease_ttl=60)
+    played = play(job, folder, trainers=4)
+    assert_same_bits(played.state, undisturbed.state)
+    assert sum(played.result.failures.values()) == 1
+    assert played.result.preemptions == {}
+    (hung,) = [e for e in played.statuses[-1].events if e.kind == "hung"]
+    assert "made no progress for 9 s while computing" in hung.text
+    assert "in _hang" in hung.fields["where"], "where the main thread is, or what reads ahead for it"
+    assert not played.result.discarded, "once is no reason to discard a batch"

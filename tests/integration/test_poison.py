@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
-import torch
 
-import graphft
 from graphft import ir
 from graphft.runtime.coordination.result_files import read_discarded
 from graphft.runtime.launcher.folder_status import look_at
 from tests.integration import training
-from tests.integration.plays import SCRIPT, Act, Pace, Program, kill, play
+from tests.integration.plays import RUN, SCRIPT, Act, Pace, Program, assert_model, kill, play
 
 pytestmark = pytest.mark.timeout(600)
 BROKEN = 100
@@ -58,15 +57,12 @@ def test_a_record_that_cannot_be_read_is_discarded_and_the_rest_is_exact(
     eager = training.trained_in_one_process(
         job, training.network(), lambda work: bad if work.chunk == 2 else frozenset()
     )
-    model = training.network()
-    graphft.load_into(model, played.result.model)
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=1e-4)
+    assert_model(played.result.model, eager)
 
 
 @pytest.mark.slow
 def test_a_computation_that_always_fails_ends_the_job_with_its_error(folder: Path, pace: Pace) -> None:
-    """Without the check, which finds it before anything starts."""
+    """The check, which finds it before anything starts, is off."""
     launch = ["-m", "graphft", "launch", "--max-restarts", "2", "--trainers", "1"]
     options = {"blobs": {"mislabeled": 0}, "max_failures": 2, "max_discarded": 1.0, "check": False}
     launcher = Program(folder, *launch, SCRIPT, pace.file, json.dumps(options))
@@ -74,4 +70,18 @@ def test_a_computation_that_always_fails_ends_the_job_with_its_error(folder: Pat
     assert "error[job-failed]: job blobs failed: trainer 0 failed 3 times in a row" in launcher.output
     assert "Target 7 is out of bounds" in launcher.output
     assert "step 0 of slot 0 failed" in launcher.output
-    assert not (folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").exists()
+    assert not (folder / RUN / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_record_that_kills_its_reader(program: ir.Program, folder: Path) -> None:
+    options = {"max_failures": 2, "max_discarded": 1.0, "epochs": 1, "dispatch": "coordinator", "sync": False}
+    played = play(training.job(program, blobs={"fatal": BROKEN}, **options), folder, trainers=2)
+    events = played.statuses[-1].events
+    (discarded,) = [e for e in events if e.kind == "discarded"]
+    assert "of chunk 2 in pass 0 failed" in discarded.text
+    assert signal.SIGSEGV.name in discarded.text
+    failed = [e for e in events if e.kind == "step-failed"]
+    assert len(failed) == 2
+    assert all("died (killed by SIGSEGV)" in e.text and "of chunk 2 in pass 0" in e.text for e in failed)
+    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from graphft.runtime.launcher.process_ends import read_ends
-from tests.integration.plays import SCRIPT, Pace, Program, at, kill_first
+from tests.integration.plays import RUN, SCRIPT, Pace, Program, at, kill_first
 
 pytestmark = pytest.mark.timeout(600)
 OPTIONS = {"trainers": 2, "pservers": 1, "epochs": 1}
@@ -23,11 +23,11 @@ def model(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace) -> None:
-    """Without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
+    """It once deleted the etcd and the metrics of a job without fault tolerance that was running there."""
     pace.set(2)
     options = json.dumps({**OPTIONS, "ft": False})
     first = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
-    job_dir = folder / "jobs" / "blobs" / "runs" / "1"
+    job_dir = folder / RUN
     first.until(job_dir, lambda s: bool(s.trainers))
     second = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true, "wait": false}')
     patient = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
@@ -50,12 +50,9 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     """Other data under the same options begin a run of their own; the unchanged script goes on."""
     arguments = (SCRIPT, pace.file)
     launch = {"GRAPHFT_LAUNCH": '{"quiet": true}'}
-    begun = folder / "jobs" / "blobs" / "runs" / "1"
+    begun = folder / RUN
     first = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
-    first.until(
-        folder / "jobs" / "blobs" / "runs" / "1",
-        lambda s: at(12)(s) and (s.checkpoint or 0) >= 10 and kill_first(s.trainers),
-    )
+    first.until(begun, lambda s: at(12)(s) and (s.checkpoint or 0) >= 10 and kill_first(s.trainers))
     first.until(begun, lambda s: any(e.kind == "died" for e in s.events))
     first.kill()
     pace.set(0)
@@ -67,9 +64,9 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     assert mended.output.startswith("jobs/blobs/runs/1 differs in: ")
     assert "; new run in jobs/blobs/runs/2\n" in mended.output
     assert model(folder / "jobs" / "blobs") == model(folder / "jobs" / "blobs" / "runs" / "2")
-    assert (folder / "jobs" / "blobs" / "runs" / "1" / "model.safetensors").exists()
-    ends = read_ends(folder / "jobs" / "blobs" / "runs" / "1")
+    assert (begun / "model.safetensors").exists()
+    ends = read_ends(begun)
     assert (ends.launches, ends.failures) == (2, {})
     assert sum(ends.preemptions.values()) >= 1, "of all launches; on a busy machine others may lose their leases"
-    log = (folder / "jobs" / "blobs" / "runs" / "1" / "logs" / "pserver-0.log").read_text()
+    log = (begun / "logs" / "pserver-0.log").read_text()
     assert re.search("goes on from step [1-5]0", log), log

@@ -143,7 +143,8 @@ def job(
 ) -> Job:
     """`source` with the tests' usual options: small slices, so that every shard has some. `blobs`: of the data."""
     arguments = {"pace": str(pace or ""), **(blobs or {})}
-    data = options.pop("data", None) or graphft.dataset(f"{__file__}:Blobs", arguments, chunk_size=CHUNK)
+    chunk_size = options.pop("chunk_size", CHUNK)
+    data = options.pop("data", None) or graphft.dataset(f"{__file__}:Blobs", arguments, chunk_size=chunk_size)
     usual: dict[str, Any] = {
         "trainers": SLOTS,
         "pservers": 2,

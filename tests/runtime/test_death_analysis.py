@@ -1,4 +1,4 @@
-"""Dead trainers' last notes are analysed. Of batches that were claimed: test_fatal_batches.py."""
+"""Dead trainers' last notes are analysed. Of batches that were claimed: test_poison.py."""
 
 from __future__ import annotations
 
