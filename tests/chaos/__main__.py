@@ -6,6 +6,7 @@ Sync jobs must end with the bits of their undisturbed runs; async ones, after ea
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import time
@@ -39,7 +40,14 @@ class Plan:
 
 FLIGHTS = ("examples/03_flights.py", "--small", "--kill-at", "0", "--passes")
 DIGITS = ("examples/02_digits.py", "--passes")
-TASKS = ("tests/chaos/many_tasks.py", "--passes")
+
+
+def many_tasks(**options: object) -> tuple[str, ...]:
+    """A job of very many small chunks, of two batches each: whoever gives them out has something to do."""
+    usual = {"trainers": 2, "dispatch": "coordinator", "chunk_size": 16, "checkpoint_every": 100}
+    return "tests/integration/script.py", "", json.dumps({**usual, "blobs": {"records": 1600}, **options})
+
+
 COORDINATED = (*COORDINATOR_WEIGHTS, "kill-etcd", "kill-trainer", "kill-pserver", "pause-trainer", "kill-job")
 """These include the faults of other processes that may come between a coordinator and its queue."""
 PLANS = (
@@ -48,8 +56,8 @@ PLANS = (
     Plan("gpt", "sync", ("examples/04_tiny_gpt.py", "--small", "--passes", "30"), 50),
     Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 80),
     Plan("async-digits", "async", (*DIGITS, "110", "--mode", "async"), 80),
-    Plan("coordinator-sync", "coordinator", (*TASKS, "100"), 160, COORDINATED),
-    Plan("coordinator-async", "coordinator", (*TASKS, "80", "--mode", "async"), 160, COORDINATED),
+    Plan("coordinator-sync", "coordinator", many_tasks(epochs=100), 160, COORDINATED),
+    Plan("coordinator-async", "coordinator", many_tasks(epochs=80, sync=False), 160, COORDINATED),
     Plan("dc-asgd", "modes", (*DIGITS, "40", "--mode", "dc_asgd"), 20),
     Plan("half-async", "modes", (*FLIGHTS, "60", "--mode", "half_async"), 20),
     Plan("geo-sgd", "modes", (*DIGITS, "60", "--mode", "geo_sgd"), 20),

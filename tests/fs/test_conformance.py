@@ -1,4 +1,4 @@
-"""What every file system must do: the local one, and those by fsspec and pyarrow."""
+"""All file systems do the same: the local one, and those by fsspec and pyarrow."""
 
 from __future__ import annotations
 
@@ -70,10 +70,6 @@ def test_files_are_written_read_and_listed(place: tuple[FS, str]) -> None:
     assert fs.ls_dir(root) == ["inner"]
     fs.delete(f"{root}/inner")
     assert fs.ls_dir(root) == []
-
-
-def test_a_file_that_is_not_there(place: tuple[FS, str]) -> None:
-    fs, root = place
     with pytest.raises(FileNotFoundError):
         fs.open(f"{root}/nothing")
 
@@ -145,7 +141,7 @@ def test_file_systems_by_url(tmp_path: Path) -> None:
 
 
 class StoreError(Exception):
-    """What the package of a store raises when it does not answer: no OSError."""
+    """The package of a store raises this when it does not answer: no OSError."""
 
 
 class Away(MemoryFileSystem):

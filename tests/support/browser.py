@@ -77,7 +77,7 @@ class Browser:
         return found["result"].get("value")
 
     def text(self, selector: str = "body") -> str:
-        """What a person reads there; "" where nothing is."""
+        """Returns what a person reads there; "" where nothing is."""
         return str(self.evaluate(f"(document.querySelector({json.dumps(selector)}) ?? {{}}).innerText ?? ''"))
 
     def until(self, condition: Callable[[], Any], seconds: float = 60.0) -> None:

@@ -30,7 +30,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 @dataclass
 class JobState:
-    """What a Job's status tells."""
+    """The status of a Job."""
 
     spec: Object
     succeeded: set[int] = field(default_factory=set)
@@ -135,7 +135,7 @@ class Cluster:
         return "\n".join("\n".join([f"== {f.stem}", *f.read_text().splitlines()[-lines:]]) for f in files)
 
     def address(self, name: str) -> str:
-        """Of a Service, or of a pod with a name of its own (POD.SERVICE)."""
+        """Returns that of a Service, or of a pod with a name of its own (POD.SERVICE)."""
         with self._lock:
             pod = name.partition(".")[0]
             if pod not in self._addresses:

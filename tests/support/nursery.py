@@ -96,7 +96,7 @@ class Nursery:
         os.close(self._ours)
 
     def start(self) -> subprocess.Popen[bytes]:
-        """As a process of its own, which imports torch."""
+        """Makes it a process of its own, which imports torch."""
         command = [sys.executable, "-m", "tests.support.nursery", str(self._listener.fileno()), str(self._theirs)]
         process = subprocess.Popen(
             command,
@@ -109,7 +109,7 @@ class Nursery:
         return process
 
     def fork(self) -> None:
-        """As a fork of this process, which has one thread, and has imported torch."""
+        """Makes it a fork of this process, which has one thread, and has imported torch."""
         if os.fork():
             self.begun()
             return
@@ -119,7 +119,7 @@ class Nursery:
         os._exit(0)
 
     def spawn(self, command: Sequence[str], log: Path, environment: Mapping[str, str], **streams: Any) -> Any:
-        """As `runtime.process.spawn`, which it calls where a fork would not do."""
+        """Does what `runtime.process.spawn` does, which it calls where a fork would not do."""
         wanted = {**os.environ, **environment, processes.PARENT: str(os.getpid())}
         if not self._serves(wanted):
             return processes.spawn(command, log, environment, **streams)

@@ -47,7 +47,7 @@ def program(name: str) -> list[str]:
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """As a kubelet does it."""
+    """Replaces names of variables as a kubelet does."""
     return VARIABLE.sub(lambda m: "$" if m[0] == "$$" else variables.get(m[1], m[0]), text)
 
 
@@ -87,7 +87,7 @@ class Pod:
 
     @property
     def ready(self) -> bool:
-        """As of the last probes."""
+        """The last probes have passed."""
         alive = self.process is not None and self.finished is None and self._kill_at is None
         return alive and self._probe is not None and self._probe.ready
 
@@ -96,7 +96,7 @@ class Pod:
         return self._kill_at is not None
 
     def step(self) -> None:
-        """What a kubelet does now and then."""
+        """Does what a kubelet does now and then."""
         now = time.monotonic()
         if self.finished is not None:
             return

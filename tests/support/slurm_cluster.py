@@ -197,7 +197,7 @@ class SlurmCluster:
         return set(self.call("sinfo", "--noheader", "--Node", f"--states={state}", "--format=%N").split())
 
     def call(self, *command: str | Path) -> str:
-        """What one of Slurm's commands prints; "" while its controller cannot answer."""
+        """Returns what one of Slurm's commands prints; "" while its controller cannot answer."""
         done = subprocess.run(list(map(str, command)), env=self.environment, capture_output=True, text=True)
         return done.stdout.strip()
 
@@ -207,7 +207,7 @@ class SlurmCluster:
         return set(self._slurmds)
 
     def job_field(self, job: str, name: str) -> str:
-        """What `scontrol show job` says of a job under this name."""
+        """Returns what `scontrol show job` says of a job under this name."""
         shown = self.call("scontrol", "show", "job", job).split()
         return next((word.partition("=")[2] for word in shown if word.startswith(f"{name}=")), "")
 
