@@ -49,7 +49,7 @@ def check(engine: Engine, closes: bool = True) -> None:
 
 
 def started(engine: Engine, order: Order) -> Any:
-    """As the supervisor has it: somebody waits for it without a limit."""
+    """Somebody waits for the process without a limit, as in the supervisor."""
     process = engine.start(order)
     threading.Thread(target=process.wait, daemon=True).start()
     return process

@@ -17,18 +17,13 @@ from graphft.runtime.etcd.client import open_etcd
 from graphft.transpiler.job import Job
 from tests.engines.test_kubernetes_manifests import manifests_of
 from tests.integration import training
-from tests.integration.plays import Pace, Played, assert_same_bits, note_look, play, whole_state
+from tests.integration.plays import Pace, Played, assert_same_bits, note_look, whole_state
 from tests.support.cluster import Cluster, JobState
 
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform != "linux", reason="each pod has a loopback address of its own"),
 ]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    return play(training.job(training.program()), tmp_path_factory.mktemp("undisturbed") / "job")
 
 
 @pytest.fixture

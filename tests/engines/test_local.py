@@ -9,17 +9,14 @@ import pytest
 import graphft
 from graphft.runtime.engines.base import ENGINES, Run, engine_options
 from graphft.runtime.engines.local import Local
-from tests.driver import epochs
 from tests.engines.conformance import check
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_what_holds_for_every_engine(tmp_path: Path, forks: bool) -> None:
-    job = graphft.transpile(epochs.program(), data=epochs.chunks(), **epochs.OPTIONS)
-    job.save(tmp_path / "job")
-    engine = Local(forks).open(Run(tmp_path / "job", str(tmp_path / "job"), {"OMP_NUM_THREADS": "1"}))
+def test_what_holds_for_every_engine(job_dir: Path, forks: bool) -> None:
+    engine = Local(forks).open(Run(job_dir, str(job_dir), {"OMP_NUM_THREADS": "1"}))
     engine.prepare()
     try:
         check(engine, closes=False)

@@ -6,106 +6,44 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch import Tensor
 
-from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler.job import Job
-from tests.engines.ray_nodes import Nodes, nodes_of_ray
+from tests.engines.ray_nodes import Nodes
 from tests.integration import training
-from tests.integration.plays import ROOT, SCRIPT, Pace, assert_same_bits, at, look, whole_state
+from tests.integration.plays import ROOT, SCRIPT, Act, Pace, Played, assert_same_bits, at, look, play, whole_state
 
 pytest.importorskip("ray", reason="ray is not installed: make ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-Look = Callable[[Supervisor, JobStatus], None]
 
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with nodes_of_ray(tmp_path_factory.mktemp("nodes")) as nodes:
-        yield nodes
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    folder = tmp_path_factory.mktemp("undisturbed") / "job"
-    job = training.job(training.program())
-    run_job(job, job_dir=str(folder), quiet=True)
-    return whole_state(job, folder)
-
-
-@pytest.fixture
-def pace(tmp_path: Path) -> Pace:
-    return Pace(tmp_path / "pace")
-
-
-class Course:
-    """Does one thing after the other to a running job, each when its status is so."""
-
-    def __init__(self, *acts: tuple[Callable[[Supervisor, JobStatus], Any], Callable[[Supervisor], Any]]) -> None:
-        self.acts = list(acts)
-        self.places: list[list[str]] = []
-
-    def __call__(self, supervisor: Supervisor, status: JobStatus) -> None:
-        self.places.append([listed.place for listed in supervisor.engine.list()])
-        if self.acts and self.acts[0][0](supervisor, status):
-            self.acts.pop(0)[1](supervisor)
-
-
-def stored(tmp_path: Path, pace: Pace) -> Job:
-    return training.job(training.program(), pace=pace.file, storage=f"file://{tmp_path}/storage/job")
-
-
-def launch(job: Job, nodes: Nodes, folder: Path, course: Course) -> list[str]:
-    """Runs it with two trainers; returns the kinds of its events."""
+def test_a_node_is_lost_and_another_joins(nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: Played) -> None:
+    """The roles that were there are lost with it."""
     from graphft.runtime.engines.ray import Ray
 
-    seen: list[JobStatus] = []
-
-    def look(supervisor: Supervisor, status: JobStatus) -> None:
-        seen.append(status)
-        course(supervisor, status)
-
-    run_job(job, engine=Ray(nodes.address), trainers=2, job_dir=str(folder), quiet=True, on_status=look)
-    assert not course.acts, "the job was over before all was done to it"
-    return [event.kind for event in seen[-1].events]
-
-
-def reached(step: int) -> Callable[[Supervisor, JobStatus], bool]:
-    return lambda supervisor, status: at(step)(status)
-
-
-def test_a_node_is_lost_and_another_joins(
-    nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor]
-) -> None:
-    """With it are lost whatever roles were there."""
     nodes.set(2)
     pace.set(1.0)
     lost = nodes.workers[0].node_id[:8]
 
+    def used(supervisor: Supervisor) -> bool:
+        return any(f"node {lost}" == listed.place for listed in supervisor.engine.list())
+
     def kill(supervisor: Supervisor) -> None:
+        assert used(supervisor)
         nodes.kill(nodes.workers[0])
 
-    def whole(supervisor: Supervisor, status: JobStatus) -> bool:
-        return len(status.trainers) == len(status.pservers) == 2
-
-    def gone(supervisor: Supervisor, status: JobStatus) -> bool:
-        return not any(lost in listed.place for listed in supervisor.engine.list())
-
-    acts = [(gone, lambda supervisor: nodes.add()), (whole, lambda supervisor: pace.set(0.0))]
-    course = Course((reached(12), kill), *acts)
-    job = stored(tmp_path, pace)
-    events = launch(job, nodes, tmp_path / "job", course)
-    assert any(f"node {lost}" in places for places in course.places)
-    assert "died" in events
-    assert_same_bits(whole_state(job, tmp_path / "job"), undisturbed)
+    acts = [
+        Act(at(12), kill),
+        Act(lambda status: True, lambda supervisor: not used(supervisor) and nodes.add()),
+        Act(lambda status: len(status.trainers) == len(status.pservers) == 2, lambda supervisor: pace.set(0.0)),
+    ]
+    job = training.job(training.program(), pace=pace.file, storage=f"file://{tmp_path}/storage/job")
+    played = play(job, tmp_path / "job", acts, engine=Ray(nodes.address), trainers=2)
+    assert "died" in played.events
+    assert_same_bits(played.state, undisturbed.state)
     logs = [file.read_text() for file in (tmp_path / "job" / "logs").iterdir()]
     assert len(logs) == 4
     assert all("registered as" in text for text in logs)
@@ -113,7 +51,7 @@ def test_a_node_is_lost_and_another_joins(
 
 
 def test_the_driver_is_killed_and_another_goes_on(
-    nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor]
+    nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: Played
 ) -> None:
     nodes.set(2)
     options = f'{{"storage": "file://{tmp_path}/storage/job"}}'
@@ -138,4 +76,4 @@ def test_the_driver_is_killed_and_another_goes_on(
             driver.wait()
     assert "resuming jobs/blobs/runs/1 at step" in (folder / "output").read_text()
     job = folder / "jobs" / "blobs" / "runs" / "1"
-    assert_same_bits(whole_state(Job.load(job), job), undisturbed)
+    assert_same_bits(whole_state(Job.load(job), job), undisturbed.state)

@@ -13,41 +13,25 @@ import pytest
 from graphft.runtime.engines.base import EngineError, Order, Process, Run
 from graphft.runtime.engines.ray import Ray
 from graphft.runtime.process.role_process import role_environment
-from tests.engines.conformance import check
-from tests.engines.ray_nodes import Nodes, nodes_of_ray
-from tests.integration import training
+from tests.engines.conformance import SILENT, check
+from tests.engines.ray_nodes import Nodes
 from tests.support.waiting import until
 
 ray: Any = pytest.importorskip("ray", reason="ray is not installed: make ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-NOWHERE = "127.0.0.1:1"
-"""An etcd that does not answer: a role waits a minute for it."""
 SECONDS = 120.0
 
 
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with nodes_of_ray(tmp_path_factory.mktemp("nodes")) as nodes:
-        yield nodes
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("job") / "blobs"
-    training.job(training.program()).save(folder)
-    return folder
-
-
 @pytest.fixture
-def engine(nodes: Nodes, job: Path) -> Iterator[Any]:
-    engine = Ray(nodes.address).open(Run(job, str(job), role_environment()))
+def engine(nodes: Nodes, job_dir: Path) -> Iterator[Any]:
+    engine = Ray(nodes.address).open(Run(job_dir, str(job_dir), role_environment()))
     yield engine
     engine.close()
 
 
 def trainer(index: int) -> Order:
-    return Order("trainer", index, NOWHERE)
+    return Order("trainer", index, SILENT)
 
 
 def made(process: Process) -> Process:
@@ -56,8 +40,8 @@ def made(process: Process) -> Process:
     return process
 
 
-def test_it_keeps_the_contract_of_engines(nodes: Nodes, job: Path) -> None:
-    check(Ray(nodes.address).open(Run(job, str(job), role_environment(), {"pserver": {"CPU": 0.5}})))
+def test_it_keeps_the_contract_of_engines(nodes: Nodes, job_dir: Path) -> None:
+    check(Ray(nodes.address).open(Run(job_dir, str(job_dir), role_environment(), {"pserver": {"CPU": 0.5}})))
 
 
 def demands(nodes: Nodes) -> list[tuple[dict[str, float], int]]:

@@ -15,7 +15,6 @@ from graphft.runtime.engines.slurm import SlurmEngine, SlurmStep
 from graphft.runtime.etcd.embedded import free_ports
 from graphft.runtime.process.identity import UNKNOWN
 from tests.engines.conformance import check
-from tests.integration import training
 from tests.integration.plays import ROOT
 from tests.support.slurm_cluster import CPUS, DISCARDED, GPUS, SlurmCluster
 from tests.support.waiting import until
@@ -24,19 +23,6 @@ pytestmark = [pytest.mark.skipif(bool(DISCARDED), reason=f"no real Slurm: {DISCA
 PATIENCE = 300.0
 WAITING = "waiting for a node"
 Opened = Callable[..., SlurmEngine]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def job_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("job") / "blobs"
-    training.job(training.program()).save(folder)
-    return folder
 
 
 @pytest.fixture

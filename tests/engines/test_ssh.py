@@ -50,19 +50,12 @@ def ways(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StandIn | S
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "blobs"
-    training.job(training.program()).save(folder)
-    return folder
-
-
-@pytest.fixture
-def opened(folder: Path, stand_in: StandIn) -> Iterator[Callable[..., SshEngine]]:
+def opened(job_dir: Path, stand_in: StandIn) -> Iterator[Callable[..., SshEngine]]:
     engines = []
 
     def open_engine(*hosts: str, environment: dict[str, str] | None = None, **options: Any) -> SshEngine:
         options = {"hosts": hosts, "ssh": stand_in.command, **options}
-        engines.append(Ssh(**options).open(Run(folder, str(folder), environment or {})))
+        engines.append(Ssh(**options).open(Run(job_dir, str(job_dir), environment or {})))
         return engines[-1]
 
     yield open_engine
@@ -70,25 +63,18 @@ def opened(folder: Path, stand_in: StandIn) -> Iterator[Callable[..., SshEngine]
         engine.close()
 
 
-def test_what_holds_for_every_engine(folder: Path, ways: StandIn | Sshd) -> None:
-    engine = Ssh(NAMES, ssh=ways.command).open(Run(folder, str(folder), {"OMP_NUM_THREADS": "1"}))
+def test_what_holds_for_every_engine(job_dir: Path, ways: StandIn | Sshd) -> None:
+    engine = Ssh(NAMES, ssh=ways.command).open(Run(job_dir, str(job_dir), {"OMP_NUM_THREADS": "1"}))
     try:
         check(engine)
     finally:
         engine.close()
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    return play(training.job(training.program(), pace=Pace(folder / "pace").file), folder / "job")
-
-
 @pytest.mark.slow
-def test_a_job(ways: StandIn | Sshd, undisturbed: Played, tmp_path: Path) -> None:
+def test_a_job(ways: StandIn | Sshd, undisturbed: Played, tmp_path: Path, pace: Pace) -> None:
     """A pserver is killed; the connections to a trainer and to a pserver are cut, and what was there ends. The machine
     of the latter is lost, if it is a stand-in."""
-    pace = Pace(tmp_path / "pace")
     pace.set(0.4)
     cut: list[SshStep] = []
 
@@ -190,13 +176,13 @@ def test_one_that_does_not_begin_is_given_up(
     assert step.refused.startswith("it has not begun within")
 
 
-def test_nothing_outlives_a_killed_launcher(folder: Path, ways: StandIn | Sshd) -> None:
+def test_nothing_outlives_a_killed_launcher(job_dir: Path, ways: StandIn | Sshd) -> None:
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
         "from graphft.runtime.engines.base import Order, Run\n"
         "from graphft.runtime.engines.ssh import Ssh\n"
-        f"engine = Ssh('a', ssh={ways.command!r}).open(Run(Path({str(folder)!r}), {str(folder)!r}))\n"
+        f"engine = Ssh('a', ssh={ways.command!r}).open(Run(Path({str(job_dir)!r}), {str(job_dir)!r}))\n"
         f"step = engine.start(Order('trainer', 0, {SILENT!r}))\n"
         "print(step.await_made().pid, flush=True)\n"
         "time.sleep(1000)\n"
@@ -209,7 +195,7 @@ def test_nothing_outlives_a_killed_launcher(folder: Path, ways: StandIn | Sshd) 
 
 
 def test_what_a_role_is_told(opened: Callable[..., SshEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As it is, and in no command line."""
+    """Its environment reaches it as it is, and stands in no command line."""
     odd = 'it\'s "$(odd)"\n`and` \\ long' + "x" * 100_000
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cr3t")
     monkeypatch.setenv("GRAPHFT_ETCD_PASSWORD", "passw0rd")
@@ -233,7 +219,7 @@ def test_what_a_role_is_told(opened: Callable[..., SshEngine], monkeypatch: pyte
 
 
 def test_a_role_ends_with_its_stdin(tmp_path: Path) -> None:
-    """And what it has started. Signals reach it until then. A shell script stands for the role."""
+    """So does what it has started. Signals reach it until then. A shell script stands for the role."""
     asked, child, role = tmp_path / "asked", tmp_path / "child", tmp_path / "role"
     script = f"trap 'touch {asked}' TERM; sleep 1000 & echo $! > {child}; while :; do sleep 0.1; done"
     role.write_text(f"#!/bin/sh\n{script}\n")
@@ -259,7 +245,7 @@ def test_a_role_ends_with_its_stdin(tmp_path: Path) -> None:
 
 
 def test_this_machine_must_be_reached(opened: Callable[..., SshEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the machines: for the launcher's etcd."""
+    """The machines must reach the launcher's etcd."""
     monkeypatch.delenv("GRAPHFT_HOST", raising=False)
     assert opened("a", "localhost").host == "127.0.0.1"  # both are here
     engine = opened("no-such-machine.invalid", ssh=("false",))
