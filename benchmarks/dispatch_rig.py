@@ -27,7 +27,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.engines.fork_server import Forked, ForkServer
+from graphft.runtime.engines.local import Forked, ForkServer
 from graphft.runtime.etcd import Etcd, Session
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.progress import Progress

@@ -24,7 +24,7 @@ from ft_overhead import JOBS, Measured, Run
 
 from graphft.runtime.data import open_reader
 from graphft.runtime.execute.finite import is_finite
-from graphft.runtime.replay.recompute import LocalShards, LocalTrainer
+from graphft.runtime.replay.command import LocalShards, LocalTrainer
 from graphft.runtime.transport.buffers import BucketBuffers, as_tensor
 
 ELEMENTS, ROUNDS, STEPS = 1 << 20, 200, 30

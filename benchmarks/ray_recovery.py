@@ -49,7 +49,7 @@ from graphft.runtime.coordination.connect import read_note  # noqa: E402
 from graphft.runtime.coordination.keys import Keys  # noqa: E402
 from graphft.runtime.coordination.status import read_status  # noqa: E402
 from graphft.runtime.etcd import Etcd  # noqa: E402
-from graphft.runtime.loop import read_check_point  # noqa: E402
+from graphft.runtime.loop.check_points import read_check_point  # noqa: E402
 from tests.engines.ray_nodes import Nodes, nodes_of_ray  # noqa: E402
 
 LIMIT = 300.0

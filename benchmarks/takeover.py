@@ -26,7 +26,7 @@ from dispatch import by_calls
 from dispatch_rig import Cluster, Taker, light_job, make_job, memory
 
 from graphft.runtime.coordination.revoker import Revoker
-from graphft.runtime.engines.fork_server import Forked
+from graphft.runtime.engines.local import Forked
 from graphft.runtime.etcd import EmbeddedEtcd
 
 SETTLE_SECONDS = 1.0

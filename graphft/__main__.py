@@ -8,9 +8,9 @@ import sys
 def main() -> int:
     """Returns the exit status. Ctrl-C is no traceback while the command is imported, either."""
     try:
-        from graphft.runtime import cli
+        from graphft.runtime.cli import main as run
 
-        return cli.main()
+        return run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -1,5 +1,5 @@
 """The operators, one file per family. Importing this package registers them all."""
 
-from graphft.ops import aten, comm, data, eager, etcd, gradients, optimize, prim, serve, validate
+from graphft.ops import aten, comm, data, eager, etcd, gradients, optimize, prim
 
-__all__ = ["aten", "comm", "data", "eager", "etcd", "gradients", "optimize", "prim", "serve", "validate"]
+__all__ = ["aten", "comm", "data", "eager", "etcd", "gradients", "optimize", "prim"]

@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
     fork_server = commands.add_parser("fork-server")  # what the launcher starts; of no use to people
     fork_server.add_argument("--job", required=True, type=Path)
-    fork_server.set_defaults(command=_fork_server)
+    fork_server.set_defaults(command="graphft.runtime.engines.fork_server_process:serve")
 
     add_looks(commands)
 
@@ -216,12 +216,6 @@ def _start(options: argparse.Namespace) -> int:
         publish(folder)
     spec = RoleSpec(options.role, options.index, str(folder), options.etcd)
     return attendance.end(run_role(Job.load(folder), folder, spec, attendance.health.watch), folder)
-
-
-def _fork_server(options: argparse.Namespace) -> int:
-    from graphft.runtime.engines.fork_server_process import serve
-
-    return serve(options.job)
 
 
 def _forget(options: argparse.Namespace) -> int:

@@ -25,7 +25,6 @@ from graphft.ir import Program
 from graphft.ir.printer import format_block
 from graphft.ir.storage import load_program, save_program
 from graphft.ir.verify import VerificationError, verify_job
-from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.differences import differences
 from graphft.transpiler.passes import pipeline
@@ -42,6 +41,7 @@ from graphft.transpiler.record import (
     read_record,
     without_lines,
 )
+from graphft.transpiler.rules import check_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +104,7 @@ class Job:
     def verify(self) -> None:
         """Verifies each program, and what must hold across them. Raises VerificationError."""
         verify_job(self.programs.by_name())
-        found = list(rules.check_config(self.programs, self.config))
+        found = list(check_config(self.programs, self.config))
         if found:
             raise VerificationError(found, f"job '{self.config.name}'")
 

@@ -10,12 +10,12 @@ from graphft.data import DataSpec
 from graphft.data.urls import CHANGED
 from graphft.errors import UsageError
 from graphft.runtime.data.dataset_reader import DatasetReader, reset_signals_in_forks
-from graphft.runtime.data.file_reader import FileReader
 from graphft.runtime.data.reader import (
     IN_ORDER,
     ArrayReader,
     BadRecords,
     BatchKey,
+    FileReader,
     NeedsCallingThread,
     Prefetcher,
     Reader,

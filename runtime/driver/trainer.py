@@ -36,13 +36,13 @@ from graphft.runtime.driver.running_job import (
     parts_of,
     shut_down,
 )
-from graphft.runtime.driver.validation import validate_here
+from graphft.runtime.executor import validate_here
 from graphft.runtime.interchange.training_state import JobState
 from graphft.runtime.launcher.ending import interruptible, tell
 from graphft.runtime.launcher.launch import prepare
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.run_folder import RunFolder
-from graphft.runtime.loop import save_check_point
+from graphft.runtime.loop.check_points import save_check_point
 from graphft.runtime.loop.snapshot import TrainStatus
 from graphft.runtime.process.role_process import ROLES, hear_of_children
 from graphft.transpiler.evaluation import check_fits, evaluation_of

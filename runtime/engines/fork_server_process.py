@@ -1,7 +1,8 @@
-"""The fork server's own process (`fork_server.py`): what it imports here, and the job that it loads, its forks have."""
+"""The fork server's own process (`local.py`): what it imports here, and the job that it loads, its forks have."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import json
@@ -24,12 +25,13 @@ from graphft.transpiler.job import Job
 _PR_SET_NAME = 15
 
 
-def serve(job_dir: Path) -> int:
+def serve(options: argparse.Namespace) -> int:
     """Loads the job, and makes roles. In each of them it returns the role's exit status."""
     launcher, answers = os.getppid(), os.dup(1)
     os.setpgid(0, 0)
     os.dup2(2, 1)
     torch.set_num_threads(1)  # a pool that loading the job starts would not survive the fork
+    job_dir: Path = options.job
     job = Job.load(job_dir)
     gc.collect()
     gc.freeze()  # or each role's first collection would write to every page, and share none

@@ -47,13 +47,12 @@ from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
 from graphft.runtime.launcher.ending import Reached, interruptible, tell
-from graphft.runtime.launcher.observers import CallbackObserver
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, check_counts, choose_options
 from graphft.runtime.launcher.page_command import LaunchPage
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.result import Result, steps_of
 from graphft.runtime.launcher.run_folder import RunFolder, open_run, saved_run
-from graphft.runtime.launcher.supervise import STATUS_EVERY_SECONDS, supervise, why_failed
+from graphft.runtime.launcher.supervise import STATUS_EVERY_SECONDS, CallbackObserver, supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.runtime.process.folder_lock import locked

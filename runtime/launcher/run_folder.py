@@ -28,8 +28,8 @@ from graphft.runtime.coordination.result_files import VALIDATIONS
 from graphft.runtime.coordination.runs import copy_of, link_newest, run_at, run_in, run_numbers
 from graphft.runtime.launcher.process_ends import FILE as ENDS
 from graphft.runtime.launcher.process_ends import lost_checkpoints
-from graphft.runtime.process import metric_table
 from graphft.runtime.process.folder_lock import locked
+from graphft.runtime.process.metric_table import FILE as METRICS
 from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:  # what tells two jobs apart needs torch, which most commands do without
@@ -204,7 +204,7 @@ def _carry(source: Path, job: Job, new: Path) -> str:
 
     with locked(source):
         step = carry_over(source, job, new)
-    for name in (metric_table.FILE, VALIDATIONS, ENDS, *(path.name for path in source.glob("*.csv"))):
+    for name in (METRICS, VALIDATIONS, ENDS, *(path.name for path in source.glob("*.csv"))):
         if (source / name).exists():
             shutil.copyfile(source / name, new / name)
     if (source / CURSOR).exists():

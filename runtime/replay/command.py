@@ -1,22 +1,281 @@
-"""`graphft replay`: computes one batch of a job again, and shows what of it is not finite."""
+"""`graphft replay`: computes steps of a sync job again, in one process: without protocol, transport and etcd;
+and shows what of a batch is not finite."""
 
 from __future__ import annotations
 
 import argparse
+import logging
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from graphft.errors import UsageError
+from graphft.ir import Block, Kind, Program, registry
+from graphft.ir.printer import format_operator
+from graphft.ir.registry import writes_of
+from graphft.ops.context import ChunkWork, Context, Slices
+from graphft.plan import Located, batch_seed
+from graphft.runtime.checkpoint.manifest import Manifest, directory_key
 from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint
 from graphft.runtime.coordination.job_files import local_folder
 from graphft.runtime.coordination.runs import find_run
-from graphft.runtime.data import open_reader
+from graphft.runtime.data import BatchKey, Reader, open_reader
 from graphft.runtime.execute.determinism import enforce
-from graphft.runtime.execute.finite import nonfinite_of, nonfinite_rows
+from graphft.runtime.execute.finite import is_finite, nonfinite_of, nonfinite_rows
+from graphft.runtime.execute.lowering import Observe, lower
+from graphft.runtime.process.metric_table import read_rows
+from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.role_process import EXIT_OK
-from graphft.runtime.replay.recompute import Computed, LocalShards, LocalTrainer, Observer, Reached, reach
+from graphft.runtime.protocol.round import Contribution
+from graphft.runtime.roles.programs import trainer_scope
+from graphft.runtime.roles.pserver.norms import lay_out
+from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
+from graphft.runtime.roles.role import Blocks
+from graphft.runtime.roles.trainer.step_check import TrialBatch, TrialComm
+from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler.job import Job
+from graphft.transpiler.layout import ALL_NORMS, gradient_of
+
+log = logging.getLogger("graphft")
+
+Pushed = Mapping[tuple[int, int], Tensor]
+"""By (shard, bucket), what a slot contributes."""
+
+
+class LocalShard:
+    """The program and the values of one pserver."""
+
+    def __init__(self, program: Program, device: str) -> None:
+        self.scope: dict[str, Any] = {name: value.detach().clone() for name, value in program.values.items()}
+        self.blocks = Blocks(program, Context(scope=self.scope, device=device), Progress())
+        self.buffers = ShardBuffers(self.scope)
+        for op in program.blocks["init"].ops:
+            if op.type == "bucket":
+                self.buffers.make_bucket(op.attrs["index"], op.reads, registry.attr(op, "reduce"))
+        self.serve = next(op for op in program.blocks["serve"].ops if op.type == "listen_and_serv")
+        reduce = program.blocks.get("reduce")
+        self.partials = reduce.attrs["partials"].name if reduce is not None else ""
+        self.order = reduce.attrs["order"] if reduce is not None else ()
+
+    def block(self, attribute: str) -> None:
+        """Runs the block that this attribute of `listen_and_serv` names, if any."""
+        self.blocks.run(registry.attr(self.serve, attribute))
+
+
+class LocalShards:
+    """The state of all shards: the initial values, until `restore`."""
+
+    def __init__(self, job: Job) -> None:
+        self.shards = [LocalShard(program, job.config.device) for program in job.programs.pservers]
+
+    def restore(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        for shard, values in zip(self.shards, parts, strict=True):
+            shard.buffers.restore(values)
+
+    def apply(self, contributions: Mapping[int, tuple[int, Pushed]]) -> None:
+        """Applies a step. `contributions`: by slot, its samples and what it pushed."""
+        if not contributions:
+            return
+        for index, shard in enumerate(self.shards):
+            given = [
+                Contribution(slot, samples, {b: byte_view(v) for (s, b), v in pushed.items() if s == index})
+                for slot, (samples, pushed) in sorted(contributions.items())
+            ]
+            shard.buffers.reduce(given)
+        sums: dict[int, Tensor] = {}
+        for index, shard in enumerate(self.shards):
+            if shard.partials:  # for clipping by the global norm
+                (sums[index],) = shard.blocks.run("reduce", fetch=(shard.partials,))
+        for shard in self.shards:
+            norms = lay_out(shard.order, sums)
+            if norms is not None:
+                shard.scope[ALL_NORMS] = norms
+            shard.block("schedule_block")
+            for block in registry.attr(shard.serve, "optimize_blocks"):
+                shard.blocks.run(block)
+
+    def leave_out(self) -> None:
+        """Skips a step with a contribution that is not finite."""
+        for shard in self.shards:
+            shard.block("schedule_block")
+            shard.block("skip_block")
+
+
+class LocalComm(TrialComm):
+    """Gives the parameters of shards in this process. `finite`: what the job's own check would find."""
+
+    def __init__(self, job: Job, shards: LocalShards) -> None:
+        super().__init__(job)
+        self.shards, self.finite = shards, True
+
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None:
+        super().push(shard, bucket, tensors, slices, check)
+        self.finite = self.finite and (not check or is_finite(self.pushed[shard, bucket]))
+
+    def check_loss(self, loss: Tensor) -> None:
+        self.finite = self.finite and is_finite(loss)
+
+    def values_of(self, shard: int, bucket: int) -> Tensor:
+        return self.shards.shards[shard].buffers.buckets[bucket].flat
+
+
+@dataclass
+class Computed:
+    """A contribution. `numbers`: of its records in the data. When observed, `gradients`: by parameter; `parameters`:
+    those received, with the number of values that are not finite; `origins`: (op, what values) of each op that makes
+    such values of operands that are finite, in order."""
+
+    work: Located
+    columns: Mapping[str, Tensor]
+    loss: float
+    pushed: Mapping[tuple[int, int], Tensor]
+    finite: bool
+    numbers: Sequence[int]
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)
+    origins: list[tuple[str, str]] = field(default_factory=list)
+
+
+class LocalTrainer:
+    """Computes any (step, slot) with the present values of the shards."""
+
+    def __init__(self, job: Job, reader: Reader, shards: LocalShards) -> None:
+        self.job, self.reader, self.shards = job, reader, shards
+        self.program, self.config = job.trainer_program(), job.config
+        self.loss = str(self.program.attrs["loss"])
+        self._quiet = self._lowered(None)
+
+    def compute(self, step: int, slot: int, observer: Observer | None = None) -> Computed | None:
+        """Returns None if the slot has no batch at this step."""
+        found = self.config.plan.locate(step, slot)
+        if found is None:
+            return None
+        key = BatchKey(found.pass_index, found.chunk, found.batch, self.config.batch_size)
+        columns = self.reader.batch(*key)
+        seed = batch_seed(self.config.seed, step, slot)
+        batch = TrialBatch(ChunkWork(found.pass_index, found.chunk, found.batch, found.samples, seed), columns)
+        comm = LocalComm(self.job, self.shards)
+        ctx = Context(trainer_scope(self.program), step, slot, self.config.device)
+        ctx.queue, ctx.slots, ctx.data, ctx.comm = batch, batch, batch, comm
+        run = self._quiet if observer is None else self._lowered(observer.look)
+        with torch.random.fork_rng(devices=[]):
+            (loss,) = run(ctx, ctx.scope)
+        computed = Computed(found, columns, float(loss), comm.pushed, comm.finite, self.reader.numbers(key))
+        if observer is not None:
+            computed.gradients, computed.origins = observer.gradients, observer.origins
+            computed.parameters = nonfinite_of({v.name: ctx.scope[v.name] for v in self.program.of_kind(Kind.PARAM)})
+        return computed
+
+    def _lowered(self, look: Observe | None) -> Any:
+        return lower(self.program.blocks["step"], fetch=(self.loss,), device=self.config.device, observe=look)
+
+
+class Observer:
+    """Looks at each op that has run. Infinities may be meant, as in a mask, so an op is an origin of NaN if none of its
+    operands has NaN."""
+
+    def __init__(self, job: Job) -> None:
+        parameters = job.trainer_program().of_kind(Kind.PARAM)
+        self._parameter = {gradient_of(v): v.name for v in parameters}
+        self._nan: set[str] = set()
+        self._infinite: set[str] = set()
+        self.gradients: dict[str, Tensor] = {}
+        self.origins: list[tuple[str, str]] = []
+
+    def look(self, block: Block, index: int, values: Mapping[str, Any]) -> None:
+        op = block.ops[index]
+        tensors = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.is_floating_point()}
+        if op.type == "send":
+            sent = ((self._parameter[n], v) for n, v in tensors.items() if n in self._parameter)
+            self.gradients |= {name: value.detach().clone() for name, value in sent}
+        clean, made = not any(n in self._nan | self._infinite for n in op.reads), []
+        had_nan = bool(self._nan.intersection(op.reads))
+        for name in (n for n in writes_of(op) if n in tensors):
+            nan, infinite = int(tensors[name].isnan().sum()), int(tensors[name].isinf().sum())
+            if (nan and not had_nan) or (infinite and clean):
+                counts = " and ".join(f"{n} {what}" for n, what in ((nan, "nan"), (infinite, "infinite")) if n)
+                made.append(f"%{name}: {counts} of {tensors[name].numel()} values")
+            for known, found in ((self._nan, nan), (self._infinite, infinite)):
+                (known.add if found else known.discard)(name)
+        if made:
+            self.origins.append((format_operator(op, block.program), ", ".join(made)))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The state of `step` was reached from the checkpoint of step `start` in `folder` ("": the initial values).
+    `same`: steps in between whose losses are recorded with the same bits; `other`: (step, here, there) of others."""
+
+    step: int
+    start: int
+    folder: str
+    same: int
+    other: tuple[tuple[int, float, float], ...]
+
+
+def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
+    """Returns the newest whole checkpoint of this run at or before `step`, and its parts. Raises StorageUnavailable."""
+    store = checkpoints_of(job_dir)
+    for directory in (d for d in store.directories() if directory_key(d)[0] <= step):
+        try:
+            manifest = store.read_manifest(directory)
+            if manifest.run == job.run_id:
+                return manifest, [store.read_part(manifest, i)[0] for i in range(job.config.pservers)]
+        except DamagedCheckpoint as error:
+            if store.has_manifest(directory):  # else it is being written, or was given up
+                log.error("%s; the steps since the one before it are computed again", error.message)
+    return None
+
+
+def reach(
+    job: Job, job_dir: Path, shards: LocalShards, trainer: LocalTrainer, step: int, tell: Callable[[str], object]
+) -> Reached:
+    """Brings the shards to `step`. Raises UsageError if the job itself would not have got there."""
+    found, start, folder = newest_before(job, job_dir, step), 0, ""
+    if found is not None:
+        manifest, parts = found
+        start, folder = manifest.step, manifest.directory
+        shards.restore(parts)
+    recorded = {k: values["loss"] for k, values in read_rows(job_dir, start, step - start).steps()}
+    same, other = 0, []
+    for k in range(start, step):
+        computed = {v: c for v in range(job.config.trainers) if (c := trainer.compute(k, v)) is not None}
+        if computed and k in recorded:
+            here, there = _mean_loss(list(computed.values())), recorded[k]
+            if here == there or (math.isnan(here) and math.isnan(there)):
+                same += 1
+            else:
+                other.append((k, here, there))
+        _apply(job, shards, k, computed)
+        tell(f"step {k} of {step}")
+    return Reached(step, start, folder, same, tuple(other))
+
+
+def _apply(job: Job, shards: LocalShards, step: int, computed: dict[int, Computed]) -> None:
+    bad = [v for v, c in computed.items() if not c.finite]
+    if bad and job.config.on_nonfinite == "stop":
+        text = f"step {step} of slot {bad[0]} is not finite already: the job stops there"
+        raise UsageError(text, rule="replay", help=f"graphft replay --step {step} --slot {bad[0]}")
+    if bad:
+        shards.leave_out()
+    else:
+        shards.apply({v: (c.work.samples, c.pushed) for v, c in computed.items()})
+
+
+def _mean_loss(computed: Sequence[Computed]) -> float:
+    """Returns the mean over the samples of the slots, as shard 0 computes it."""
+    if len(computed) == 1:
+        return computed[0].loss
+    samples = sum(c.work.samples for c in computed)
+    return sum(c.loss * c.work.samples for c in computed) / samples
+
 
 ORIGINS, SAMPLES = 10, 8  # that are shown
 INDENT = 13 * " "

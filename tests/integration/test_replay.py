@@ -15,7 +15,7 @@ from graphft import ir
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.data import open_reader
-from graphft.runtime.replay.recompute import LocalShards, LocalTrainer, Observer, reach
+from graphft.runtime.replay.command import LocalShards, LocalTrainer, Observer, reach
 from tests.integration.plays import Program, play
 from tests.integration.test_nonfinite import job, where
 

@@ -13,7 +13,7 @@ import graphft
 from graphft import ir
 from graphft.plan import Plan
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.driver.validation import validate_here
+from graphft.runtime.executor import validate_here
 from graphft.transpiler.evaluation import evaluation_of
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, at, kill, play

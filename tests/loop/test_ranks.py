@@ -15,8 +15,8 @@ from torch import nn
 import graphft
 from graphft import TrainStatus
 from graphft.errors import GraphftError
-from graphft.runtime.loop import ranks
-from graphft.runtime.loop.ranks import PerRank
+from graphft.runtime.loop import snapshot as ranks
+from graphft.runtime.loop.snapshot import PerRank
 
 pytestmark = pytest.mark.timeout(600)
 

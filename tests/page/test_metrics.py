@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from graphft.runtime.page.job_page import JobPage
-from graphft.runtime.page.prometheus import metrics_of
+from graphft.runtime.page.server import metrics_of
 from graphft.runtime.protocol.time_ledger import CATEGORIES
 from tests.page.plays import Job, status
 

@@ -14,8 +14,7 @@ import pytest
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.engines.base import Run
-from graphft.runtime.engines.fork_server import SUPPORTED, ForkServer
-from graphft.runtime.engines.local import LocalEngine
+from graphft.runtime.engines.local import SUPPORTED, ForkServer, LocalEngine
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.support.waiting import ended, until
@@ -32,7 +31,7 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 from graphft.runtime.engines.base import Order
-from graphft.runtime.engines.fork_server import ForkServer
+from graphft.runtime.engines.local import ForkServer
 folder, etcd = Path(sys.argv[1]), sys.argv[2]
 fork_server = ForkServer(folder, {"OMP_NUM_THREADS": "1"})
 role = fork_server.fork(Order("trainer", 0, etcd), folder / "logs" / "trainer-0.log")

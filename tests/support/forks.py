@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from graphft.runtime.engines import fork_server
+from graphft.runtime.engines import local
 from graphft.runtime.process.role_process import role_environment
 from tests.support.nursery import Nursery
 
@@ -26,7 +26,7 @@ def nursery() -> Iterator[Nursery]:
 def forked_from(nursery: Nursery) -> Iterator[pytest.MonkeyPatch]:
     """Fork servers of jobs that this process launches come from there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fork_server, "spawn", nursery.spawn)
+        patch.setattr(local, "spawn", nursery.spawn)
         yield patch
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from graphft.runtime.cli import main
-from graphft.runtime.engines import fork_server
+from graphft.runtime.engines import local
 from graphft.runtime.process import role_process as processes
 
 REQUEST_BYTES = 1 << 17
@@ -203,7 +203,7 @@ def _become(request: dict[str, Any], streams: list[int], connection: socket.sock
     if command[0] not in ("start", "fork-server"):  # a launcher: its fork server comes from a nursery of its own
         nursery = Nursery(os.environ)
         nursery.fork()
-        fork_server.spawn = nursery.spawn
+        local.spawn = nursery.spawn
     if command[0] != "script":
         sys.exit(main(command))
     sys.argv, sys.path[0] = [first, *others], str(Path(first).parent)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from graphft.transpiler.config import JobConfig
-from graphft.transpiler.passes.accumulation import local_steps
 from graphft.transpiler.passes.communication import check_finite, insert_communication, report_metrics
 from graphft.transpiler.passes.fault_tolerance import insert_checkpoints, insert_liveness, insert_queue
-from graphft.transpiler.passes.optimizer import compensate_delay, keep_optimizer, split_optimizer
+from graphft.transpiler.passes.optimizer import compensate_delay, keep_optimizer, local_steps, split_optimizer
 from graphft.transpiler.passes.slicing import make_buckets, slice_parameters
 from graphft.transpiler.passes.validation import insert_decisions, insert_validation
 from graphft.transpiler.programs import Pass
