@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from graphft.ops.context import ClaimTerms, EndOfPass, NoData
+from graphft.ops.context import ClaimTerms, EndOfPass
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Ambiguous
@@ -68,22 +68,6 @@ def take(trainer: Any, count: int, terms: ClaimTerms = TERMS) -> list[Any]:
 def discarded(scene: Stage, chunk: int) -> tuple[Discard, ...]:
     kv = scene.etcd.get(scene.keys.discarded(chunk))
     return msgspec.json.decode(kv.value, type=Discards).discards if kv is not None else ()
-
-
-def test_a_chunk_goes_on_without_the_batch_that_failed(scene: Stage) -> None:
-    one, other = begin(scene, 0), begin(scene, 1)
-    *rest, last = take(one, CHUNKS)
-    one.queue.records.complete(rest)
-    with pytest.raises(NoData):
-        other.queue.records.take(TERMS)
-    one.queue.report_failure(last.key, "it cannot be read", 7)
-    assert discarded(scene, last.key[1]) == (Discard(0, 7, "it cannot be read"),)
-    (again,) = take(other, 1)
-    assert (again.key, again.discarded) == (last.key, {7})
-    other.queue.records.complete([again])
-    assert scene.records() == {"done": set(range(CHUNKS))}
-    with pytest.raises(EndOfPass):
-        other.queue.records.take(TERMS)
 
 
 def test_a_job_that_would_lose_too_much_fails_and_loses_nothing_more(scene: Stage) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,30 +18,9 @@ from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Asked, Committed, Generation, decode
 from graphft.runtime.etcd import Etcd
+from tests.runtime.trainers import Interposed
 
 PROGRAM = "0123456789abcdef"
-
-
-class Interposed:
-    """A real etcd; `before_txn` runs before each transaction of this client, `after_txn` behind it."""
-
-    def __init__(self, etcd: Etcd) -> None:
-        self.etcd = etcd
-        self.before_txn: Callable[[], None] | None = None
-        self.after_txn: Callable[[], None] | None = None
-
-    def txn(self, *args: Any, **kwargs: Any) -> Any:
-        before, self.before_txn = self.before_txn, None
-        if before is not None:
-            before()
-        result = self.etcd.txn(*args, **kwargs)
-        after, self.after_txn = self.after_txn, None
-        if after is not None:
-            after()
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.etcd, name)
 
 
 class Shards:

@@ -67,26 +67,19 @@ def finished(client: SlowClient) -> list[tuple[list[int], list[int]]]:
     return [([c for c, _ in m.tasks], m.fences) for m in client.calls if isinstance(m, FinishTasks)]
 
 
-def test_what_gathers_is_told_together(client: SlowClient, claims: CoordinatorOpenQueue) -> None:
+def test_what_gathers_is_told_together_with_the_fences_of_its_time(
+    client: SlowClient, claims: CoordinatorOpenQueue, fences: list[int]
+) -> None:
     claims.complete([Claim((0, 0), 1, 1)])
     assert client.called.wait(120)
     for chunk in (1, 2, 3):
         claims.complete([Claim((0, chunk), 1, chunk + 1)])
-    client.may.set()
-    claims._background.wait()
-    assert finished(client) == [([0], [7]), ([1, 2, 3], [7])]
-
-
-def test_each_with_the_fences_of_its_time(client: SlowClient, claims: CoordinatorOpenQueue, fences: list[int]) -> None:
-    claims.complete([Claim((0, 0), 1, 1)])
-    assert client.called.wait(120)
-    claims.complete([Claim((0, 1), 1, 2)])
     fences[0] = 9
-    claims.complete([Claim((0, 2), 1, 3)])
-    claims.complete([Claim((1, 3), 1, 4)])
+    claims.complete([Claim((0, 4), 1, 5)])
+    claims.complete([Claim((1, 5), 1, 6)])
     client.may.set()
     claims._background.wait()
-    assert finished(client) == [([0], [7]), ([1], [7]), ([2], [9]), ([3], [9])]
+    assert finished(client) == [([0], [7]), ([1, 2, 3], [7]), ([4], [9]), ([5], [9])]
 
 
 def test_a_trainer_says_that_it_holds_nothing(client: SlowClient, claims: CoordinatorOpenQueue) -> None:

@@ -180,37 +180,26 @@ def discarded(etcd: SimEtcd) -> dict[int, list[int]]:
     return {chunk: [o.batch for o in found.discards] for chunk, found in read_discards(etcd, KEYS).items()}
 
 
-def publish(cluster: Cluster, etcd: SimEtcd, step: int) -> None:
-    """A checkpoint with what is discarded, as a saver writes it."""
-    for shard in cluster.shards:
-        part = cluster.store.write_part(cluster.generation.number, step, shard.shard, SHARDS, {"n": torch.ones(1)})
-        shard.publish(cluster.generation.number, step, part, recorded(etcd, KEYS))
-
-
-def test_what_is_discarded_is_known_again_when_etcd_is_lost(cluster: Cluster) -> None:
-    leave_out(cluster.etcd, 4, 1, 5)
-    leave_out(cluster.etcd, 7, 2)
-    publish(cluster, cluster.etcd, 50)
-    fresh = SimEtcd()
-    shard = Commits(fresh, KEYS, cluster.store, 0, SHARDS, "program", "new")
-    made = shard.ensure_generation()
-    assert made is not None
-    assert made.step == 50, "for the event that tells"
-    assert shard.ensure_generation() is None
-    assert discarded(fresh) == {4: [1, 5], 7: [2]}
-    assert read_discards(fresh, KEYS) == read_discards(cluster.etcd, KEYS), "reasons, records and all"
-
-
-def test_what_is_discarded_is_known_again_when_etcd_is_restored(cluster: Cluster) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_is_discarded_is_known_again(cluster: Cluster, lost: bool) -> None:
     leave_out(cluster.etcd, 4, 1)
     early = cluster.backup()
     leave_out(cluster.etcd, 4, 1, 5)
     leave_out(cluster.etcd, 7, 2)
-    publish(cluster, cluster.etcd, 50)
-    cluster.restore(early)
-    leave_out(cluster.etcd, 4, 1, 9)  # found since, by processes that live on
-    assert cluster.start()[0]
-    assert discarded(cluster.etcd) == {4: [1, 5, 9], 7: [2]}
+    wanted = read_discards(cluster.etcd, KEYS)
+    for shard in cluster.shards:  # a checkpoint with what is discarded, as a saver writes it
+        part = cluster.store.write_part(0, 50, shard.shard, SHARDS, {"n": torch.ones(1)})
+        shard.publish(0, 50, part, recorded(cluster.etcd, KEYS))
+    cluster.restore({} if lost else early)
+    if lost:
+        made = cluster.shards[0].ensure_generation()
+        assert made is not None
+        assert made.step == 50, "for the event that tells"
+        assert cluster.shards[0].ensure_generation() is None
+        assert read_discards(cluster.etcd, KEYS) == wanted, "reasons, records and all"
+    leave_out(cluster.etcd, 4, 1, *[5] * lost, 9)  # found since, by processes that live on
+    assert cluster.start() == [not lost, False]
+    assert discarded(cluster.etcd) == ({4: [1, 5, 9], 7: [2]})
     before = cluster.backup()
     cluster.shards[0].rollback("restarted")
     assert {k: v for k, v in cluster.backup().items() if KEYS.all_discarded in k} == {

@@ -122,15 +122,6 @@ def test_a_run_begins_anew_only_if_it_cannot_go_on(etcd: Etcd, keys: Keys, job: 
     assert everything(etcd, keys) == 0
 
 
-def test_a_dead_run_is_forgotten_when_asked(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
-    with pytest.raises(GraphftError, match=f"etcd knows no job named {keys.job}"):
-        forget_dead(etcd, keys)
-    run = run_of(job, keys)
-    leave(etcd, keys, run, tmp_path)
-    assert forget_dead(etcd, keys).run == run.run_id
-    assert everything(etcd, keys) == 0
-
-
 class Overtaken:
     """A store in which the job begins anew before the next transaction."""
 

@@ -51,11 +51,6 @@ def chunk_at(scene: Stage, step: int = 0, slot: int = 0) -> int:
     return located.chunk
 
 
-def pass_record(scene: Stage) -> bytes:
-    kv = scene.etcd.get(scene.keys.pass_)
-    return kv.value if kv is not None else b""
-
-
 def complete(trainer: Any) -> None:
     """What the trainer knows to be applied is recorded."""
     trainer.queue.complete()
@@ -77,23 +72,6 @@ def test_a_chunk_is_done_when_its_last_batch_is_applied_not_when_it_was_read(sce
     records = scene.records()
     assert records["done"] == {chunk}
     assert chunk not in records["pending"] | records["todo"]
-
-
-def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
-    trainer = scene.trainer(0)
-    begin(scene, trainer)
-    trainer.queue.get(TERMS)
-    assert scene.records()["pending"] == {chunk_at(scene)}
-    trainer.ctx.step = 1
-    trainer.queue.get(TERMS)
-    until(lambda: scene.records()["pending"] == {chunk_at(scene), chunk_at(scene, 2)})
-    until(lambda: len(trainer.queue.claims) == 2)
-    trainer.member.etcd.store.before_txn = lambda: pytest.fail("a transaction on the step's way")
-    trainer.ctx.step = 2
-    trainer.queue.get(TERMS)
-    trainer.member.etcd.store.before_txn = None
-    trainer.queue.release(0)
-    assert "pending" not in scene.records()
 
 
 def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) -> None:
@@ -190,46 +168,6 @@ def discarded(scene: Stage) -> dict[int, tuple[int, int]]:
     return {
         c: (o.discards[0].pass_index, o.discards[0].batch) for c, o in read_discards(scene.etcd, scene.keys).items()
     }
-
-
-def test_a_pass_rolls_though_a_batch_was_discarded(scene: Stage) -> None:
-    trainer = scene.trainer(0)
-    begin(scene, trainer)
-    trainer.queue.get(TERMS)
-    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    assert discarded(scene) == {chunk_at(scene): (0, 0)}
-    trainer.queue.rolled_back()
-    with pytest.raises(NoData):
-        trainer.queue.get(TERMS)
-    trainer.ctx.step = 1
-    assert trainer.queue.get(TERMS).batch == 1
-    next_pass = trainer.plan.start_steps[1]
-    shards_at(trainer, next_pass)
-    complete(trainer)
-    begin(scene, trainer, next_pass)
-    assert chunk_at(scene) in scene.records()["done"]
-    assert scene.records(1) == {"todo": set(range(CHUNKS))}
-    assert b'"pass":1' in pass_record(scene)
-
-
-def test_a_later_pass_leaves_out_the_records_of_the_batch(scene: Stage) -> None:
-    trainer = scene.trainer(0)
-    begin(scene, trainer)
-    trainer.queue.get(TERMS)
-    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    trainer.queue.rolled_back()
-    plan, chunk = scene.job.config.plan, chunk_at(scene)
-    (bad,) = plan.positions(0, chunk, 0).tolist()
-    (planned,) = (c for c in plan.chunks_of(1) if c.chunk == chunk)
-    shards_at(trainer, plan.start_steps[1])
-    begin(scene, trainer, plan.start_steps[1], planned.slot)
-    for batch in range(2):
-        trainer.ctx.step = planned.first_step + batch
-        if plan.positions(1, chunk, batch).tolist() == [bad]:
-            with pytest.raises(NoData):
-                trainer.queue.get(TERMS)
-        else:
-            assert trainer.queue.get(TERMS).without == {bad}
 
 
 @pytest.mark.parametrize("saved", [False, True])

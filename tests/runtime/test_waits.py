@@ -37,17 +37,6 @@ def kinds(scene: Stage) -> list[str]:
     return [event.kind for _, event in read_events(scene.etcd, scene.keys)]
 
 
-def test_a_chunk_that_alone_cannot_be_read(scene: Stage) -> None:
-    trainer = scene.trainer(0)
-    (scene.folder / "in" / "b").unlink()
-    assert len(trainer.data.read(BatchKey(0, 0, 0, 2))["x"]) == 2
-    with pytest.raises(GraphftError, match="reading chunk 1") as error:
-        trainer.data.read(BatchKey(0, 1, 0, 2))
-    assert error.value.rule == "read"
-    assert kinds(scene) == ["storage-wait", "storage-waited"]
-    assert trainer.data.may_claim()
-
-
 def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_wait, "WAIT_SECONDS", 1.0)
     trainer = scene.trainer(0)
