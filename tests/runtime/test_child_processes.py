@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 
 import psutil
 import pytest
 
 from graphft.runtime.launcher.child import ChildProcesses
 from graphft.runtime.process.identity import identify
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 ROLE = """
@@ -32,16 +31,6 @@ signal.pause()
 """
 
 
-def gone(pid: int, look: Callable[[], None]) -> bool:
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
-        look()
-        if not psutil.pid_exists(pid):
-            return True
-        time.sleep(0.01)
-    return False
-
-
 @pytest.mark.parametrize("child", ["ends", "lives"])
 def test_what_a_killed_role_leaves_is_ended_and_collected(child: str) -> None:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, as a launcher does
@@ -56,7 +45,7 @@ def test_what_a_killed_role_leaves_is_ended_and_collected(child: str) -> None:
         assert psutil.pid_exists(left), "its parent lives"
         role.kill()
     assert psutil.pid_exists(left), "as a zombie, or alive"
-    assert gone(left, lambda: child_processes.look([]))
+    until(lambda: child_processes.look([]) or not psutil.pid_exists(left))
 
 
 def test_children_of_its_own_are_left_alone() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import ANY, Mock
 
 import msgspec
 import pytest
@@ -19,7 +19,6 @@ from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.roles.trainer.step_check import Proof
-from graphft.runtime.transport.wire import Login
 from graphft.transpiler.job import Job
 
 WHERE = " while checking its start with batch 0 of chunk 2 in pass 0"
@@ -76,23 +75,6 @@ def test_user_code_that_ends_with_the_status_of_a_lost_lease(
     assert bool(charged) == fatal
 
 
-@dataclass
-class Coordinator:
-    """Stands for the one that failures are reported to."""
-
-    answer: Change | None
-    run: str
-    told: list[tuple[Place, int, str]] = field(default_factory=list)
-
-    def report_failed(
-        self, etcd: Etcd, keys: Keys, login: Login, place: Place, claim: int, reason: str, deadline: float
-    ) -> Change | None:
-        assert login.admits(self.run.encode(), b"the secret")
-        assert deadline == REPORT_SECONDS
-        self.told.append((place, claim, reason))
-        return self.answer
-
-
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     deaths: DeathAnalysis, etcd: Etcd, keys: Keys, coordinated: Job, monkeypatch: pytest.MonkeyPatch, counted: bool
@@ -102,12 +84,13 @@ def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     deaths.job_dir /= "job"
     etcd.put(keys.secret, b"the secret")
     change = Change("released", reason="it failed once") if counted else None
-    coordinator = Coordinator(change, named.run_id)
-    monkeypatch.setattr(death_analysis, "report_failed", coordinator.report_failed)
+    report = Mock(return_value=change)
+    monkeypatch.setattr(death_analysis, "report_failed", report)
     WorkRecord(record_path(deaths.job_dir, 0)).begin(Phase.COMPUTING, Place(1, 2, 3), claim=7)
     found = deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV)
     reason = "trainer 0 died (killed by SIGSEGV) while computing batch 3 of chunk 2 in pass 1"
-    assert coordinator.told == [(Place(1, 2, 3), 7, reason)]
+    report.assert_called_once_with(etcd, keys, ANY, Place(1, 2, 3), claim=7, reason=reason, deadline=REPORT_SECONDS)
+    assert report.call_args.args[2].admits(named.run_id.encode(), b"the secret")
     assert found.blamed is change
     kinds = [event.kind for _, event in read_events(etcd, keys)]
     assert kinds == ["step-failed"] * counted

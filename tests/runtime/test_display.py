@@ -47,11 +47,11 @@ def test_line() -> None:
     assert "loss -  0 samples/s  0 trainers  0/2 pservers  chunks 2 todo" in format_line(status_of())
 
 
-def test_display_without_a_terminal_prints_each_event_once() -> None:
+def test_display_without_a_terminal_prints_each_event_of_this_launch_once() -> None:
     stream = io.StringIO()
-    display = Display(stream, since=0.0)
+    display = Display(stream, since=0.5)
     first, second = event(1.0, "took over slot 2"), event(2.0, "died [/b] [red]:warning: 100%")
-    display.show(status_of(first))
+    display.show(status_of(event(0.4, "died in a launch before"), first))
     display.show(status_of(first, second, step=8))
     display.show(status_of(first, second, step=9))
     display.close(status_of(first, second, event(3.0, "done"), step=12, state="complete"))
@@ -65,16 +65,6 @@ def test_display_without_a_terminal_prints_each_event_once() -> None:
     assert [line.split("step ")[1][:5] for line in lines if line.startswith("epoch ")] == ["7/12 "], (
         "a line at once, then each five seconds; none of a complete job, whose roles have left"
     )
-
-
-def test_events_of_launches_before_are_not_told_again() -> None:
-    stream = io.StringIO()
-    display = Display(stream, since=10.0)
-    old, mine = event(9.0, "died"), event(10.5, "registered")
-    display.show(status_of(old, mine))
-    display.close(status_of(old, mine, step=12, state="complete"))
-    texts = [line.split("[pserver 0] ")[1] for line in stream.getvalue().splitlines() if "[pserver 0]" in line]
-    assert texts == ["registered"]
 
 
 def drawn(status: JobStatus, width: int, left: float | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What counts as not finite, and what is said of it."""
+"""Values that are not finite are found, and told with what may cause them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a role answers to a scheduler's probes, and how it ends under one."""
+"""A role answers a scheduler's probes, and ends under one as it is asked to."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ FOR_EVER = 1e6
 
 @contextmanager
 def asked_soon(trainer: Any) -> Iterator[None]:
-    """What a signal's handler does, which wakes nothing; the wait inside ends by it."""
+    """A signal's handler comes, which wakes nothing; the wait inside ends by it."""
     timer = threading.Timer(0.2, trainer._leave)
     timer.start()
     with pytest.raises(WorkChanged):

@@ -47,7 +47,7 @@ class Watched:
 
 
 def events(port: TrainerView, watched: Watched, view: JobView) -> list[Any]:
-    """What the main thread is to take in after the next look."""
+    """The main thread is to take these in after the next look."""
     watched.view = view
     port.watch()
     found = list(port.state.control)

@@ -14,8 +14,6 @@ from graphft.transpiler.job import Job
     [
         (0, 2, "trainers is 0, and this launcher brings its own etcd"),
         (2, 1, "pservers is 1, and this launcher brings its own etcd: the job would wait for ever"),
-        (2, 0, "pservers is 0, and this launcher"),
-        (2, 3, "pservers is 3, but the job has 2"),
     ],
 )
 def test_what_can_never_work_is_an_error(job: Job, trainers: int, pservers: int, message: str) -> None:
@@ -35,13 +33,7 @@ def test_as_many_coordinators_as_the_job_can_use(job: Job, coordinated: Job) -> 
     assert LaunchOptions().counts(job.config) == Counts(2, 2, 0)
     assert LaunchOptions().counts(coordinated.config) == Counts(2, 2, 1)
     asked = LaunchOptions(trainers=1, coordinators=2).counts(coordinated.config)
-    assert list(asked.processes()) == [
-        ("coordinator", 0),
-        ("coordinator", 1),
-        ("pserver", 0),
-        ("pserver", 1),
-        ("trainer", 0),
-    ]
+    assert [*asked.processes()] == [*((kind, i) for kind in ("coordinator", "pserver") for i in (0, 1)), ("trainer", 0)]
     check_counts(coordinated.config, asked, embedded=True)
     check_counts(coordinated.config, Counts(2, 2, 0), embedded=False)
     with pytest.raises(UsageError, match="coordinators is 0, and this launcher brings its own etcd"):

@@ -15,7 +15,7 @@ class Clock:
 
 
 def looked_at(progress: Progress, clock: Clock, seconds: float, every: float = 0.5) -> bool:
-    """Whether it hangs after so long, the daemon thread looking all the time."""
+    """Returns True if it hangs after so long, the daemon thread looking all the time."""
     end = clock.now + seconds
     while clock.now < end:
         clock.now += every

@@ -51,7 +51,7 @@ def recorded(scene: Stage, name: str = "trainer") -> Proof:
 
 
 def change(scene: Stage, name: str = "trainer", **fields: Any) -> None:
-    """What the first one recorded is something else."""
+    """The first one has recorded something else."""
     proof = msgspec.structs.replace(recorded(scene, name), **fields)
     scene.etcd.put(scene.keys.proof(name), msgspec.json.encode(proof))
 

@@ -140,7 +140,7 @@ def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Pa
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is fsynced, in order: the real thing, written down."""
+    """The paths that are fsynced, in order."""
     real, paths = os.fsync, list[str]()
 
     def fsync(descriptor: int) -> None:

@@ -52,6 +52,11 @@ sys.exit(1)
 """
 
 
+@pytest.fixture(autouse=True)
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.05)
+
+
 # -- restarts ---------------------------------------------------------------------------------------------------------
 
 
@@ -72,16 +77,15 @@ def test_a_killed_child_is_started_again_at_once(
 
 
 def test_failures_are_retried_with_growing_delays_and_then_given_up(
-    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
+    supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys
 ) -> None:
-    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.1)
     stubs.code = "import sys; print('about to fail'); sys.exit('the reason')"
     supervisor = supervise(max_restarts=3)
     child = supervisor.add("trainer", 0)
     steps(supervisor, lambda: supervisor.failed)
     gaps = [b - a for a, b in zip(stubs.started, stubs.started[1:], strict=False)]
     assert len(gaps) == 3
-    assert all(gap >= delay for gap, delay in zip(gaps, (0.1, 0.2, 0.4), strict=True)), gaps
+    assert all(gap >= delay for gap, delay in zip(gaps, (0.05, 0.1, 0.2), strict=True)), gaps
     assert (child.failures, child.preemptions, child.done, supervisor.all_done) == (4, 0, True, True)
     assert "trainer 0 failed 4 times in a row, --max-restarts is 3" in supervisor.failed
     assert supervisor.failed.endswith("the reason"), "the end of its log"
@@ -89,10 +93,7 @@ def test_failures_are_retried_with_growing_delays_and_then_given_up(
     assert texts(etcd, keys)[-1] == "trainer 0 failed 4 times in a row, --max-restarts is 3"
 
 
-def test_progress_of_the_job_between_failures_lets_a_role_fail_again(
-    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.05)
+def test_progress_of_the_job_between_failures_lets_a_role_fail_again(supervise: Any, stubs: Stubs) -> None:
     stubs.code = "import sys; sys.exit(1)"
     supervisor = supervise(max_restarts=1)
     child = supervisor.add("trainer", 0)
@@ -109,7 +110,6 @@ def test_progress_of_the_job_between_failures_lets_a_role_fail_again(
 def test_preemptions_are_never_given_up_on_but_do_not_burn_the_machine(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.05)
     monkeypatch.setattr(child_module, "QUICK_PREEMPTION_SECONDS", 600.0)
     stubs.code = "import sys; sys.exit(75)"
     supervisor = supervise(max_restarts=0)
@@ -135,9 +135,8 @@ def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs, monkeypat
 def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphft.runtime.launcher.supervisor.AT_WORK_SECONDS", 0.0)
-    monkeypatch.setattr("graphft.runtime.launcher.supervisor.CANNOT_START_SECONDS", 0.1)
-    stubs.code = "import time; time.sleep(600)"
+    monkeypatch.setattr(module, "AT_WORK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "CANNOT_START_SECONDS", 0.1)
     supervisor = supervise()
     worker = supervisor.add("trainer", 0)
     steps(supervisor, lambda: pid(worker))
@@ -154,7 +153,6 @@ def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
 def test_a_death_counts_as_its_analysis_says(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, number: int, counts: bool
 ) -> None:
-    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.01)
     stubs.code = f"import os; os.kill(os.getpid(), {number:d})"
     supervisor = supervise(max_restarts=2)
     monkeypatch.setattr(supervisor._deaths, "died", lambda *_: Finding("", None, counts))
@@ -172,10 +170,7 @@ def test_without_fault_tolerance_a_death_is_the_end(supervise: Any, stubs: Stubs
     assert len(stubs.started) == 1
 
 
-def test_status_0_before_the_job_is_over_is_a_failure(
-    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
-) -> None:
-    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.05)
+def test_status_0_before_the_job_is_over_is_a_failure(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys) -> None:
     stubs.code = ""
     supervisor = supervise(max_restarts=1)
     child = supervisor.add("trainer", 0)

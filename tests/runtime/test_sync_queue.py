@@ -52,7 +52,7 @@ def chunk_at(scene: Stage, step: int = 0, slot: int = 0) -> int:
 
 
 def complete(trainer: Any) -> None:
-    """What the trainer knows to be applied is recorded."""
+    """The trainer records what it knows to be applied."""
     trainer.queue.complete()
     trainer.queue.settle()
 

@@ -15,7 +15,7 @@ from graphft.runtime.roles.trainer.validator import Validator
 
 
 class End:
-    """Of the process."""
+    """The end of the process."""
 
     def __init__(self) -> None:
         self.closing, self.statuses = threading.Event(), list[int]()

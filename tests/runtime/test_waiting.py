@@ -5,15 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Ordered
-from graphft.runtime.engines.base import EngineError, Order
+from graphft.runtime.engines.base import EngineError
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher.supervisor import Supervisor
@@ -25,8 +24,8 @@ class Waiting:
 
     pid, identity, place = 0, UNKNOWN, "waiting for {CPU: 4}"
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
+    def __init__(self) -> None:
+        self.order = Order("trainer", 0, "")
         self.ended, self.signals = threading.Event(), list[int]()
 
     def await_made(self) -> Any:
@@ -46,39 +45,13 @@ class Waiting:
         self.ended.set()
 
 
-class Full:
-    """An engine that refuses so many orders, and has no room for the others."""
-
-    host = ""
-
-    def __init__(self, refuses: int) -> None:
-        self.refuses, self.asked, self.made = refuses, 0, list[Waiting]()
-
-    def start(self, order: Order) -> Waiting:
-        self.asked += 1
-        if self.asked <= self.refuses:
-            raise EngineError("no machine is there", rule="engine")
-        self.made.append(Waiting(order))
-        return self.made[-1]
-
-    def list(self) -> Sequence[Ordered]:
-        return ()
-
-    def logs(self, order: Order, lines: int) -> Sequence[str]:
-        return ()
-
-    def prepare(self) -> None: ...
-    def step(self) -> None: ...
-    def cancel_orders(self) -> None: ...
-    def close(self) -> None: ...
-
-
 def test_it_is_asked_again_later_and_later_and_not_at_regular_times(
     etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(child_module, "ROOM_SECONDS", 64.0)
     monkeypatch.setattr(child_module, "ROOM_LIMIT", 1000.0)
-    engine: Any = Full(refuses=4)
+    process, refused = Waiting(), EngineError("no machine is there", rule="engine")
+    engine = Mock(host="", start=Mock(side_effect=[*[refused] * 4, process]))
     supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
     child = supervisor.add("trainer", 0)
     for most in (64.0, 128.0, 256.0):
@@ -89,11 +62,11 @@ def test_it_is_asked_again_later_and_later_and_not_at_regular_times(
     assert "trainer 0 cannot be started (no machine is there)" in caplog.text
     child.restart_at = 0.0
     supervisor.step(0.0)
-    assert (child.restart_at, child.refused, len(engine.made)) == (None, 0, 1)
+    assert (child.restart_at, child.refused, engine.start.call_count) == (None, 0, 5)
     assert (child.failures, child.preemptions, supervisor.failed) == (0, 0, "")
     supervisor.take_back_orders()
     assert supervisor.all_done
-    assert engine.made[0].signals == [signal.SIGTERM]
+    assert process.signals == [signal.SIGTERM]
     supervisor.step(0.2)
-    assert len(engine.made) == 1, "what was taken back is not ordered again"
+    assert engine.start.call_count == 5, "what was taken back is not ordered again"
     supervisor.stop()

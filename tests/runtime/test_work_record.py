@@ -1,4 +1,4 @@
-"""What a trainer is at can be read after its death, however it ended."""
+"""A trainer's work can be read after its death, however it ended."""
 
 from __future__ import annotations
 
