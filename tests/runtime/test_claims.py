@@ -39,12 +39,16 @@ def sees(trainer: Any, key: str, there: bool = True) -> None:
     until(lambda: (key in trainer.member.watcher.snapshot()) == there)
 
 
-def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Stage) -> None:
-    trainer = scene.trainer(0)
+def shards_register(scene: Stage, trainer: Any) -> None:
     for shard in range(trainer.config.pservers):
         record = Registration(f"incarnation {shard}", "tcp://127.0.0.1:1", 1, "host")
         scene.etcd.put(scene.keys.pserver(shard), msgspec.json.encode(record))
         sees(trainer, scene.keys.pserver(shard))
+
+
+def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Stage) -> None:
+    trainer = scene.trainer(0)
+    shards_register(scene, trainer)
     assert claims(trainer) == set()
     shards_at(trainer, 0)
     assert claims(trainer) == set(range(trainer.config.trainers))
@@ -73,10 +77,7 @@ def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> No
 def test_a_claim_that_a_restored_etcd_has_lost_is_made_again(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_trainer, "LATE_SECONDS", 0.2)
     trainer = scene.trainer(0)
-    for shard in range(trainer.config.pservers):
-        record = Registration(f"incarnation {shard}", "tcp://127.0.0.1:1", 1, "host")
-        scene.etcd.put(scene.keys.pserver(shard), msgspec.json.encode(record))
-        sees(trainer, scene.keys.pserver(shard))
+    shards_register(scene, trainer)
     shards_at(trainer, 0)
     everything = set(range(trainer.config.trainers))
     assert claims(trainer) == everything

@@ -11,7 +11,6 @@ from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.transport import Login
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler.job import Job
-from graphft.transpiler.layout import ALL_NORMS
 from tests.support.programs_by_hand import linear, linear_job
 
 LOGIN = Login("a run", "its secret")
@@ -25,23 +24,6 @@ def clipped() -> Job:
 def exchange_of(job: Job, shard: int) -> PartialSumsExchange:
     limits = pserver_limits(job.programs.pservers, shard, 2)
     return PartialSumsExchange(f"shard-{shard}", shard, job.pserver_program(shard).blocks.get("reduce"), limits, LOGIN)
-
-
-def test_every_shard_lays_the_sums_out_in_the_same_order(clipped: Job) -> None:
-    exchanges = [exchange_of(clipped, shard) for shard in range(2)]
-    order = exchanges[0].order
-    counts = [sum(count for shard, _, count in order if shard == s) for s in range(2)]
-    assert all(counts), "both shards have something to say"
-    sums = [torch.arange(n, dtype=torch.float64) + 100 * s for s, n in enumerate(counts)]
-    wanted = torch.cat([sums[shard][start : start + count] for shard, start, count in order])
-    for exchange in exchanges:
-        scope: dict[str, torch.Tensor] = {}
-        exchange.fill(scope, [byte_view(s) for s in sums])
-        assert torch.equal(scope[ALL_NORMS], wanted)
-        exchange.fill(scope, [byte_view(sums[0]), None])
-        assert scope[ALL_NORMS].shape == wanted.shape
-        assert scope[ALL_NORMS].sum() == sums[0].sum(), "who has closed the step without data adds nothing"
-        exchange.close()
 
 
 def test_partial_sums_of_the_wrong_size_are_told_before_they_are_used(clipped: Job) -> None:

@@ -81,17 +81,6 @@ def test_a_slot_that_goes_behind_its_chunks_last_batch_leaves_the_chunk_done(sce
     assert scene.records(0) == DONE
 
 
-def test_what_a_dead_trainer_left_in_the_pass_before_is_closed_at_the_end(scene: Stage) -> None:
-    holder, other = scene.trainer(0), scene.trainer(1)
-    work_at(scene, holder, 1)
-    shards_at(other, 2)
-    enter(other, 2)
-    scene.etcd.lease_revoke(holder.member.lease)
-    assert scene.records(0) == {"todo": {0}}
-    finish(other)
-    assert (scene.records(0), scene.records(1)) == (DONE, DONE)
-
-
 def test_whoever_lost_the_slot_puts_nothing_back(scene: Stage) -> None:
     late, other = scene.trainer(0), scene.trainer(1)
     work_at(scene, late, 0)

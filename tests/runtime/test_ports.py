@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
-import pytest
 import torch
 
 import graphft
@@ -86,68 +85,34 @@ def test_without_claims_a_trainer_has_the_slot_of_its_index_for_good() -> None:
     assert events(port, watched, JobView({0: shard("a")}, generation=GENERATION)) == [ShardUp(0, "a")]
 
 
-class Read:
-    """Prefetcher and storage: what was scheduled, and what was read."""
-
-    spec = SimpleNamespace(kind="arrays")
-
-    def __init__(self, record: WorkRecord) -> None:
-        self.record = record
-        self.scheduled: list[BatchKey] = []
-        self.phases: list[Phase] = []
-
-    def schedule(self, key: BatchKey) -> None:
-        self.scheduled.append(key)
-
-    def get(self, key: BatchKey) -> dict[str, torch.Tensor]:
-        self.phases.append(self.record.phase)
-        return {"x": torch.full((key.batch_size,), key.batch_index), "y": torch.zeros(1)}
-
-    def numbers(self, key: BatchKey) -> list[int]:
-        return [key.chunk] * key.batch_size
-
-    def names(self, records: Sequence[int]) -> list[str]:
-        return [f"line {record}" for record in records]
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> WorkRecord:
-    return WorkRecord(tmp_path / "record")
-
-
-def batches_of(read: Read, state: TrainerState, job: Job, **options: Any) -> Batches:
-    source: Any = read
+def batches_of(job: Job, state: TrainerState, folder: Path, **options: Any) -> Any:
     link: Any = SimpleNamespace(
         member=SimpleNamespace(config=SimpleNamespace(batch_size=4), progress=Progress()),
         program=graphft.Program("p"),
         state=state,
-        work_record=read.record,
+        work_record=WorkRecord(folder / "record"),
         check=FiniteCheck(job.trainer_program(), {}),
     )
-    return Batches(link, source, source, **options)
+    return Batches(link, Mock(), Mock(), **options)
 
 
-def test_a_batch_is_noted_while_it_is_read_and_computed(record: WorkRecord, job: Job) -> None:
-    read, state, told = Read(record), TrainerState(), list[ChunkWork]()
-    port = batches_of(read, state, job, begin=told.append)
+def test_a_batch_is_noted_while_it_is_read_and_computed(job: Job, tmp_path: Path) -> None:
+    state, phases = TrainerState(), list[Phase]()
+    port, columns = batches_of(job, state, tmp_path), {"x": torch.ones(4), "y": torch.zeros(1)}
+    port.prefetcher.get = lambda key: phases.append(port.work_record.phase) or columns
     work = ChunkWork(1, 2, 3, samples=4, seed=0)
-    (x,) = port.batch(work, ["x"])
-    assert x.tolist() == [3, 3, 3, 3]
-    assert (read.phases, record.phase) == ([Phase.READING], Phase.COMPUTING)
-    assert (told, state.work, state.batch_samples) == ([work], work, 4)
-    assert port.check.columns["x"] is x
-    assert port.check.numbers() == [2, 2, 2, 2]
-    assert port.check.names([7]) == ["line 7"]
+    assert port.batch(work, ["x"]) == [columns["x"]]
+    assert (phases, port.work_record.phase) == ([Phase.READING], Phase.COMPUTING)
+    assert (state.work, state.batch_samples) == (work, 4)
 
 
-def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord, job: Job) -> None:
-    read, state = Read(record), TrainerState(careful=1)
-    port = batches_of(read, state, job, count=5)
+def test_of_a_unit_the_first_batch_is_read_ahead(job: Job, tmp_path: Path) -> None:
+    state = TrainerState(careful=1)
+    port = batches_of(job, state, tmp_path, count=5)
     unit = ChunkWork(0, 1, 2, samples=20, seed=0, without=frozenset({7}))
     port.read_ahead(unit)
-    assert not read.scheduled, "the process before died at work"
+    port.prefetcher.schedule.assert_not_called()  # the process before died at work
     state.computed(4)
     port.read_ahead(unit)
-    port.schedule(replace(unit, batch=11))
     port.schedule(replace(unit, batch=12, samples=0))
-    assert read.scheduled == [BatchKey(0, 1, 10, 4, unit.without), BatchKey(0, 1, 11, 4, unit.without)]
+    port.prefetcher.schedule.assert_called_once_with(BatchKey(0, 1, 10, 4, unit.without))

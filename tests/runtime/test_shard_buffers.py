@@ -40,16 +40,6 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
     return x.dtype == y.dtype and torch.equal(x.view(torch.uint8), y.view(torch.uint8))
 
 
-def test_the_scope_holds_views_of_the_bucket_and_its_sum() -> None:
-    memory = memory_of()
-    bucket = memory.buckets[0]
-    assert bucket.flat.nbytes == 28
-    memory.scope["a"].fill_(5)
-    memory.scope["b@GRAD"].fill_(7)
-    assert bucket.flat.tolist() == [5, 5, 5, 5, 10, 11, 12]
-    assert bucket.total.tolist() == [0, 0, 0, 0, 7, 7, 7]
-
-
 # -- sums -----------------------------------------------------------------------------------------------------------
 
 

@@ -71,16 +71,6 @@ def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running:
     assert "[launcher] trainer 1 died (killed by SIGKILL)" in text
 
 
-def test_the_jobs_of_an_etcd(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys, job: Job) -> None:
-    other = Keys(f"{running.job}-2")
-    put_job(etcd, other, job)
-    endpoints = ",".join(etcd.endpoints)
-    rows = [line.split() for line in shown(capsys, "status", "--etcd", endpoints).splitlines()]
-    assert [running.job, "stopped", "0", "of", "4"] in rows
-    assert [other.job, "stopped", "0", "of", "4"] in rows
-    assert other.job in refused(capsys, "status", "--etcd", endpoints, "--watch")
-
-
 BRIEF = {"job", "state", "step", "total_steps", "epoch", "epochs", "loss", "waiting", "failure", "folder", "etcd"}
 
 

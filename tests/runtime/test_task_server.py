@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
-from graphft.errors import GraphftError
-from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
@@ -38,31 +36,6 @@ def take_all(trainer: Trainer, pass_index: int = 0) -> dict[int, int]:
     return held
 
 
-class Asking(threading.Thread):
-    """A call in a thread of its own. `found`: what came of it."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        super().__init__()
-        self.call, self.found = call, None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.found: object = self.call()
-        except GraphftError as error:
-            self.found = error
-        except WorkChanged as error:
-            self.found = error
-
-    def answer(self) -> object:
-        self.join(120)
-        assert not self.is_alive()
-        return self.found
-
-
-# -- start ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_coordinator_takes_the_lock_then_loads_then_says_where_it_is(scene: Scene) -> None:
     one, other = scene.coordinator(0), scene.coordinator(1)
     seen: list[tuple[bool, int, bytes]] = []
@@ -85,9 +58,6 @@ def test_a_coordinator_takes_the_lock_then_loads_then_says_where_it_is(scene: Sc
     assert [e.text for _, e in read_events(scene.etcd, scene.keys)] == ["coordinator 0 gives out tasks"]
 
 
-# -- take-over --------------------------------------------------------------------------------------------------------
-
-
 def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
     one = scene.coordinator().start()
     trainer = scene.trainer()
@@ -95,16 +65,13 @@ def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
     scene.etcd.delete(one.server.lock.key)
     until(lambda: one.server.lock.key not in one.member.watcher.snapshot())
     sent = one.transport.counters["sent"]
-    asking = Asking(lambda: trainer.get())  # has nothing to give
-    failure = one.await_end()
-    assert isinstance(failure, LeaseLost)
-    assert one.transport.counters["sent"] == sent
-    two = scene.coordinator(1).start()
-    assert asking.answer() == {}
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(trainer.get)  # has nothing to give
+        assert isinstance(one.await_end(), LeaseLost)
+        assert one.transport.counters["sent"] == sent
+        two = scene.coordinator(1).start()
+        assert asking.result(120) == {}
     assert serving(scene, two).server.queue.counts()["0"].pending == len(held)
-
-
-# -- what fails -------------------------------------------------------------------------------------------------------
 
 
 def discarded(scene: Scene, chunk: int) -> tuple[Discard, ...]:

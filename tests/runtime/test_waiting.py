@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.engines.base import EngineError
+from graphft.runtime.engines.base import EngineError, Order
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher.supervisor import Supervisor

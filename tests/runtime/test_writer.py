@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from graphft.ir import Kind
@@ -91,18 +90,6 @@ def test_checkpoints_are_committed_in_order_and_pruned(savers: Savers) -> None:
     wanted = state_of(savers.job, 1)
     assert tensors.keys() == wanted.keys()
     assert all(torch.equal(tensors[n], v) for n, v in wanted.items())
-
-
-def test_the_model_is_written_once_and_completes_the_job(savers: Savers, job: Job) -> None:
-    final = savers.commit(STEPS)
-    for _ in range(3):
-        savers.all[0].finish(final)
-    until(lambda: savers.state == b"complete")
-    savers.close()
-    assert savers.kinds() == ["complete"]
-    model = load_file(savers.folder / "model.safetensors")
-    assert model.keys() == {"w", "b"}
-    assert all(torch.equal(model[n], job.source.values[n]) for n in model)
 
 
 def test_records_are_closed_before_the_job_is_called_complete(savers: Savers) -> None:
