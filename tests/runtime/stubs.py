@@ -50,5 +50,9 @@ def pid(child: Child) -> int:
     return child.process.pid
 
 
+def kinds(etcd: Etcd, keys: Keys) -> list[str]:
+    return [event.kind for _, event in read_events(etcd, keys)]
+
+
 def texts(etcd: Etcd, keys: Keys) -> list[str]:
     return [event.text for _, event in read_events(etcd, keys)]

@@ -52,18 +52,11 @@ def test_show_a_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 # -- etcd -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def running(etcd: Etcd, keys: Keys, job: Job) -> Keys:
+def test_a_dead_run_is_forgotten_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, keys: Keys, job: Job) -> None:
     put_job(etcd, keys, job)
-    return keys
-
-
-def test_a_dead_run_is_forgotten_by_name(
-    capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys, job: Job
-) -> None:
     endpoints = ",".join(etcd.endpoints)
-    assert f"forgotten: run {job.run_id}" in shown(capsys, "forget", running.job, "--etcd", endpoints)
-    assert "etcd knows no job" in refused(capsys, "forget", running.job, "--etcd", endpoints)
+    assert f"forgotten: run {job.run_id}" in shown(capsys, "forget", keys.job, "--etcd", endpoints)
+    assert "etcd knows no job" in refused(capsys, "forget", keys.job, "--etcd", endpoints)
 
 
 @pytest.mark.usefixtures("soon")

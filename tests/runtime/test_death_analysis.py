@@ -9,7 +9,7 @@ from unittest.mock import ANY, Mock
 import msgspec
 import pytest
 
-from graphft.runtime.coordination.event_log import Events, read_events
+from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import death_analysis
@@ -20,6 +20,7 @@ from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.roles.trainer.step_check import Proof
 from graphft.transpiler.job import Job
+from tests.runtime.stubs import kinds
 
 WHERE = " while checking its start with batch 0 of chunk 2 in pass 0"
 
@@ -92,5 +93,4 @@ def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     report.assert_called_once_with(etcd, keys, ANY, Place(1, 2, 3), claim=7, reason=reason, deadline=REPORT_SECONDS)
     assert report.call_args.args[2].admits(named.run_id.encode(), b"the secret")
     assert found.blamed is change
-    kinds = [event.kind for _, event in read_events(etcd, keys)]
-    assert kinds == ["step-failed"] * counted
+    assert kinds(etcd, keys) == ["step-failed"] * counted

@@ -1,4 +1,4 @@
-"""The lock of a folder: one process at a time, also where the folder is deleted meanwhile."""
+"""One process at a time has a folder, also where it is deleted meanwhile; that is done whole, or not at all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from graphft.disk.fileio import remove_folder
 from graphft.errors import GraphftError
 from graphft.runtime.process import folder_lock
 from graphft.runtime.process.folder_lock import locked
@@ -55,3 +56,28 @@ def test_who_only_looks_does_not_refuse_a_launch(tmp_path: Path, monkeypatch: py
         threading.Timer(0.1, lambda: fcntl.flock(looks, fcntl.LOCK_UN)).start()
         with locked(tmp_path):
             pass
+
+
+def data_of(folder: Path) -> Path:
+    for name in ("wal", "snap"):
+        (folder / "member" / name).mkdir(parents=True)
+        (folder / "member" / name / "0").write_bytes(b"0")
+    return folder
+
+
+def test_what_is_killed_while_it_deletes_leaves_nothing_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = data_of(tmp_path / "etcd")
+
+    def killed(path: Path) -> None:
+        (path / "member" / "wal" / "0").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove_folder(folder)
+    assert not folder.exists()
+    remove_folder(folder)
+    assert list(tmp_path.iterdir()) == []

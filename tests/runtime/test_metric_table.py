@@ -18,11 +18,13 @@ from graphft.runtime.coordination.job_files import (
     publish_result,
     put_metrics,
 )
-from graphft.runtime.coordination.result_files import epoch_of_table
+from graphft.runtime.coordination.result_files import describe_discarded, discarded_of, epoch_of_table
 from graphft.runtime.process.metric_table import FILE, TableWriter, read_rows
+from graphft.runtime.protocol.chunk_queue import Discard, Discards
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.job import Job
 from tests.support.metric_rows import write_rows
+from tests.support.programs_by_hand import linear
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
@@ -128,3 +130,15 @@ def test_another_machine_goes_on_with_the_rows_in_the_storage(tmp_path: Path, jo
     publish_result(there, there / ".model")
     fetch_result(here)
     assert losses(here) == [(0, 1.0), (1, 2.0), (2, 3.0)]
+
+
+def test_records_of_two_files_are_two(tmp_path: Path) -> None:
+    for name in ("one.csv", "two.csv"):
+        (tmp_path / name).write_text("a,b,y\n" + "1,2,3\n" * 20)
+    paths = [str(tmp_path / "one.csv"), str(tmp_path / "two.csv")]
+    data = graphft.files(paths, "csv", {"x": ["a", "b"], "y": ["y"]}, chunk_size=10)
+    job = graphft.transpile(linear(2), data=data, batch_size=5)
+    third = Discards((Discard(0, 0, "ValueError", records=(3,)),))
+    found = discarded_of(job.config, {0: third, 2: third})
+    assert [one.records for one in found] == [(3,), (23,)]
+    assert describe_discarded(found, 40).startswith("2 of 40 records were DISCARDED, as their batches failed: 3, 23;")

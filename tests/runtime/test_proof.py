@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -11,10 +11,10 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.roles.trainer.step_check import Proof, TrialComm, moved
 from graphft.transpiler.job import Job
+from tests.runtime.stubs import kinds
 from tests.runtime.trainers import Stage, Staged
 from tests.support.programs_by_hand import linear, linear_job
 
@@ -100,33 +100,13 @@ def test_a_record_of_another_run_is_replaced(scene: Stage) -> None:
     assert recorded(scene).by.startswith("trainer 1-")
 
 
-class Away:
-    """Zeros, while the file `marker` is not there."""
-
-    def __init__(self, marker: str) -> None:
-        self.marker = Path(marker)
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.marker.exists():
-            raise OSError("storage is away")
-        return torch.zeros(100), torch.zeros(1)
-
-
-def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
-    scene: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    marker = tmp_path / "away"
-    data = graphft.dataset(f"{__file__}:Away", {"marker": str(marker)}, chunk_size=8)
-    scene.job = Job(scene.job.source, scene.job.config.replace(data=data), scene.job.programs, scene.job.run_id)
+def test_a_batch_that_cannot_be_read_holds_no_trainer_up(scene: Stage, caplog: pytest.LogCaptureFixture) -> None:
     trainer = scene.trainer(0)
-    marker.touch()
+    trainer.prefetcher.get = Mock(side_effect=GraphftError("storage is away", rule="read"))
     trainer.check_start()
     assert "goes on without a start check" in caplog.text
     assert "storage is away" in caplog.text
-    assert [event.kind for _, event in read_events(scene.etcd, scene.keys)] == ["unproved"]
+    assert kinds(scene.etcd, scene.keys) == ["unproved"]
     assert not scene.etcd.range(scene.keys.proof("")).kvs
 
 
@@ -165,4 +145,4 @@ def test_a_batch_that_has_ended_the_process_before_is_given_up(scene: Stage) -> 
         else:
             trainers[1].check_start()
             assert scene.etcd.get(scene.keys.proof("trainer")) is None
-            assert [event.kind for _, event in read_events(scene.etcd, scene.keys)] == ["unproved"]
+            assert kinds(scene.etcd, scene.keys) == ["unproved"]

@@ -37,13 +37,6 @@ EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
 # -- jobs that etcd knows ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def running(etcd: Etcd, keys: Keys, job: Job) -> Keys:
-    put_job(etcd, keys, job)
-    Events(etcd, keys, "launcher").emit("died", "trainer 1 died (killed by SIGKILL), starting it again")
-    return keys
-
-
 def test_a_job_whose_storage_is_away_hides_no_other(
     capsys: pytest.CaptureFixture[str], saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,13 +54,15 @@ def test_a_job_whose_storage_is_away_hides_no_other(
     assert states["jobs/here"] == "not begun"
 
 
-def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
+def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, keys: Keys, job: Job) -> None:
+    put_job(etcd, keys, job)
+    Events(etcd, keys, "launcher").emit("died", "trainer 1 died (killed by SIGKILL), starting it again")
     endpoints = ",".join(etcd.endpoints)
-    data = json.loads(shown(capsys, "status", "--job", running.job, "--etcd", endpoints, "--json"))
-    assert (data["job"], data["state"], data["step"]) == (running.job, "running", 0)
+    data = json.loads(shown(capsys, "status", "--job", keys.job, "--etcd", endpoints, "--json"))
+    assert (data["job"], data["state"], data["step"]) == (keys.job, "running", 0)
     assert data["events"][0]["kind"] == "died"
-    text = shown(capsys, "status", "--job", running.job, "--etcd", f"http://{NOBODY}, {endpoints}")
-    assert f"graphft job {running.job}: running, but no process of it is there" in text
+    text = shown(capsys, "status", "--job", keys.job, "--etcd", f"http://{NOBODY}, {endpoints}")
+    assert f"graphft job {keys.job}: running, but no process of it is there" in text
     assert "[launcher] trainer 1 died (killed by SIGKILL)" in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,16 +13,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphft.errors import UsageError
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.manifest import Manifest, Part
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.versioned_store import StorageUnavailable, storage
 from graphft.runtime.checkpoint.writer import KEEP, PendingSnapshots, Saver, Snapshot
-from graphft.runtime.coordination.event_log import Events, read_events
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.job_files import check_launcher, take_storage
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, decode
 from graphft.runtime.etcd import Etcd
 from graphft.transpiler.job import Job
+from graphft.transpiler.record import MARKER
+from tests.runtime.stubs import kinds
 from tests.support.waiting import until
 
 
@@ -42,10 +47,6 @@ def one_shard(job: Job, etcd: Etcd, keys: Keys, folder: Path, store: CheckpointS
     commits.ensure_generation()
     etcd.put(keys.state, b"running")
     return Saver(commits, Events(etcd, keys, "pserver 0"), job, folder, lambda: None)
-
-
-def kinds(etcd: Etcd, keys: Keys) -> list[str]:
-    return [event.kind for _, event in read_events(etcd, keys)]
 
 
 def values(step: int, size: int = 4) -> Mapping[str, Tensor]:
@@ -163,3 +164,25 @@ def test_a_new_folder_is_in_its_parent_before_the_checkpoint_counts(tmp_path: Pa
     synced.clear()
     store.write_manifest(Manifest(0, 50, "program", (part, other)))
     assert {store.root, f"{store.root}/step-00000050.g0"} <= set(synced)
+
+
+def test_the_newest_launcher_has_it(tmp_path: Path) -> None:
+    place = tmp_path / "storage"
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (place, one, two):
+        folder.mkdir()
+        (folder / MARKER).write_text(json.dumps({"url": f"file://{place}"}))
+    (place / "job.json").touch()
+    take_storage(one)
+    check_launcher(one)
+    take_storage(two)
+    check_launcher(two)
+    with pytest.raises(UsageError, match="pid"):
+        check_launcher(one)
+    take_storage(one, shared=True)
+    check_launcher(one)  # an etcd that all machines share keeps them apart
+    for path in place.iterdir():
+        path.unlink()
+    with pytest.raises(OSError, match="mounted"):
+        check_launcher(two)
+    check_launcher(tmp_path)  # no storage: nothing to do

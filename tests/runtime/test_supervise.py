@@ -1,4 +1,4 @@
-"""The launcher looks at its job's status, and keeps its own etcd."""
+"""The launcher looks at its job's status, keeps its own etcd, and waits for records that etcd has lost."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import msgspec
 import pytest
 
+from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.launcher import supervise as module
-from graphft.runtime.launcher.supervise import EtcdKeeper, _registered, why_failed
+from graphft.runtime.launcher.supervise import LOST_SECONDS, EtcdKeeper, _Look, _registered, why_failed
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.roles.environment import ROLES
 from tests.support.disks import small_file_system
@@ -103,3 +104,34 @@ def test_a_full_disk_is_named(
         monkeypatch.undo()
         (disk / "ballast").unlink()
         until(lambda: keeper.step() or server.running)
+
+
+KNOWN = cast("JobStatus", object())
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_what_was_known_stays_until_it_is_recorded_again(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    look = _Look(etcd, Keys("lost"), 0)
+    with pytest.raises(GraphftError, match="etcd knows no job named lost"):
+        look(None)  # it was never there
+    for _ in range(2):
+        assert look(KNOWN) is KNOWN
+        clock.now += LOST_SECONDS - 1
+        assert look(KNOWN) is KNOWN
+        monkeypatch.setattr(module, "read_status", Mock(return_value=KNOWN))
+        assert look(None) is KNOWN  # and what comes after that counts from then
+        monkeypatch.setattr(module, "read_status", read_status)
+        clock.now += 5
+    assert look(KNOWN) is KNOWN
+    clock.now += LOST_SECONDS + 1
+    with pytest.raises(GraphftError, match="etcd has lost the records of job lost") as caught:
+        look(KNOWN)
+    assert "it goes on from its newest checkpoint" in caught.value.help

@@ -12,12 +12,12 @@ import pytest
 import graphft
 from graphft.errors import GraphftError
 from graphft.ops.context import WorkChanged
-from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.data import BatchKey
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.roles.trainer import batches as storage_wait
 from graphft.transpiler.job import Job
+from tests.runtime.stubs import kinds
 from tests.runtime.trainers import Stage, Staged
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
@@ -33,10 +33,6 @@ def scene(staged: Staged, tmp_path: Path) -> Stage:
     return staged(graphft.transpile(linear(features=8), data=data, batch_size=2, ft=True, sync=False))
 
 
-def kinds(scene: Stage) -> list[str]:
-    return [event.kind for _, event in read_events(scene.etcd, scene.keys)]
-
-
 def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_wait, "WAIT_SECONDS", 1.0)
     trainer = scene.trainer(0)
@@ -45,7 +41,7 @@ def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> 
         trainer.data.read(BatchKey(0, 1, 0, 2))
     assert error.value.rule == "storage-away"
     trainer._report(error.value)
-    assert "step-failed" not in kinds(scene)
+    assert "step-failed" not in kinds(scene.etcd, scene.keys)
 
 
 def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:

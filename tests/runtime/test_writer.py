@@ -14,11 +14,12 @@ from graphft.runtime.checkpoint import writer
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.writer import Saver, Snapshot
-from graphft.runtime.coordination.event_log import Events, read_events
+from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode
 from graphft.runtime.etcd import Etcd
 from graphft.transpiler.job import Job
+from tests.runtime.stubs import kinds
 from tests.support.waiting import until
 
 STEPS = 4
@@ -56,9 +57,6 @@ class Savers:
         assert committed is not None
         until(lambda: any(saver.committed_in(committed.generation) == committed for saver in self.all))
         return committed
-
-    def kinds(self) -> list[str]:
-        return [event.kind for _, event in read_events(self.etcd, self.keys)]
 
     @property
     def state(self) -> bytes:
@@ -106,7 +104,7 @@ def test_a_job_that_failed_meanwhile_is_not_complete(savers: Savers) -> None:
     savers.all[0].finish(final)
     until((savers.folder / "model.safetensors").exists)
     savers.close()
-    assert (savers.state, savers.kinds()) == (b"failed", [])
+    assert (savers.state, kinds(savers.etcd, savers.keys)) == (b"failed", [])
 
 
 def test_a_final_checkpoint_that_cannot_be_read_is_made_again(savers: Savers) -> None:
@@ -121,7 +119,8 @@ def test_a_final_checkpoint_that_cannot_be_read_is_made_again(savers: Savers) ->
     savers.all[0].finish(final)  # by a loop whose view is behind: nobody is sent back once more
     final = savers.commit(STEPS, generation=1)
     until(lambda: savers.all[0].finish(final) or savers.state == b"complete")
-    until(lambda: savers.kinds() == ["damaged-checkpoint", "complete"])  # the event comes after the state
+    told = ["damaged-checkpoint", "complete"]
+    until(lambda: kinds(savers.etcd, savers.keys) == told)  # the event comes after the state
     generation = decode(savers.etcd.get(savers.keys.generation), Generation)
     assert generation is not None
     assert (generation.number, generation.step) == (1, 2)
