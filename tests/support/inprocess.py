@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from graphft.runtime.replay.recompute import LocalComm, LocalShards, Pushed
+from graphft.runtime.replay.command import LocalComm, LocalShards, Pushed
 from torch import Tensor
 
 from graphft.ops.context import ChunkWork, Context, LocalPort
