@@ -178,12 +178,10 @@ def test_no_imports_in_a_circle() -> None:
 FEATURES = {
     "validation": (
         "runtime.validation",
-        "runtime.driver.validation",
         "runtime.roles.trainer.validator",
         "transpiler.validation",
         "transpiler.evaluation",
         "transpiler.passes.validation",
-        "ops.validate",
     ),
     "coordinator": (
         "runtime.roles.coordinator",
