@@ -34,7 +34,7 @@ from graphft.transpiler.job import Job
 
 PROCESSES = 4
 BARE_CHUNKS = 16
-"""Of one bare transaction: what a claim of short chunks has."""
+"""Chunks of one bare transaction: as many as a claim of short chunks has."""
 
 
 class Rate(NamedTuple):
@@ -112,7 +112,7 @@ def work(
 
 
 def measure(kind: str, folder: str, endpoints: list[str], trainers: int, seconds: float) -> Rate:
-    """Of all trainers together."""
+    """Measures the rate of all trainers together."""
     context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
     shares = [s for s in (list(range(trainers))[i::PROCESSES] for i in range(PROCESSES)) if s]
     gate, found = context.Barrier(len(shares)), context.Queue()

@@ -1,4 +1,5 @@
-"""How the modes converge: `python benchmarks/convergence.py [--seeds 3] [--faults 0] [--json FILE] [--write docs]`.
+"""Measures how the modes converge:
+`python benchmarks/convergence.py [--seeds 3] [--faults 0] [--json FILE] [--write docs]`.
 
 Trains the examples' models, digits (all images) and flights (a tenth of them), in every mode: transpiled jobs, each
 role a process of its own. The modes see the same batches of the same passes, with the same learning rate. Every pass a
@@ -50,7 +51,7 @@ Columns = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained. `score` is higher for better predictions."""
+    """A model and its data. `score` is higher for better predictions."""
 
     name: str
     make_model: Callable[[], nn.Module]

@@ -62,7 +62,7 @@ def by_calls(want: int, taker: Taker, end: float) -> int:
 
 
 class _Pace:
-    """Of a trainer that has tasks of no work at all."""
+    """The pace of a trainer that has tasks of no work at all."""
 
     pass_index, pace = 0, 1e6
 
@@ -133,7 +133,7 @@ def summed(counts: Any) -> dict[int, np.ndarray]:
 
 
 class Ledger:
-    """How often each task was got and finished, over all rounds with one coordinator."""
+    """Counts how often each task was got and finished, over all rounds with one coordinator."""
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks

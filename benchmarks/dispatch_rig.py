@@ -1,4 +1,4 @@
-"""What the benchmarks of the coordinator share: a job of very many chunks, its coordinators, and trainers that compute
+"""Shared by the benchmarks of the coordinator: a job of very many chunks, its coordinators, and trainers that compute
 nothing.
 
 Coordinators are the real ones, forks of the job's fork server, as a launcher makes them; etcd and ZeroMQ are real, too.
@@ -50,7 +50,7 @@ def make_job(tasks: int, name: str = "dispatch", dispatch: str = "coordinator", 
 
 
 def light_job(name: str, run_id: str, tasks: int, lease_ttl: int = 10) -> Job:
-    """What a member of the job needs to know of it, without its million chunks."""
+    """Returns what a member of the job needs to know of it, without its million chunks."""
     plan = Plan([1] * tasks, slots=1, batch_size=1, passes=PASSES)
     return cast(Job, SimpleNamespace(run_id=run_id, config=SimpleNamespace(name=name, plan=plan, lease_ttl=lease_ttl)))
 

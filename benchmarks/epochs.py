@@ -1,4 +1,4 @@
-"""What it costs to stop between epochs: a job whose passes follow one another, beside a Trainer that asks for each.
+"""Measures the cost of a stop between epochs: of a job whose passes follow one another, and of a Trainer.
 
 Per epoch: the seconds of `job.run()` less those of its start, by two lengths; and the median of `train()`. Then what a
 new start costs: the first epoch of a script, and the first after `load_state_dict`. In turn, ROUNDS times.

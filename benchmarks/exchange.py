@@ -141,7 +141,7 @@ def our_trainer(address: str, slot: str, width: str) -> None:
 
 
 def pickle_server(width: str) -> None:
-    """What one writes first: a request and a reply per pickled tensor, to push it and then to pull it."""
+    """Serves what one writes first: a request and a reply per pickled tensor, to push it and then to pull it."""
     torch.set_num_threads(1)
     params = tensors(int(width))
     socket = zmq.Context().socket(zmq.ROUTER)

@@ -1,4 +1,5 @@
-"""What fault tolerance costs per step: `python benchmarks/ft_overhead.py [--pairs 4] [--seconds 15] [--json FILE]`.
+"""Measures the cost of fault tolerance per step:
+`python benchmarks/ft_overhead.py [--pairs 4] [--seconds 15] [--json FILE]`.
 
 Each job is run in turn with `ft=True` (a checkpoint every 50 steps) and with `ft=False`, whichever comes first taking
 turns, too; each run is measured for some seconds when it is warm. What counts is the median, over these pairs of runs,

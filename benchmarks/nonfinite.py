@@ -1,4 +1,5 @@
-"""What looking at loss and gradients costs: `python benchmarks/nonfinite.py [--pairs 4] [--seconds 10] [--job NAME]`.
+"""Measures the cost of looking at loss and gradients:
+`python benchmarks/nonfinite.py [--pairs 4] [--seconds 10] [--job NAME]`.
 
 First the check by itself: a bucket of 4 MB is packed, as a trainer does it, with and without a look at its values; and
 for each job the CPU time of all looks of a step, beside that of computing the step (both by one thread's clock, which

@@ -1,4 +1,4 @@
-"""What a page costs per step: `python benchmarks/page.py [--pairs 4] [--seconds 15] [--job flights]`.
+"""Measures the cost of a page per step: `python benchmarks/page.py [--pairs 4] [--seconds 15] [--job flights]`.
 
 Each job is run in turn without a page, and with one that a browser looks at: status.json is asked for each second, as
 its script does. Which comes first takes turns, too. What counts is the median, over these pairs of runs, of the ratio

@@ -1,4 +1,4 @@
-"""What the coordinator's queues take of memory: `python benchmarks/queue_memory.py [TASKS]`."""
+"""Measures the memory of the coordinator's queues: `python benchmarks/queue_memory.py [TASKS]`."""
 
 from __future__ import annotations
 

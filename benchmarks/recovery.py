@@ -49,7 +49,7 @@ SETTLE = 6.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What the shards say: their common generation, the lowest and the highest version."""
+    """The state of the shards: their common generation, the lowest and the highest version."""
 
     generation: int
     version: int

@@ -1,4 +1,5 @@
-"""What it costs to go on with other pservers: `python benchmarks/reshard.py [--millions 100] [--pservers 1 8 3 1]`.
+"""Measures the cost of going on with other pservers:
+`python benchmarks/reshard.py [--millions 100] [--pservers 1 8 3 1]`.
 
 A sync job with so many million parameters and Adam has a checkpoint of the first number of pservers. It is cut anew for
 the next one, and so on, as `graphft launch` does it; printed are the seconds of each, beside those that the disk takes

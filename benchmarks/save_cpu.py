@@ -1,4 +1,4 @@
-"""What a save takes of the CPU, beside no loop: `python benchmarks/save_cpu.py [--millions 302] [--rounds 3]`.
+"""Measures the CPU time of a save, beside no loop: `python benchmarks/save_cpu.py [--millions 302] [--rounds 3]`.
 
 So many million float32 values are saved, with `save_check_point` and with `CheckPoints.begin`, in turn. Printed, as
 medians over the rounds: the seconds until the call returned, until the checkpoint was whole on the disk, and the CPU's

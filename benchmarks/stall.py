@@ -1,4 +1,4 @@
-"""What a checkpoint costs the loop that takes it: `python benchmarks/stall.py [--millions 100] [--rounds 3]`.
+"""Measures the cost of a checkpoint for its loop: `python benchmarks/stall.py [--millions 100] [--rounds 3]`.
 
 A plain torch loop trains so many million parameters with Adam (three times as many values are saved), and takes one
 checkpoint on the way: with graphft, in the foreground and beside the loop; with torch.save (fsynced); with
@@ -128,7 +128,7 @@ WAYS: dict[str, Take] = {
 
 
 def disk_seconds(count: int, folder: Path) -> float:
-    """What the disk takes for so many bytes, fsynced."""
+    """Returns the seconds that the disk takes for so many bytes, fsynced."""
     piece = os.urandom(PIECE)
     start = time.perf_counter()
     with (folder / "plain").open("wb", buffering=0) as file:

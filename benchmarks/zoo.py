@@ -68,7 +68,7 @@ class Found:
     detail: str = ""
     """The tensor that differs most, or the error."""
     note: str = ""
-    """How it was captured, if not at the first try, and why that was refused."""
+    """The way in which it was captured, if not at the first try, and why that was refused."""
     family: str = ""
     name: str = ""
     seconds: float = 0.0

@@ -21,7 +21,7 @@ MODES: dict[str, dict[str, Any]] = {
     "half_async": {"sync": False, "mode": "half_async", "local_steps": 2},
     "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 2},
 }
-"""How gradients come together, as options of `transpile`."""
+"""The ways in which gradients come together, as options of `transpile`."""
 
 
 def make_model() -> nn.Module:

@@ -37,7 +37,7 @@ MODES: dict[str, dict[str, Any]] = {
     "half_async": {"sync": False, "mode": "half_async", "local_steps": 4},
     "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 4},
 }
-"""How gradients come together, as options of `transpile`."""
+"""The ways in which gradients come together, as options of `transpile`."""
 COMMON = ("carrier", "origin", "dest", "month", "hour", "weekday")
 RARE = ("tailnum", "flight")
 """Thousands of values with few flights each, which a network would learn by heart."""

@@ -22,7 +22,7 @@ import graphft
 
 
 def sha256(model: nn.Module) -> str:
-    """Of the bits of all parameters."""
+    """Returns the digest of the bits of all parameters."""
     digest = hashlib.sha256()
     for value in model.state_dict().values():
         digest.update(value.numpy().tobytes())

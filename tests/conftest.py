@@ -35,7 +35,7 @@ DURATIONS = Path(__file__).parents[1] / ".pytest_cache" / "durations.txt"
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is collected is never garbage: no time goes into looking for some in it, while it grows and in the tests."""
+    """Collected tests are never garbage: no time goes into looking for some in it, while it grows and in the tests."""
     gc.disable()
     yield
     gc.freeze()

@@ -23,7 +23,7 @@ from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
 
 MAX_LINES = 500
 PRODUCT_LINES, PRODUCT_MODULES, TEST_LINES, DOC_WORDS = 45_000, 290, 38_000, 29_600
-"""What the house weighs at most: who adds to it writes the decision down here. Wanted are 45,000 lines of product
+"""The house weighs at most this: who adds to it writes the decision down here. Wanted are 45,000 lines of product
 and 38,000 lines of tests."""
 PRODUCT_SUFFIXES = (".py", ".js", ".css", ".html", ".sh", ".yaml")
 GENERATED_DOCS = ("ops.md", "options.md")
@@ -359,7 +359,7 @@ BEHIND_EXTRAS = {"runtime/engines/ray_": {"ray"}}
 
 
 def test_dependencies_are_declared() -> None:
-    """What is imported when a module loads is required; what functions import may come with an extra."""
+    """A package that is imported when a module loads is required; what functions import may come with an extra."""
     required, extras = declared("options", "install_requires"), declared("options.extras_require")
     known = sys.stdlib_module_names | {"graphft"} | required
     for path in sources(*FOLDERS):

@@ -27,7 +27,7 @@ from graphft.runtime.etcd.model import KV, Compare, Op, Store
 from graphft.runtime.protocol.decisions import Decided
 
 MAX_DELETES = 100
-"""Of records of parts, per transaction: etcd takes 128 operations. What is left goes with a later checkpoint."""
+"""A transaction deletes so many records of parts (etcd takes 128 operations); a later checkpoint deletes the rest."""
 
 
 def record_of(manifest: Manifest) -> Committed:

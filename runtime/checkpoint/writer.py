@@ -37,7 +37,7 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 5.0
 PUBLISH_SECONDS = 5.0
 """A part whose checkpoint is not committed after so long is recorded again."""
 MISTAKES = (FileExistsError, NotADirectoryError, IsADirectoryError)
-"""What no waiting mends: something else lies where the checkpoints should."""
+"""Errors that no waiting mends: something else lies where the checkpoints should."""
 
 
 KEEP, KEEP_VALIDATED = 2, 8
@@ -160,7 +160,7 @@ class Saver:
         self._finishing = False
         self._pause = RETRY_SECONDS
         self._last: Manifest | None = None
-        """What this shard committed last."""
+        """The manifest that this shard committed last."""
         self._published: Published | None = None
         self._published_at = 0.0
         self._failing_since: float | None = None

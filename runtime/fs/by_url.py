@@ -19,10 +19,10 @@ OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl
 """Protocols that have no folders: what would make one makes a bucket of a name that was mistyped."""
 
 _MEMORY = threading.Lock()
-"""Of `memory://`, which looks whether a file is there, and makes it, in two steps."""
+"""Held for `memory://`, which looks whether a file is there, and makes it, in two steps."""
 
 PYARROWS = "fsspec.implementations.arrow"
-"""Where fsspec has the file systems of pyarrow; importing it imports that."""
+"""The module of fsspec with the file systems of pyarrow; importing it imports that."""
 
 
 @contextlib.contextmanager

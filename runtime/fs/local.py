@@ -14,7 +14,7 @@ from graphft.disk.fileio import PieceWriter, fsync, make_folder, replacing
 from graphft.runtime.fs.base import FS
 
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What file systems without hard links say (FAT, some of FUSE)."""
+"""The errors of file systems without hard links (FAT, some of FUSE)."""
 
 
 class LocalFS(FS):

@@ -40,7 +40,7 @@ LOOK_SECONDS = 0.1
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("script.py")
 RUN = Path("jobs", "blobs", "runs", "1")
-"""Of the script, where it is started."""
+"""The folder of the script, where it is started."""
 
 
 @dataclass(frozen=True)

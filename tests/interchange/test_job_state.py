@@ -1,4 +1,4 @@
-"""What a job's folder gives to others: its model and its optimizer, whole, however many pservers held them."""
+"""A job's folder gives others its model and its optimizer, whole, however many pservers held them."""
 
 from __future__ import annotations
 

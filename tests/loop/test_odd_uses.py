@@ -1,4 +1,4 @@
-"""What people do that is not quite what was meant: each an error that says so, or done as they mean it."""
+"""People do what is not quite meant: each an error that says so, or done as they mean it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank has for itself: the generators that dropout draws from, its place in the data."""
+"""Each rank has for itself the generators that dropout draws from, its place in the data."""
 
 from __future__ import annotations
 

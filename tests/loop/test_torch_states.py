@@ -1,4 +1,4 @@
-"""What torch itself keeps in a state_dict goes on from a checkpoint as it would have without one."""
+"""All that torch itself keeps in a state_dict goes on from a checkpoint as it would have without one."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ KINDS = get_args(AnyMessage)
 FIELDS = {kind: get_type_hints(kind) for kind in KINDS}
 TEXTS = ["", "j", "p", "a", "shard-1", "i0", "A", "x" * 3000]
 SEEDS = st.integers(0, 2**32 - 1)
-"""Of a handful of messages. One draw of them all: so many single ones would take longer than what they test."""
+"""Draws a handful of messages. One draw of them all: so many single ones would take longer than what they test."""
 
 
 def messages(seed: int, *expected: type[Message]) -> list[tuple[Message, Any]]:

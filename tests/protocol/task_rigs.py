@@ -93,7 +93,7 @@ class TaskRig:
         self.numbers = dict.fromkeys("abc", 0)
         self.hopeless: list[tuple[int, int]] = []
         self.fences: tuple[tuple[str, int, int], ...] = ()
-        """Of the last answer."""
+        """The number of the last answer."""
         self.live(living)
 
     # -- events -------------------------------------------------------------------------------------------------

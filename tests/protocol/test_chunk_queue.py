@@ -76,7 +76,7 @@ class MiniStore:
         return Known(DISCARDED, 0, self.keys.get(DISCARDED))
 
     def discarded(self) -> tuple[Discard, ...]:
-        """Of chunk 0."""
+        """Returns the discarded batches of chunk 0."""
         return msgspec.json.decode(self.keys[DISCARDED].value, type=Discards).discards if DISCARDED in self.keys else ()
 
     def names(self) -> set[str]:

@@ -40,7 +40,7 @@ class Caller:
     waits: Any = None
     held: dict[Key, int] = field(default_factory=dict)
     known: int = 0
-    """What calls up to this one gave is held, or was."""
+    """All that calls up to this one gave is held, or was."""
     pass_index: int = 0
 
     def call(self, make: Any, **options: Any) -> None:
@@ -80,7 +80,7 @@ class Coordinators(RuleBasedStateMachine):
         self.completions: Counter[Key] = Counter()
         self.undone: Counter[Key] = Counter()
         self.attempts: dict[int, tuple[int, int, str]] = {}
-        """Who held what by each number."""
+        """The holders of tasks by each number."""
         self.machine = self.saved.load(self.options, self.now)
         self.save()
 
@@ -96,7 +96,7 @@ class Coordinators(RuleBasedStateMachine):
     def save(
         self, parts: int | None = None, finished: set[Key] | None = None, requeued: set[Key] | None = None
     ) -> bool:
-        """Whether this process lives on. Whatever is done, or not done any more, has been asked for just now."""
+        """True if this process lives on. Whatever is done, or not done any more, has been asked for just now."""
         lives = self.saved.write(self.machine, parts)
         known, before = self.saved.load(self.options, self.now), self.done
         self.done = frozenset((p, c) for p in range(WIDE.passes) for c in TASKS if is_done(known, p, c))

@@ -1,4 +1,4 @@
-"""Which checkpoint counts: committed once, never across a rollback, and never one that cannot be read."""
+"""The checkpoint that counts is committed once, never across a rollback, and never one that cannot be read."""
 
 from __future__ import annotations
 

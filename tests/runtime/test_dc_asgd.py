@@ -24,7 +24,7 @@ from tests.support.patient import Patient
 from tests.support.programs_by_hand import linear, linear_job
 
 PUSHES = "abbaaabcbbcabbbc"
-"""Who pushes next. Each computes from the parameters that came with the answer to its own last push."""
+"""The order of pushes. Each computes from the parameters that came with the answer to its own last push."""
 LR = 0.05
 
 

@@ -1,4 +1,4 @@
-"""Which process is meant, and whether it is dead: told only where it can be known."""
+"""Names a process, and says that it is dead only where it can be known."""
 
 from __future__ import annotations
 

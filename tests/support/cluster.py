@@ -37,7 +37,7 @@ class JobState:
     ignored: int = 0
     failures: int = 0
     failed: str = ""
-    """Why, if it is."""
+    """The reason, if it is."""
     next_at: dict[int, float] = field(default_factory=dict)
 
     @property

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 HOME = Path(__file__).parents[2] / ".hdfs"
 MISSING = "" if (HOME / "libhdfs.so").exists() and importlib.util.find_spec("pyarrow") else "no HDFS is here: make hdfs"
 _OPENED = ("java.base/java.lang", "java.base/java.nio", "java.base/sun.nio.ch")
-"""What Hadoop 2.7 uses of Java, and newer ones hide."""
+"""The parts of Java that Hadoop 2.7 uses, and newer ones hide."""
 _LOGGING = """log4j.rootLogger=INFO,err
 log4j.appender.err=org.apache.log4j.ConsoleAppender
 log4j.appender.err.target=System.err

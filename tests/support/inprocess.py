@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from graphft.runtime.replay.command import LocalComm, LocalShards, Pushed
 from torch import Tensor
 
 from graphft.ops.context import ChunkWork, Context, LocalPort
 from graphft.plan import Located, batch_seed
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.queue.async_queue import batches_of
+from graphft.runtime.replay.command import LocalComm, LocalShards, Pushed
 from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.role import Blocks
 from graphft.runtime.roles.trainer.step_check import TrialBatch

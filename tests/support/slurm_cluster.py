@@ -27,12 +27,12 @@ MISSING = (
     if os.geteuid() != 0
     else ""
 )
-"""Why there can be no Slurm here; "" if there can."""
+"""The reason why there can be no Slurm here; "" if there can."""
 DISCARDED = MISSING or "the whole suite leaves it out: make slurm" * ("GRAPHFT_SLURM" not in os.environ)
-"""Why the tests on it are skipped: they take minutes."""
+"""The reason why tests on it are skipped: they take minutes."""
 START_SECONDS = 120.0
 CPUS, GPUS = 4, 2
-"""Of a node: more than this machine has, on paper."""
+"""The memory of a node: more than this machine has, on paper."""
 # A job that is queued again waits for `cred_expire` seconds: 120, where nothing is said.
 _CONF = """ClusterName=graphft
 SlurmctldHost={host}(127.0.0.1)

@@ -41,7 +41,7 @@ _CLIENT = """Host {names}
 
 
 def why_not() -> str:
-    """Why there can be no sshd here; "" if there can."""
+    """The reason why there can be no sshd here; "" if there can."""
     for name in ("sshd", "ssh", "ssh-keygen"):
         if shutil.which(name, path=PATH) is None:
             return f"there is no {name}: apt-get install openssh-server"

@@ -1,4 +1,4 @@
-"""What `transpile` refuses: each a clear error with a remedy, before anything is made."""
+"""`transpile` refuses what makes no job: each a clear error with a remedy, before anything is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a corrected script's program differs from the saved one, in the words of the script."""
+"""Names the differences of a corrected script's program from the saved one, in the words of the script."""
 
 from __future__ import annotations
 

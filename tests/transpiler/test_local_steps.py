@@ -97,7 +97,7 @@ def sgd(parameters: object) -> torch.optim.Optimizer:
 
 
 def test_half_async_has_the_bits_of_gradient_accumulation() -> None:
-    """Where every weight is a power of two, nothing is rounded in another place, step for step."""
+    """With every weight a power of two, nothing is rounded in another place, step for step."""
     case = case_of("mlp")
     data, eager = data_of(case), Eager(case, data_of(case), sgd)
     job = transpiled(case, data, "half_async", graphft.SGD(lr=0.1, momentum=0.9), pservers=2)

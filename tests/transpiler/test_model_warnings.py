@@ -1,4 +1,4 @@
-"""What a script changes between `minimize` and `transpile`."""
+"""A script changes parts of the model between `minimize` and `transpile`."""
 
 from __future__ import annotations
 

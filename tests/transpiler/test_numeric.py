@@ -1,4 +1,4 @@
-"""What transpiled programs compute is what the program computes in one process, whatever the number of shards."""
+"""Transpiled programs compute what the program computes in one process, whatever the number of shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job predicts with: the model's forward pass, in eval mode, without labels."""
+"""A job predicts with the model's forward pass, in eval mode, without labels."""
 
 from __future__ import annotations
 

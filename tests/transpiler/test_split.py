@@ -1,4 +1,4 @@
-"""What leaves the trainer: found by what the ops are and depend on, not by where they stand."""
+"""Ops that leave the trainer are found by what the ops are and depend on, not by where they stand."""
 
 from __future__ import annotations
 
