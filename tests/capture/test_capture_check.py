@@ -46,13 +46,10 @@ def by_alias(net: Net, h: Tensor) -> Tensor:
     return h + net.alias[0].detach().sum()
 
 
-@pytest.fixture(params=[by_random, by_numpy, by_counter, by_average])
-def wrong(request: pytest.FixtureRequest) -> Net:
+@pytest.mark.parametrize("code", [by_random, by_numpy, by_counter, by_average])
+def test_a_difference_is_named(code: Any) -> None:
     torch.manual_seed(0)
-    return Net(request.param)
-
-
-def test_a_difference_is_named(wrong: Net) -> None:
+    wrong = Net(code)
     state = {n: t.clone() for n, t in wrong.state_dict().items()}
     wrong.a.weight.grad = torch.ones(16, 8)
     attributes = (wrong.count, wrong.average, wrong.training)
@@ -126,30 +123,21 @@ def probabilities(net: Net, h: Tensor) -> Tensor:
     return h + torch.distributions.Categorical(net.p, validate_args=False).entropy()
 
 
-def permuted(net: Net, h: Tensor) -> Tensor:
-    return h[:, net.order.long()]
-
-
-def rounded(net: Net, h: Tensor) -> Tensor:
-    return h[:, net.order.round().long()]
-
-
 def counted(net: Net, h: Tensor) -> Tensor:
     net.n += 1
     return h / net.n.sqrt()
 
 
-def normed(net: Net, h: Tensor) -> Tensor:
-    return (h - net.mean) / net.var.sqrt()
-
-
 BUFFERS: dict[str, tuple[Any, dict[str, Tensor]]] = {
     "none": (lambda net, h: h, {}),
     "probabilities": (probabilities, {"p": torch.full((16,), 1 / 16)}),
-    "indices": (permuted, {"order": torch.arange(15, -1, -1)}),
-    "rounded": (rounded, {"order": torch.arange(15, -1, -1).float()}),
+    "indices": (lambda net, h: h[:, net.order], {"order": torch.arange(15, -1, -1)}),
+    "rounded": (lambda net, h: h[:, net.order.round().long()], {"order": torch.arange(15, -1, -1).float()}),
     "integers": (counted, {"n": torch.zeros((), dtype=torch.int64)}),
-    "variances": (normed, {"mean": torch.zeros(16), "var": torch.full((16,), 1e-6)}),
+    "variances": (
+        lambda net, h: (h - net.mean) / net.var.sqrt(),
+        {"mean": torch.zeros(16), "var": torch.full((16,), 1e-6)},
+    ),
     "a mask of infinities": (lambda net, h: h + net.mask.exp(), {"mask": torch.tensor([0.0, -torch.inf] * 8)}),
 }
 

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import graphft
-from graphft.ir.verify import verify
+from tests.support.eager import assert_trains_like_torch
 
 
 def transcribed(model: nn.Module, x: Tensor, y: Tensor, steps: Tensor, letters: Tensor) -> Tensor:
     return F.ctc_loss(model(x).log_softmax(-1).transpose(0, 1), y, steps, letters, zero_infinity=True)
-
-
-def assert_as_eager(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    inputs: Mapping[str, Any],
-    batch: Callable[[int], dict[str, Tensor]],
-) -> graphft.Program:
-    program, executor = graphft.build(model, loss_fn, inputs), graphft.Executor()
-    gradients = [f"{n}@GRAD" for n, _ in model.named_parameters()]
-    verify(program, require_values=True)
-    for size in (12, 5):
-        feed = batch(size)
-        model.zero_grad()
-        loss = loss_fn(model, **feed)
-        loss.backward()
-        found = executor.run(program, feed, ["loss", *gradients])
-        assert torch.equal(found["loss"], loss)
-        assert all(torch.equal(found[f"{n}@GRAD"], p.grad) for n, p in model.named_parameters() if p.grad is not None)
-    return program
 
 
 def test_ctc_loss_with_tensors_of_lengths() -> None:
@@ -50,7 +26,7 @@ def test_ctc_loss_with_tensors_of_lengths() -> None:
         lengths = {"steps": torch.randint(8, 13, (n,)), "letters": torch.randint(1, 5, (n,))}
         return {"x": torch.randn(n, 12, 8), "y": torch.randint(1, 5, (n, 4)), **lengths}
 
-    program = assert_as_eager(nn.Linear(8, 5), transcribed, inputs, batch)
+    program = assert_trains_like_torch(nn.Linear(8, 5), transcribed, inputs, [batch(12), batch(5)])
     assert program.block("step").program.find_op("aten._ctc_loss.Tensor") is not None
 
 
@@ -65,7 +41,6 @@ def test_margin_losses() -> None:
 
     torch.manual_seed(0)
     inputs = {"x": (None, 4), "y": ((None, 6), torch.int64)}
+    batches = [{"x": torch.randn(n, 4), "y": torch.randint(-1, 6, (n, 6))} for n in (12, 5)]
     for loss_fn in (multilabel, multi):
-        assert_as_eager(
-            nn.Linear(4, 6), loss_fn, inputs, lambda n: {"x": torch.randn(n, 4), "y": torch.randint(-1, 6, (n, 6))}
-        )
+        assert_trains_like_torch(nn.Linear(4, 6), loss_fn, inputs, batches)

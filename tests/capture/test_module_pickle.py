@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import graphft
+from tests.support.eager import assert_trains_like_torch
 
 INPUTS = {"x": (None, 4)}
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
@@ -21,24 +21,6 @@ X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 
 def square(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
-
-
-def trained(model: nn.Module, loss_fn: Callable[..., Any] = square, steps: int = 4) -> dict[str, Tensor]:
-    program = graphft.build(model, loss_fn, INPUTS, capture=False)
-    graphft.minimize(program, graphft.SGD(lr=0.1))
-    executor = graphft.Executor()
-    for _ in range(steps):
-        executor.run(program, {"x": X.clone()})
-    return graphft.state_dict(program, executor.scope(program))
-
-
-def by_torch(model: nn.Module, loss_fn: Callable[..., Any] = square, steps: int = 4) -> dict[str, Tensor]:
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss_fn(model, x=X.clone()).backward()
-        optimizer.step()
-    return model.state_dict()
 
 
 class Averaged(nn.Module):
@@ -70,17 +52,9 @@ class Hooked(nn.Linear):
 @pytest.mark.parametrize("make", [Averaged, Hooked])
 def test_steps_as_of_torch(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    model, before = make(), X.clone()
-    expected = by_torch(make_like(make, model))
-    found = trained(model)
-    assert all(torch.equal(found[n], t) for n, t in expected.items())
-    assert torch.equal(X, before)
-
-
-def make_like(make: Callable[[], nn.Module], model: nn.Module) -> nn.Module:
-    other = make()
-    other.load_state_dict(model.state_dict())
-    return other
+    model, twin = make(), make()
+    twin.load_state_dict(model.state_dict())
+    assert_trains_like_torch(model, square, INPUTS, [{"x": X}] * 4, twin=twin, capture=False)
 
 
 SCRIPT = """
