@@ -18,7 +18,7 @@ from tests.driver import epochs
 from tests.support.files import put
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("forks")]
 EPOCHS = 4
 
 
@@ -56,7 +56,9 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbed: Undisturbed) -> None:
     told = Told()
     with epochs.trainer(tmp_path / "job", callbacks=[told], validation=epochs.validation()) as trainer:
-        assert trainer.epoch == 0
+        state = trainer.state_dict()
+        assert (state["epoch"], state["step"], state["optimizer"], trainer.epoch) == (0, 0, {}, 0)
+        assert same(state["model"], epochs.model().state_dict())
         first: dict[str, Any] = trainer.train()
         assert (first["epoch"], first["samples"], first["steps"]) == (1, 96, epochs.PER_EPOCH)
         until(lambda: all(w.pid for w in trainer.workers()))  # the other trainer can do it all
@@ -135,17 +137,3 @@ def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_pat
         with pytest.raises(graphft.WorkerFailed, match="exit status 3") as caught:
             trainer.train(max_retries=0)
         assert caught.value.traceback == "", "that of another failure, long ago, is none of this one"
-
-
-@pytest.mark.slow
-def test_a_state_is_saved(tmp_path: Path) -> None:
-    with epochs.trainer(tmp_path / "job") as trainer:
-        before = trainer.state_dict()
-        assert (before["epoch"], before["step"], before["optimizer"]) == (0, 0, {})
-        assert same(before["model"], epochs.model().state_dict())
-        trainer.train()
-        saved = trainer.state_dict()
-        assert trainer.save(tmp_path / "saved", metrics={"loss": 0.5}) == 0
-        status = graphft.read_check_point(tmp_path / "saved").status
-        assert (status.next(), status.step, status.metrics) == (1, epochs.PER_EPOCH, {"loss": 0.5})
-        assert same(graphft.read_weights(tmp_path / "saved"), saved["model"])

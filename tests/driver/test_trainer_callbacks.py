@@ -12,7 +12,7 @@ import graphft
 from tests.driver import epochs
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("forks")]
 
 
 @pytest.mark.slow

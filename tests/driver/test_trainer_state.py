@@ -1,4 +1,4 @@
-"""Checkpoints of a Trainer's run that are damaged, gone, or put in the place of others."""
+"""Checkpoints of a Trainer's run, damaged or gone, and what others do with them: another Trainer, plain torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import graphft
 from graphft.runtime.launcher.folder_status import look_at
 from tests.driver import epochs
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("forks")]
 
 
 @pytest.mark.slow
@@ -56,11 +56,6 @@ def test_a_checkpoint_that_is_gone_is_trained_again(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job") as trainer:
         trainer.train(epochs=2)
         expected = trainer.state_dict()
-        (tmp_path / "job" / "checkpoints").rename(tmp_path / "away")
-        for look in (trainer.state_dict, lambda: trainer.save(tmp_path / "saved")):
-            with pytest.raises(graphft.GraphftError, match=r"error\[(no-)?checkpoint\]"):
-                look()
-        (tmp_path / "away").rename(tmp_path / "job" / "checkpoints")
     (newest,) = (tmp_path / "job" / "checkpoints").glob(f"step-*{2 * epochs.PER_EPOCH}.g*")
     (newest / "manifest.json").unlink()
     with epochs.trainer(tmp_path / "job") as trainer:
@@ -69,3 +64,33 @@ def test_a_checkpoint_that_is_gone_is_trained_again(tmp_path: Path) -> None:
         found = trainer.state_dict()
     assert (found["epoch"], found["step"]) == (2, 2 * epochs.PER_EPOCH)
     assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
+
+
+@pytest.mark.slow
+def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = epochs.trainer(tmp_path / "job")
+    first.train()
+    with epochs.trainer(tmp_path / "job") as second:
+        assert second.epoch == 1
+        assert second.train()["epoch"] == 2
+        assert "another Trainer of this process is at work" in capfd.readouterr().err
+        assert not [worker for worker in first.workers() if worker.pid]
+        assert len(second.workers()) == 4
+    assert first.train()["epoch"] == 3, "it goes on where the other one was"
+    first.shutdown()
+
+
+def test_what_is_saved_goes_to_plain_torch(tmp_path: Path) -> None:
+    with epochs.trainer(tmp_path / "job") as trainer:
+        trainer.train()
+        assert trainer.save(tmp_path / "saved", metrics={"loss": 0.5}) == 0
+        state = trainer.state_dict()
+    status = graphft.read_check_point(tmp_path / "saved").status
+    assert (status.next(), status.step, status.metrics) == (1, epochs.PER_EPOCH, {"loss": 0.5})
+    model = epochs.model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    assert graphft.load_optimizer(optimizer, model, tmp_path / "saved") == epochs.PER_EPOCH
+    graphft.load_into(model, graphft.read_weights(tmp_path / "saved"))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, state["model"][name])
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], state["optimizer"][name]["exp_avg"])

@@ -21,10 +21,14 @@ from graphft.runtime.interchange.training_state import load_optimizer, read_job
 from graphft.runtime.process.metric_table import read_rows
 from tests.support.commands import refused, shown
 
+pytestmark = pytest.mark.usefixtures("forks")
+X = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+Y = (X.sum(1) > 0).long()
 
-def make_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 2))
+
+def make_model(seed: int = 0, hidden: int = 32) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, hidden), nn.BatchNorm1d(hidden), nn.Tanh(), nn.Linear(hidden, 2))
 
 
 def make_job(
@@ -38,9 +42,7 @@ def make_job(
         graphft.minimize(program, graphft.Adam(lr=0.02))
     else:
         graphft.minimize(program, optimizer, model=model)
-    torch.manual_seed(1)
-    x = torch.randn(64, 8)
-    data = graphft.arrays(x=x, y=(x.sum(1) > 0).long(), chunk_size=16)
+    data = graphft.arrays(x=X, y=Y, chunk_size=16)
     return graphft.transpile(
         program, data=data, trainers=2, pservers=pservers, ft=True, slice_unit=64, min_block=64,
         **{"batch_size": 8, "epochs": 2, "name": f"j{pservers}", **options},
@@ -56,6 +58,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         return {n: Path(make_job(n, checkpoint_seconds=0).run(quiet=True).model).parent.absolute() for n in (1, 3)}
     finally:
         os.chdir(before)
+
+
+@pytest.fixture
+def job(folders: dict[int, Path], tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(folders[3], tmp_path / "job"))
 
 
 @pytest.mark.slow
@@ -88,11 +96,7 @@ def test_another_kind_of_optimizer_is_refused(folders: dict[int, Path]) -> None:
         load_optimizer(torch.optim.Adam(double.parameters()), double, folders[1])
 
 
-def test_the_command_knows_a_jobs_checkpoints(
-    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    job = tmp_path / "job"
-    shutil.copytree(folders[3], job)
+def test_the_command_knows_a_jobs_checkpoints(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head, *lines = shown(capsys, "checkpoint", "list", job).splitlines()
     assert head.split()[:3] == ["version", "saved", "size"]
     assert lines[0].split()[0] == "8"
@@ -114,11 +118,7 @@ def test_the_command_knows_a_jobs_checkpoints(
     assert "has no checkpoint 7; it has [8]" in refused(capsys, "checkpoint", "show", job, "--version", "7")
 
 
-def test_a_damaged_model_of_a_complete_job(
-    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    job = tmp_path / "job"
-    shutil.copytree(folders[1], job)
+def test_a_damaged_model_of_a_complete_job(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{job}/model.safetensors: good" in shown(capsys, "checkpoint", "verify", job)
     data = (job / "model.safetensors").read_bytes()
     (job / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -138,10 +138,8 @@ def older_copy(newest: Path) -> Path:
 
 
 def test_a_step_of_a_job_and_the_newest_that_is_whole(
-    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    job: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    job = tmp_path / "job"
-    shutil.copytree(folders[1], job)
     model = graphft.read_weights(job / "model.safetensors")
     for name, options in (("step.safetensors", ("--version", "8")), ("hf", ()), ("dcp", ("--format", "dcp"))):
         shown(capsys, "checkpoint", "export", job, tmp_path / name, *options)
@@ -158,10 +156,9 @@ def test_a_step_of_a_job_and_the_newest_that_is_whole(
 
 
 def test_a_checkpoint_that_the_job_deletes_while_it_is_shown(
-    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, header_of = tmp_path / "job", CheckpointStore.header_of
-    shutil.copytree(folders[1], job)
+    header_of = CheckpointStore.header_of
     (newest,) = (job / "checkpoints").iterdir()
     older, aside = older_copy(newest), newest.rename(tmp_path / "aside")
 

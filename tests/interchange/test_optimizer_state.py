@@ -18,26 +18,20 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.job_files import publish
 from graphft.runtime.interchange.training_state import optimizer_of, read_job, read_optimizer
-from tests.interchange import test_job_state
+from tests.interchange.test_job_state import X, Y, make_job, make_model
 from tests.interchange.test_reshard import begin_in, states
 
+pytestmark = pytest.mark.usefixtures("forks")
 Parameters = Any
 OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, betas=(0.8, 0.95), amsgrad=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True),
 }
-x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
-y = (x.sum(1) > 0).long()
-
-
-def make_model(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 2))
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> None:
     optimizer.zero_grad()
-    nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+    nn.functional.cross_entropy(model(X[rows]), Y[rows]).backward()
     optimizer.step()
 
 
@@ -77,10 +71,10 @@ def test_training_goes_on_with_what_a_loop_saved(tmp_path: Path, name: str, grou
 def test_torch_goes_on_with_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make, first = OPTIMIZERS["adamw"], make_model()
-    folder = Path(make_job_with(first, in_groups(first, make), **SLICED).run(quiet=True).model).parent
+    folder = Path(make_job(3, first, in_groups(first, make)).run(quiet=True).model).parent
     model, state = graphft.load_into(make_model(), graphft.read_weights(folder)), read_job(folder)
     optimizer = in_groups(model, make)
-    assert graphft.load_optimizer(optimizer, model, folder) == 16
+    assert graphft.load_optimizer(optimizer, model, folder) == 8
     for name, parameter in model.named_parameters():
         assert torch.equal(optimizer.state[parameter]["exp_avg"], state.optimizer[name]["exp_avg"])
     found, own = optimizer_of(state)["param_groups"], optimizer.param_groups
@@ -104,7 +98,7 @@ def test_a_job_goes_on_with_what_torch_saved(tmp_path: Path, name: str, way: str
     fresh = graphft.load_into(make_model(3), graphft.read_weights(tmp_path / "d"))
     other = in_groups(fresh, OPTIMIZERS[name])
     assert graphft.load_optimizer(other, fresh, tmp_path / "d", "optim") == (3 if name == "adamw" else 0)
-    job = make_job_with(fresh, other)
+    job = make_job(1, fresh, other)
     assert torch.equal(
         job.source.values["0.weight@exp_avg" if name == "adamw" else "0.weight@momentum_buffer"],
         optimizer.state[model[0].weight]["exp_avg" if name == "adamw" else "momentum_buffer"],
@@ -114,17 +108,6 @@ def test_a_job_goes_on_with_what_torch_saved(tmp_path: Path, name: str, way: str
     assert same_model(model, fresh)
     with pytest.raises(GraphftError, match="has no 'optimizer'"):
         graphft.load_optimizer(other, fresh, tmp_path / "d")
-
-
-SLICED = {"pservers": 3, "ft": True, "slice_unit": 64, "min_block": 64, "epochs": 2}
-
-
-def make_job_with(model: nn.Sequential, optimizer: torch.optim.Optimizer, **options: Any) -> graphft.Job:
-    program = graphft.build(
-        model, lambda m, x, y: nn.functional.cross_entropy(m(x), y), {"x": (None, 8), "y": ((None,), torch.int64)}
-    )
-    graphft.minimize(program, optimizer, model=model)
-    return graphft.transpile(program, data=graphft.arrays(x=x, y=y, chunk_size=16), batch_size=8, name="j", **options)
 
 
 def test_what_has_no_optimizer_or_no_names(tmp_path: Path) -> None:
@@ -141,11 +124,11 @@ def test_what_has_no_optimizer_or_no_names(tmp_path: Path) -> None:
 
 def test_a_jobs_storage_by_its_url(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/storage"
-    job = test_job_state.make_job(2, storage=url)
+    job = make_job(2, storage=url)
     job.save(tmp_path / "job")
     publish(tmp_path / "job")
     begin_in(tmp_path / "job", states(job))
     there, here = (read_optimizer(source).state for source in (url, tmp_path / "job"))
-    assert there.keys() == here.keys() == dict(test_job_state.make_model().named_parameters()).keys()
+    assert there.keys() == here.keys() == dict(make_model().named_parameters()).keys()
     assert all(torch.equal(there[n][key], here[n][key]) for n in here for key in here[n])
     assert read_optimizer(url).step == 5

@@ -23,9 +23,8 @@ from graphft.runtime.launcher.run_folder import open_run
 from graphft.transpiler.job import Job
 from tests.interchange.test_job_state import make_job
 
+pytestmark = pytest.mark.usefixtures("forks")
 STEP = 5
-
-
 plain = functools.cache(make_job)
 
 

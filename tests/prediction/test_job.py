@@ -13,7 +13,7 @@ from graphft.runtime.checkpoint.store import checkpoints_of
 from tests.prediction.jobs import FEATURES, X, by_batches, make_model
 
 
-@pytest.mark.usefixtures("from_a_nursery")
+@pytest.mark.usefixtures("forks")
 def test_what_a_job_has_trained_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     inputs = {"x": (None, FEATURES), "y": ((None,), torch.int64)}
