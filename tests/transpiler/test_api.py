@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,10 +21,24 @@ def transpile(program: Program | None = None, data: Any = DATA, **options: Any) 
     return graphft.transpile(linear() if program is None else program, data=data, **{"batch_size": 4, **options})
 
 
+def refused(rule: str, program: Any = None, **options: Any) -> GraphftError:
+    with pytest.raises(GraphftError) as caught:
+        transpile(program, **options)
+    assert (caught.value.rule, bool(caught.value.help)) == (rule, True)
+    return caught.value
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        *({"epochs": 0}, {"epochs": 2.5}, {"max_epochs": 2}, {"program": torch.nn.Linear(2, 2)}, {"data": [1, 2]}),
+        *(
+            {"batch_size": 0},
+            {"epochs": 0},
+            {"epochs": 2.5},
+            {"max_epochs": 2},
+            {"program": torch.nn.Linear(2, 2)},
+            {"data": [1, 2]},
+        ),
         *({"trainers": 0}, {"trainers": 2.0}, {"trainers": True}, {"sync": 1}, {"on_trainer_loss": "panic"}),
         *({"sync": False, "on_trainer_loss": "wait"}, {"sync": False, "pservers": 113}, {"mode": "dc_asgd"}),
         *({"sync": False, "mode": "hogwild"}, {"sync": False, "mode": "dc_asgd", "dc_lambda": 0}, {"local_steps": 2}),
@@ -36,41 +49,24 @@ def transpile(program: Program | None = None, data: Any = DATA, **options: Any) 
     ids=str,
 )
 def test_options(options: dict[str, Any]) -> None:
-    with pytest.raises(GraphftError) as caught:
-        transpile(**options)
-    assert caught.value.rule == "option"
-    assert [*options][-1] in str(caught.value)
-    assert caught.value.help
+    assert [*options][-1] in str(refused("option", **options))
 
 
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({"batch_size": 0}, "option"),
-        ({"batch_size": 64}, "short-chunks"),
-        ({"device": "cuda:99"}, "device"),
-        ({"device": "meta"}, "device"),
-    ],
-)
-def test_what_the_data_or_the_machine_lacks(options: dict[str, Any], rule: str) -> None:
-    with pytest.raises(GraphftError) as caught:
-        transpile(**options)
-    assert (caught.value.rule, bool(caught.value.help)) == (rule, True)
+def test_what_the_data_or_the_machine_lacks() -> None:
+    refused("short-chunks", batch_size=64)
+    refused("device", device="cuda:99")
+    refused("device", device="meta")
 
 
 def test_an_unknown_option_is_told_with_what_is_meant() -> None:
     for options, meant in (({"trainer": 2}, "trainers"), ({"num_workers": 2}, "trainers=")):
-        with pytest.raises(GraphftError) as caught:
-            transpile(**options)
-        assert meant in caught.value.help
+        assert meant in refused("option", **options).help
 
 
 def test_columns() -> None:
     x, y = torch.zeros(32, 200), torch.zeros(32, 1)
     for columns in ({"x": x}, {"x": x, "y": y.double()}, {"x": x[:, :100], "y": y}, {"x": x, "y": y[:, 0]}):
-        with pytest.raises(GraphftError) as caught:
-            transpile(data=graphft.arrays(chunk_size=8, **columns))
-        assert caught.value.rule == "columns"
+        refused("columns", data=graphft.arrays(chunk_size=8, **columns))
 
 
 def test_a_batch_that_the_program_was_not_captured_for() -> None:
@@ -106,32 +102,18 @@ def fixed_batch(size: int) -> Program:
 
 def test_a_fixed_batch_must_be_the_batch_size() -> None:
     for size in (4, 3):  # another one; the last batch of a chunk is shorter
-        with pytest.raises(GraphftError) as caught:
-            transpile(fixed_batch(3), batch_size=size)
-        assert caught.value.rule == "batch-size"
+        refused("batch-size", fixed_batch(3), batch_size=size)
     assert transpile(fixed_batch(3), batch_size=3, drop_last=True).config.total_steps == 8
     assert transpile(fixed_batch(4)).config.total_steps == 8
 
 
-def without_optimizer_for_one() -> Program:
+def test_programs_that_cannot_be_trained() -> None:
+    refused("not-minimized", linear(minimized=False))
+    refused("blocks", transpile().trainer_program())
+    refused("blocks", Program("empty"))
     program = linear()
     program.variable("unused", Type("float32", (3,)), Kind.PARAM, torch.zeros(3))
-    return program
-
-
-@pytest.mark.parametrize(
-    ("program", "rule"),
-    [
-        (lambda: linear(minimized=False), "not-minimized"),
-        (lambda: transpile().trainer_program(), "blocks"),
-        (without_optimizer_for_one, "no-optimizer"),
-        (lambda: Program("empty"), "blocks"),
-    ],
-)
-def test_programs_that_cannot_be_trained(program: Callable[[], Program], rule: str) -> None:
-    with pytest.raises(GraphftError) as caught:
-        transpile(program())
-    assert (caught.value.rule, bool(caught.value.help)) == (rule, True)
+    refused("no-optimizer", program)
 
 
 def test_no_pserver_is_idle(caplog: pytest.LogCaptureFixture) -> None:

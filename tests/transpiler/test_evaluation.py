@@ -119,30 +119,15 @@ def rejects(message: str, program: Program, **options: Any) -> None:
     assert caught.value.help
 
 
-def noisy(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    return loss_fn(model, x + torch.rand_like(x), y)
-
-
-def with_weights(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    return loss_fn(model, x, y), {"weights": model.layers[0].weight}  # type: ignore[index, union-attr]
-
-
-def with_count(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    return loss_fn(model, x, y), {"right": (model(x).argmax(1) == y).sum()}
-
-
-def test_reducers_have_names_of_metrics() -> None:
-    validation = graphft.Validation(data=data(), loss_fn=with_scores, reduce={"labels@ALL": share_of_good})
-    with pytest.raises(GraphftError, match="expected a name of letters, digits"):
-        evaluation_of(make()[1], validation)
-
-
 def test_what_would_depend_on_who_computes_it_is_refused() -> None:
     _, program = make()
-    rejects("draws random numbers", program, loss_fn=noisy)
+    counted = lambda m, x, y: (loss_fn(m, x, y), {"right": (m(x).argmax(1) == y).sum()})  # noqa: E731
+    weights = lambda m, x, y: (loss_fn(m, x, y), {"weights": m.layers[0].weight})  # noqa: E731
+    rejects("draws random numbers", program, loss_fn=lambda m, x, y: loss_fn(m, x + torch.rand_like(x), y))
     rejects("changes %seen", make(Net(counts=True))[1])
-    rejects("returns 'weights' beside the loss as float32", program, loss_fn=with_weights)
-    rejects("returns 'right' beside the loss as int64", program, loss_fn=with_count)
+    rejects("returns 'weights' beside the loss as float32", program, loss_fn=weights)
+    rejects("returns 'right' beside the loss as int64", program, loss_fn=counted)
+    rejects("expected a name of letters, digits", program, loss_fn=with_scores, reduce={"labels@ALL": share_of_good})
     rejects("no reducer reads it", program, loss_fn=with_scores)
     rejects("returns float32", program, loss_fn=with_scores, reduce={"many": lambda scores: scores})
     rejects("has parameter nobody", program, loss_fn=with_scores, reduce={"auc": lambda nobody: nobody})
@@ -197,14 +182,11 @@ def test_a_constant_of_the_evaluation_is_its_own() -> None:
     assert name not in evaluation.find_op("read_check_point").attrs["names"]
 
 
-def drawn(scores: Tensor) -> Tensor:
-    return scores[torch.randint(0, 3, (2,))].mean()
-
-
 def test_a_reducer_is_captured_for_the_number_of_records_that_there_are() -> None:
     _, program = make()
     by_length = lambda scores: scores.sum() / len(scores)  # noqa: E731
     by_size = lambda scores: scores.mean() if scores.shape[0] > 100 else scores.sum()  # noqa: E731
+    drawn = lambda scores: scores[torch.randint(0, 3, (2,))].mean()  # noqa: E731
     rejects("dimension records must vary, but .*makes a number of it", program, loss_fn=alone, reduce={"n": by_length})
     rejects("draws random numbers", program, loss_fn=alone, reduce={"n": drawn})
     found = evaluation_of(program, graphft.Validation(data=data(30), loss_fn=alone, reduce={"n": by_size}))

@@ -131,24 +131,6 @@ def test_geo_sgd_with_one_trainer_is_local_training() -> None:
     assert_close(run.model(), eager.state(), rtol=1e-4)
 
 
-def test_geo_sgd_has_the_bits_of_local_training_whose_moves_are_added() -> None:
-    case = case_of("mlp")
-    data, eager = data_of(case), Eager(case, data_of(case), sgd)
-    job = transpiled(case, data, "geo_sgd", graphft.SGD(lr=0.1, momentum=0.9), pservers=2)
-    run = InProcess(job, data)
-    run.run()
-    for step in range(job.config.total_steps):
-        before = [p.detach().clone() for p in eager.model.parameters()]
-        for work in unit_at(job, step)[1]:
-            eager.backward(work)
-            eager.update(max_norm=math.inf)
-        with torch.no_grad():
-            for p, old in zip(eager.model.parameters(), before, strict=True):
-                p.copy_(old + (p - old))
-    expected = eager.state()
-    assert all(torch.equal(value, expected[n]) for n, value in run.model().items())
-
-
 # -- two trainers: units overlap ----------------------------------------------------------------------------------
 
 SCRIPT = ("A0", "B1", "b", "a", "A2", "B3", "a", "A4", "a", "b", "B5", "b")

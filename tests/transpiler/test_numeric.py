@@ -50,12 +50,15 @@ def transpiled(program: Program, data: Data, **options: object) -> Job:
     )
 
 
-def executed(program: Program, job: Job, data: Data) -> dict[str, Tensor]:
-    """The same samples per step, in one process, in one batch."""
+def executed(
+    program: Program, job: Job, data: Callable[[Located], dict[str, Tensor]], steps: int | None = None
+) -> dict[str, Tensor]:
+    """The same samples per step, in one process, in one batch, with the random numbers of slot 0."""
     executor = graphft.Executor()
-    for step in range(job.config.total_steps):
+    for step in range(job.config.total_steps if steps is None else steps):
         works = [job.config.plan.locate(step, slot) for slot in range(job.config.trainers)]
         batches = [data(w) for w in works if w is not None]
+        torch.manual_seed(batch_seed(job.config.seed, step, 0))
         executor.run(program, {n: torch.cat([b[n] for b in batches]) for n in batches[0]})
     return executor.state(program)
 
@@ -111,13 +114,7 @@ def test_buffers_and_random_numbers_in_one_slot(name: str) -> None:
     job = transpiled(program, data, pservers=2)
     run = InProcess(job, data)
     run.run(steps)
-    executor = graphft.Executor()
-    for step in range(steps):
-        work = job.config.plan.locate(step, 0)
-        assert work is not None
-        torch.manual_seed(batch_seed(job.config.seed, step, 0))
-        executor.run(program, data(work))
-    alone, model = executor.state(program), run.model()
+    alone, model = executed(program, job, data, steps), run.model()
     for v in program.of_kind(Kind.PARAM, Kind.BUFFER):
         torch.testing.assert_close(model[v.name], alone[v.name], rtol=1e-4, atol=1e-5)
         assert v.kind is Kind.PARAM or not torch.equal(model[v.name], program.values[v.name])

@@ -32,7 +32,7 @@ def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def make_job(model: nn.Module | None = None, predict: Any = None, loss: Any = loss_fn, **options: Any) -> Job:
-    program = graphft.build(model or make_model(), loss, INPUTS)
+    program = graphft.build(model or make_model(), loss, INPUTS, allow_unused=True)
     graphft.minimize(program, graphft.SGD(lr=0.1))
     data = graphft.arrays(x=X, y=torch.zeros(32).long(), chunk_size=16)
     return graphft.transpile(program, data=data, predict=predict, **{"batch_size": 8, "name": "j", **options})
@@ -122,6 +122,13 @@ def test_what_cannot_be_predicted(predict: Any) -> None:
     assert (caught.value.rule, bool(caught.value.help)) == ("predict", True)
 
 
+def _calling(calls: int) -> Job:
+    """A job whose loss calls the model so often."""
+    if not calls:
+        return make_job(loss=lambda m, x, y: F.cross_entropy(m[3](m[0](x)), y))
+    return make_job(loss=lambda m, x, y: sum(loss_fn(m, k * x, y) for k in range(calls)))
+
+
 @pytest.mark.parametrize("calls", [0, 2])
 def test_a_job_that_can_predict_nothing_trains_all_the_same(tmp_path: Path, calls: int) -> None:
     _calling(calls).save(tmp_path / "job")
@@ -129,19 +136,6 @@ def test_a_job_that_can_predict_nothing_trains_all_the_same(tmp_path: Path, call
         load_prediction(tmp_path / "job")
     assert caught.value.rule == "predict"
     assert "job.save_prediction(" in caught.value.help
-
-
-def _calling(calls: int) -> Job:
-    """A job whose loss calls the model so often."""
-    program = graphft.build(
-        make_model(),
-        lambda m, x, y: sum(loss_fn(m, k * x, y) for k in range(calls)) if calls else F.cross_entropy(m[3](m[0](x)), y),
-        INPUTS,
-        allow_unused=True,
-    )
-    graphft.minimize(program, graphft.SGD(lr=0.1))
-    data = graphft.arrays(x=X, y=torch.zeros(32).long(), chunk_size=16)
-    return graphft.transpile(program, data=data, batch_size=8, name="j")
 
 
 def test_constants_of_one_name_are_each_programs_own() -> None:

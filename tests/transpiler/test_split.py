@@ -15,6 +15,7 @@ from graphft.plan import Located
 from graphft.transpiler.job import Job
 from tests.support.inprocess import InProcess
 from tests.support.programs_by_hand import linear
+from tests.transpiler.test_numeric import executed
 
 X, Y = torch.randn(32, 200, generator=torch.Generator().manual_seed(3)), torch.ones(32, 1)
 
@@ -38,13 +39,8 @@ def by_hand() -> tuple[Program, Ref]:
 
 def agrees_with_one_process(program: Program) -> None:
     job = transpile(program, pservers=2)
-    run, executor = InProcess(job, batch), graphft.Executor()
+    run, alone = InProcess(job, batch), executed(program, job, batch)
     run.run()
-    for step in range(job.config.total_steps):
-        work = job.config.plan.locate(step, 0)
-        assert work is not None
-        executor.run(program, batch(work))
-    alone = executor.state(program)
     for name, value in run.model().items():
         torch.testing.assert_close(value, alone[name])
 
