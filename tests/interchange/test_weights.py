@@ -129,7 +129,7 @@ def test_a_pickle_that_runs_code_does_not(tmp_path: Path, weights: dict[str, Ten
 
 @pytest.mark.parametrize("way", ["fewer", "elsewhere", "attribute", "dtype"])
 def test_metadata_that_lie(tmp_path: Path, weights: dict[str, Tensor], way: str) -> None:
-    """Elements that no part covers would be memory that nobody wrote; and a class of the process must not be changed."""
+    """Elements that no part covers would be memory that nobody wrote; a class of the process must not be changed."""
     write_distributed(tmp_path / "d", weights)
     path = tmp_path / "d" / ".metadata"
     found = pickle.loads(path.read_bytes())
