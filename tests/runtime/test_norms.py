@@ -11,6 +11,7 @@ from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.transport import Login
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler.job import Job
+from graphft.transpiler.layout import ALL_NORMS
 from tests.support.programs_by_hand import linear, linear_job
 
 LOGIN = Login("a run", "its secret")
@@ -24,6 +25,20 @@ def clipped() -> Job:
 def exchange_of(job: Job, shard: int) -> PartialSumsExchange:
     limits = pserver_limits(job.programs.pservers, shard, 2)
     return PartialSumsExchange(f"shard-{shard}", shard, job.pserver_program(shard).blocks.get("reduce"), limits, LOGIN)
+
+
+def test_every_shard_lays_the_sums_out_in_the_same_order(clipped: Job) -> None:
+    exchanges = [exchange_of(clipped, shard) for shard in range(2)]
+    order = exchanges[0].order
+    sums = [torch.arange(sum(n for s, _, n in order if s == shard)) + 100.0 * shard + 1 for shard in range(2)]
+    frames = [byte_view(s.double()) for s in sums]
+    for exchange in exchanges:
+        scope: dict[str, torch.Tensor] = {}
+        exchange.fill(scope, frames)
+        assert scope[ALL_NORMS].tolist() == [v for s, at, n in order for v in sums[s][at : at + n].tolist()]
+        exchange.fill(scope, [frames[0], None])
+        assert scope[ALL_NORMS].sum() == sums[0].sum(), "who has closed the step without data adds nothing"
+        exchange.close()
 
 
 def test_partial_sums_of_the_wrong_size_are_told_before_they_are_used(clipped: Job) -> None:
