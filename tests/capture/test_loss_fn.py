@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -195,18 +196,64 @@ def test_trainable_tensors_from_outside(model: nn.Module, loss_fn: Any, code: An
 def test_what_is_meant_to_stay_is_a_constant() -> None:
     teacher = nn.Linear(8, 4)
 
-    def without_gradient(model: nn.Module, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            wanted = teacher(x)
-        return (model(x) - wanted).square().mean()
-
-    def detached(model: nn.Module, x: Tensor) -> Tensor:
-        return (model(x) - teacher(x).detach()).square().mean()
-
-    def frozen(model: nn.Module, x: Tensor) -> Tensor:
-        return (model(x) - teacher(x)).square().mean()
-
-    for loss_fn in (without_gradient, detached, frozen):
-        teacher.requires_grad_(loss_fn is not frozen)
+    losses = [
+        lambda model, x: (model(x) - torch.no_grad()(teacher)(x)).square().mean(),
+        lambda model, x: (model(x) - teacher(x).detach()).square().mean(),
+        lambda model, x: (model(x) - teacher(x)).square().mean(),
+    ]
+    for loss_fn in losses:
+        teacher.requires_grad_(loss_fn is not losses[-1])
         program = build(loss_fn, {"x": (None, 8)}, nn.Linear(8, 4))
         assert [v.type.shape for v in program.of_kind(Kind.CONST)] == [(4, 8), (4,)]
+
+
+# -- what is told: a loss that is a sum over the batch ---------------------------------------------------------------
+
+EACH = {"reduction": "none"}
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
+Loss = Callable[[Tensor, Tensor, Tensor], Any]
+
+
+def warnings_of(loss: Loss, caplog: pytest.LogCaptureFixture, y: Tensor, classes: int = 3) -> list[str]:
+    """Returns the warnings of `transpile` for a loss_fn that gives loss(output, y, z)."""
+    torch.manual_seed(1)
+    program = graphft.build(
+        nn.Linear(8, classes),
+        lambda model, x, y, z: loss(model(x), y, z),
+        {"x": (None, 8), "y": ((None,), y.dtype), "z": (None, 3)},
+    )
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    data = graphft.arrays(x=torch.randn(8, 8), y=y, z=torch.randn(8, 3), chunk_size=8)
+    with caplog.at_level(logging.WARNING):
+        graphft.transpile(program, data=data, batch_size=8)
+    return [r.getMessage() for r in caplog.records if "batch" in r.getMessage()]
+
+
+CLASSES = torch.tensor([0, 2, 1, 1, 2, 0, 2, 1])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, y, z: F.cross_entropy(out, y, reduction="sum"),
+        lambda out, y, z: -2 * F.cross_entropy(out, y, **EACH).sum(),
+        lambda out, y, z: F.cross_entropy(out, y) + 0.1 * (out - z).square().sum(),
+    ],
+)
+def test_a_sum_is_told(loss: Loss, caplog: pytest.LogCaptureFixture) -> None:
+    (told,) = warnings_of(loss, caplog, CLASSES)
+    assert "the loss is a sum over the batch" in told
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, y, z: F.cross_entropy(out, y),
+        lambda out, y, z: F.cross_entropy(out, y, weight=WEIGHTS),
+        lambda out, y, z: F.cross_entropy(out, y, reduction="sum") / out.shape[0],
+        lambda out, y, z: (F.cross_entropy(out, y, **EACH) * (y > 0)).sum() / (y > 0).sum(),
+        lambda out, y, z: F.cross_entropy(out @ z.T, torch.arange(y.shape[0])),  # of a batch, and no sum
+    ],
+)
+def test_a_mean_is_not(loss: Loss, caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings_of(loss, caplog, CLASSES) == []

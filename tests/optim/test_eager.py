@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.optim.optimizers import Optimizer
+from tests.support.eager import in_program, in_torch
 from tests.support.zoo import CASES
 
 STEPS = 20
@@ -47,33 +48,14 @@ class Subject:
     def fresh(self) -> Subject:
         return dataclasses.replace(self, model=copy.deepcopy(self.model), program=self.program.clone())
 
-    def eager(
-        self,
-        optimizer: torch.optim.Optimizer,
-        clip: Callable[[list[nn.Parameter]], object] | None = None,
-        start: int = 0,
-        stop: int = STEPS,
-    ) -> Tensor:
+    def eager(self, optimizer: torch.optim.Optimizer, start: int = 0, stop: int = STEPS, **clip: Any) -> Tensor:
         """Trains the model; returns the losses."""
-        losses = []
-        torch.manual_seed(3)
-        for batch in self.batches[start:stop]:
-            optimizer.zero_grad()
-            result = self.loss_fn(self.model, **batch)
-            loss = result[0] if isinstance(result, tuple) else result
-            loss.backward()
-            if clip:
-                clip(list(self.model.parameters()))
-            optimizer.step()
-            losses.append(loss.detach())
-        return torch.stack(losses)
+        return torch.stack(in_torch(self.model, self.loss_fn, self.batches[start:stop], lambda _: optimizer, **clip))
 
     def run(self, start: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """Runs the program; returns the losses, and the values at the end."""
-        executor = graphft.Executor()
-        torch.manual_seed(3)
-        losses = [executor.run(self.program, batch, "loss")["loss"] for batch in self.batches[start:]]
-        return torch.stack(losses), executor.state(self.program)
+        losses, values = in_program(self.program, self.batches[start:])
+        return torch.stack(losses), values
 
 
 def capture(name: str) -> Subject:
@@ -88,14 +70,9 @@ def captured(request: pytest.FixtureRequest) -> Subject:
     return capture(request.param)
 
 
-@pytest.fixture(scope="module")
-def captured_mlp() -> Subject:
-    return capture("mlp")
-
-
 @pytest.fixture
-def mlp(captured_mlp: Subject) -> Subject:
-    return captured_mlp.fresh()
+def mlp() -> Subject:
+    return capture("mlp")
 
 
 def counterpart(optimizer: Optimizer, parameters: Any) -> torch.optim.Optimizer:
@@ -140,7 +117,7 @@ def test_clipping_by_global_norm(captured: Subject) -> None:
     graphft.minimize(subject.program, graphft.SGD(0.1), graphft.ClipByGlobalNorm(0.2))
     reference = torch.optim.SGD(subject.model.parameters(), 0.1, fused=True)
     losses, state = subject.run()
-    assert torch.equal(losses, subject.eager(reference, clip_in_float64))
+    assert torch.equal(losses, subject.eager(reference, clip=clip_in_float64))
     assert_same_state(state, subject.model, reference)
 
 

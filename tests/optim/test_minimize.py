@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import graphft
-from graphft import Block, GraphftError, Kind, Program, Type, Variable
+from graphft import GraphftError, Kind, Program, Type
 from graphft.ir.parser import parse
 from tests.support.golden import assert_golden
 
@@ -27,16 +27,12 @@ def linear(params: int = 1) -> Program:
     return program
 
 
-def model() -> nn.Module:
-    return nn.Linear(3, 2)
-
-
 def captured(module: nn.Module) -> Program:
     return graphft.build(module, lambda m, x: m(x).square().mean(), {"x": (None, 3)}, name="tiny")
 
 
 def test_golden_of_a_whole_program() -> None:
-    program = captured(model())
+    program = captured(nn.Linear(3, 2))
     rate = graphft.schedule.linear_warmup(graphft.schedule.cosine(1e-3, 1000), 100)
     graphft.minimize(program, graphft.AdamW(rate, weight_decay=0.1), graphft.ClipByGlobalNorm(1.0))
     assert_golden(str(program), "optim_adamw")
@@ -79,7 +75,7 @@ def test_what_cannot_be_minimized() -> None:
     refused(program, "schedule", graphft.SGD(lr=lambda step: 0.1 if step < 5 else 0.01))
     for clip in (1.0, graphft.ClipByValue, graphft.SGD(0.1)):
         refused(program, "optimizer-option", graphft.SGD(), clip)
-    refused(program, "optimizer-option", model())
+    refused(program, "optimizer-option", nn.Linear(3, 2))
     program.variable("unused", Type("float32", (2,)), Kind.PARAM, torch.zeros(2))
     refused(program, "no-gradient", graphft.SGD())
     program = linear()
@@ -113,15 +109,6 @@ def test_parameters_in_no_group_are_told(caplog: pytest.LogCaptureFixture) -> No
 # -- ops by hand ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def block() -> Block:
-    return Program("by-hand").block("step")
-
-
-def declare(block: Block, **types: Type) -> list[Variable]:
-    return [block.program.variable(name, t, Kind.STATE) for name, t in types.items()]
-
-
 VECTOR, SCALAR, COUNT = Type("float32", (8,)), Type("float64", ()), Type("float32", ())
 
 
@@ -136,8 +123,9 @@ VECTOR, SCALAR, COUNT = Type("float32", (8,)), Type("float64", ()), Type("float3
         ((VECTOR, VECTOR, SCALAR), {"momentum": -1.0}, "optimizer-option"),
     ],
 )
-def test_operands_that_do_not_fit(block: Block, types: tuple[Type, ...], attrs: dict, rule: str) -> None:
-    operands = declare(block, **dict(zip("abcde", types, strict=False)))
+def test_operands_that_do_not_fit(types: tuple[Type, ...], attrs: dict, rule: str) -> None:
+    block = Program("by-hand").block("step")
+    operands = [block.program.variable(name, t, Kind.STATE) for name, t in zip("abcde", types, strict=False)]
     with pytest.raises(GraphftError) as caught:
         block.append_op("sgd", *operands, **attrs)
     assert caught.value.rule == rule

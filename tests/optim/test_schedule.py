@@ -120,10 +120,6 @@ def test_functions_of_the_user(rate: Rate, expected: Callable[[int], float]) -> 
     assert by_program(rate, 6) == pytest.approx([expected(k) for k in range(6)], rel=1e-6)
 
 
-def test_a_constant_is_one_op() -> None:
-    assert [op.type for op in program_of(0.1).blocks["step"].ops] == ["aten.full", "increment"]
-
-
 class Stateful:
     def __init__(self) -> None:
         self.calls = itertools.count(1)

@@ -18,6 +18,7 @@ from torch.optim import optimizer as torch_hooks
 
 import graphft
 from graphft.errors import GraphftError
+from tests.support.eager import in_program, in_torch
 
 SUPPORTED = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop")
 NO_OPTIMIZER = ("Optimizer", "lr_scheduler", "swa_utils", "swap_in_optimizer_params_and_state")
@@ -99,20 +100,13 @@ def minimized(name: str, **options: Any) -> graphft.Program:
 @functools.cache
 def after_four_steps(name: str, **options: Any) -> Tensor:
     """The weights, trained by graphft."""
-    program, executor = minimized(name, **options), graphft.Executor()
-    for _ in range(4):
-        executor.run(program, {"x": X})
-    return executor.state(program)["weight"]
+    return in_program(minimized(name, **options), [{"x": X}] * 4)[1]["weight"]
 
 
 def eager(name: str, **options: Any) -> Tensor:
     """The weights, trained by torch."""
     model = line()
-    optimizer = make(name, model, **options)
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss_fn(model, X).backward()
-        optimizer.step()
+    in_torch(model, loss_fn, [{"x": X}] * 4, lambda model: make(name, model, **options))
     return next(model.parameters()).detach()
 
 

@@ -49,8 +49,12 @@ def sgd(lr: float = 0.2, momentum: float = 0.0) -> MakeOptimizer:
 
 
 def in_torch(
-    model: nn.Module, loss_fn: Any, batches: Sequence[Batch], optimizer: MakeOptimizer
-) -> tuple[list[Tensor], torch.optim.Optimizer]:
+    model: nn.Module,
+    loss_fn: Any,
+    batches: Sequence[Batch],
+    optimizer: MakeOptimizer,
+    clip: Callable[[list[nn.Parameter]], object] = lambda parameters: None,
+) -> list[Tensor]:
     """Trains `model` in eager torch, seeded. Returns the loss of every step."""
     made = optimizer(model)
     torch.manual_seed(1)
@@ -60,17 +64,18 @@ def in_torch(
         result = loss_fn(model, **batch)
         loss = result[0] if isinstance(result, tuple) else result
         loss.backward()
+        clip(list(model.parameters()))
         made.step()
         losses.append(loss.detach().clone())
-    return losses, made
+    return losses
 
 
 def in_program(program: Program, batches: Sequence[Batch]) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Runs a minimized program, seeded alike. Returns losses and the final state_dict."""
+    """Runs a minimized program, seeded alike. Returns losses and all values at the end."""
     executor = graphft.Executor()
     torch.manual_seed(1)
     losses = [executor.run(program, batch, "loss")["loss"] for batch in batches]
-    return losses, graphft.state_dict(program, executor.scope(program))
+    return losses, executor.state(program)
 
 
 def assert_trains_like_torch(
@@ -98,8 +103,9 @@ def assert_trains_like_torch(
     graphft.minimize(program, optimizer(model), model=model)
     assert graphft.check_capture(program, batches[:2]) or not exact
     assert torch.equal(torch.get_rng_state(), generator)
-    expected, _ = in_torch(eager, loss_fn, batches, optimizer)
-    found, final = in_program(program, batches)
+    expected = in_torch(eager, loss_fn, batches, optimizer)
+    found, values = in_program(program, batches)
+    final = graphft.state_dict(program, values)
     if not exact:
         torch.testing.assert_close(torch.stack(found), torch.stack(expected))
         torch.testing.assert_close(final, dict(eager.state_dict()), rtol=1e-4, atol=1e-6)
