@@ -114,14 +114,6 @@ def test_function_object_becomes_a_reference() -> None:
     assert Path(spec.source["path"]) / relative == Path(__file__)
 
 
-def test_stored_arrays_are_whole_or_absent(tmp_path: Path) -> None:
-    spec = arrays(x=torch.arange(5.0), y=torch.arange(5))
-    spec.store(tmp_path)
-    spec.store(tmp_path)
-    assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["x.npy", "y.npy"]
-    assert np.load(tmp_path / "data" / "x.npy").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-
-
 def test_fingerprints_of_arrays() -> None:
     """They tell values, dtype and shape apart, travel with the description, and take no part in a job's options."""
     x = np.arange(12, dtype=np.float32).reshape(6, 2)

@@ -35,9 +35,9 @@ def rows(start: int, n: int) -> dict[str, list[Any]]:
     }
 
 
-def parquet(table: dict[str, list[Any]], group: int = 7) -> bytes:
+def parquet(table: dict[str, Any], group: int = 7, **options: Any) -> bytes:
     out = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(table), out, row_group_size=group)
+    pyarrow.parquet.write_table(pyarrow.table(table), out, row_group_size=group, **options)
     return out.getvalue()
 
 
@@ -150,10 +150,8 @@ def test_errors_when_described(call: Callable[[Path], DataSpec], rule: str, tmp_
 
 
 def test_a_page_of_parquet_that_was_damaged_is_found_where_the_file_has_checksums(tmp_path: Path) -> None:
-    path = tmp_path / "f.parquet"
-    table = pyarrow.table({"x": np.arange(1000, dtype="float32")})
-    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
-    whole = path.read_bytes()
+    path, table = tmp_path / "f.parquet", {"x": np.arange(1000, dtype="float32")}
+    whole = parquet(table, 1000, compression="none", use_dictionary=False, write_page_checksum=True)
     at = whole.index(np.float32(700).tobytes())
     path.write_bytes(whole[:at] + b"\xff\xff\xff\x7f" + whole[at + 4 :])
     with pytest.raises(GraphftError, match=r"f\.parquet: .*CRC"):

@@ -42,16 +42,6 @@ def test_large_integers_of_parquet_beside_a_null(kind: pyarrow.DataType, tmp_pat
     assert list(bad) == [2]
 
 
-@pytest.mark.parametrize("bad", ["red", "1_5", "\uff11", "1e400x"])
-def test_a_bad_value_costs_itself(bad: str, tmp_path: Path) -> None:
-    lines = [f"{i},1" for i in range(300)]
-    lines[250] = f"{bad},1"
-    (tmp_path / "f").write_text("\n".join(["c,d", *lines]))
-    found, wrong = read(files(str(tmp_path / "f"), "csv", {"c": "c"}, {"c": "float32"}, chunk_size=300))
-    assert len(found) == 299
-    assert list(wrong) == [250]
-
-
 TEXTS = st.one_of(
     st.none(),
     st.integers(-(2**70), 2**70).map(str),

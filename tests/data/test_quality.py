@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from pathlib import Path
-from typing import Any
 
 import pyarrow
-import pyarrow.parquet
 import pytest
 
 from graphft.data import DataSpec, files
 from graphft.errors import GraphftError
+from tests.data.test_files import parquet
 
 GOOD = [f"{i}.5,{i}" for i in range(300)]
 
@@ -28,16 +26,6 @@ def csv_with(rows: dict[int, str]) -> bytes:
     for line, row in rows.items():
         lines[line - 1] = row
     return "\n".join(lines).encode()
-
-
-def parquet(**table: Any) -> bytes:
-    out = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(table), out, row_group_size=100)
-    return out.getvalue()
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +55,7 @@ def test_all_bad_fields_are_told_at_once(tmp_path: Path) -> None:
     ):
         assert words in caught.value.message
     with pytest.raises(GraphftError) as caught:
-        described(tmp_path / "f.parquet", parquet(a=["x"], y=pyarrow.array([1], "timestamp[ms]")), "parquet")
+        described(tmp_path / "f.parquet", parquet({"a": ["x"], "y": pyarrow.array([1], "timestamp[ms]")}), "parquet")
     assert caught.value.message == "f.parquet: field a is string, no float32; field y is timestamp[ms], no int64"
 
 
@@ -76,7 +64,7 @@ def test_a_single_bad_record_is_a_warning(
     line: int, row: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert described(tmp_path / "f.csv", csv_with({line: row})).records == 300
-    (warning,) = warnings(caplog)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warning.startswith(f"1 of 300 records cannot be read: line {line} of f.csv: ")
     assert warning.endswith("; they will be discarded")
 

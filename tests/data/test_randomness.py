@@ -15,7 +15,7 @@ import torch
 from graphft.data import DataSpec, dataset
 from graphft.data.randomness import states
 from graphft.errors import GraphftError
-from graphft.runtime.data import BatchKey, Prefetcher, open_reader
+from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.data.dataset_reader import DrawWatch, NeedsCallingThread
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
@@ -72,12 +72,17 @@ def test_the_generator_of_the_training_thread_is_left_alone(source: str) -> None
     assert states() == before
 
 
-def test_every_batch_is_read_alike_before_and_after_a_draw_was_seen() -> None:
-    spec = dataset(f"{DATASETS}:Rare", chunk_size=20)
+def read_alike(spec: DataSpec) -> tuple[Reader, list[torch.Tensor]]:
+    """The same batches in any order. Returns a reader that has read all, and what it has read."""
     forward, backward = open_reader(spec, ".", 3), open_reader(spec, ".", 3)
     one = [forward.batch(*key)["x"] for key in KEYS]
     other = [backward.batch(*key)["x"] for key in reversed(KEYS)][::-1]
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return forward, one
+
+
+def test_every_batch_is_read_alike_before_and_after_a_draw_was_seen() -> None:
+    read_alike(dataset(f"{DATASETS}:Rare", chunk_size=20))
 
 
 def test_a_construction_that_draws_is_the_same_everywhere() -> None:
@@ -92,10 +97,7 @@ def test_a_construction_that_draws_is_the_same_everywhere() -> None:
 @pytest.mark.parametrize("rare", [False, True])
 def test_generators_that_the_dataset_keeps_are_seeded_per_batch(source: str, rare: bool) -> None:
     spec = dataset(f"{DATASETS}:Keeping", {"source": source, "rare": rare}, chunk_size=20)
-    forward, backward = (open_reader(spec, ".", 3) for _ in range(2))
-    one = [forward.batch(*key)["x"] for key in KEYS]
-    other = [backward.batch(*key)["x"] for key in reversed(KEYS)][::-1]
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    forward, one = read_alike(spec)
     assert torch.equal(forward.batch(*KEYS[2])["x"], one[2])
     assert not forward.calling_thread, "nobody else uses them: batches are made ahead of use"
     drawn = [x % 1 for x in torch.cat(one)[:, 0].tolist() if x % 1]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from graphft.data import DataSpec, arrays, dataset
 from graphft.errors import GraphftError
 from graphft.runtime.data import BatchKey, Reader, open_reader
 from graphft.runtime.launcher.ending import Interrupted, interruptible
+from tests.support.scripts import run
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
 
@@ -68,9 +68,11 @@ def test_missing_and_changed_arrays(tmp_path: Path) -> None:
     spec = DataSpec.from_json(arrays(x=torch.zeros(30, 4)).to_json())
     with pytest.raises(GraphftError, match="cannot read column x"):
         open_reader(spec, tmp_path, 0)
-    arrays(x=torch.zeros(29, 4)).store(tmp_path)
-    with pytest.raises(GraphftError, match="the job expects"):
-        open_reader(spec, tmp_path, 0)
+    for other, says in ((torch.zeros(29, 4), "the job expects"), (torch.ones(30, 4), "has other contents than when")):
+        arrays(x=other).store(tmp_path / says)
+        with pytest.raises(GraphftError, match=says) as error:
+            open_reader(spec, tmp_path / says, 0)
+    assert error.value.rule == "data-changed"
 
 
 @pytest.mark.parametrize("name", ["Squares", "Named"])
@@ -114,17 +116,9 @@ if __name__ == "__main__":
 
 def test_script_is_loaded_as_a_module(tmp_path: Path) -> None:
     """A class of a script, described by the script itself, is found again by another process elsewhere."""
-    import json
-
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text("LENGTH = 7\n")
-    shown = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-    )
+    shown = run(str(tmp_path / "script.py"), "")
     assert shown.returncode == 0, shown.stderr
     spec = DataSpec.from_json(json.loads(shown.stdout))
     assert sorted(one_pass(open_reader(spec, ".", 0), 2)["y"].tolist()) == list(range(7))

@@ -16,8 +16,6 @@ from graphft.runtime.data.reader import GOOD_NEIGHBOURS, WAIT_SECONDS, Patience,
 from graphft.runtime.roles.trainer import batches as storage_wait
 from graphft.runtime.roles.trainer.batches import AWAY, open_when_there
 
-DATASETS = str(Path(__file__).parent / "datasets.py")
-
 
 def caused(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
@@ -54,13 +52,13 @@ def test_an_outage_is_waited_for_and_is_never_the_chunks_fault() -> None:
     assert verdicts([False] * 4, WAIT_SECONDS / 2)[2:] == ["away"] * 2
 
 
-def test_a_chunk_that_fails_while_itsneighbours_succeed_is_bad() -> None:
+def test_a_chunk_that_fails_while_its_neighbours_succeed_is_bad() -> None:
     """Not at once: storage may have come back between the two reads."""
     assert verdicts([True] * GOOD_NEIGHBOURS, 1.0) == ["wait"] * (GOOD_NEIGHBOURS - 1) + ["bad"]
     assert verdicts([False, True] * GOOD_NEIGHBOURS, 1.0)[-1] == "bad"
 
 
-def testneighbours_are_of_the_same_source() -> None:
+def test_neighbours_are_of_the_same_source() -> None:
     near, far = ["s3://b/x", "s3://b/x", "s3://b/y", "s3://c/x"], ["s3://b/x", "s3://b/y", "s3://c/x"]
     assert list(neighbours(1, near)) == [0]
     assert list(neighbours(0, far)) == [1], "another folder of the same bucket, but no other bucket"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from torch import Tensor
 from graphft.ir import Ref
 from graphft.ir.registry import Attr, OpDef, own_ops
 from graphft.ops.context import ChunkWork, Context
+from graphft.runtime.reference import ops_page
 
 EAGER = ("eager_step", "eager_forward")
 """They unpickle a module: its code is compared with `source` in tests/capture/test_eager.py."""
-OWN = [d for d in own_ops() if d.kernel.__module__.startswith("graphft.ops.") and d.name not in EAGER]
+OPS = [d for d in own_ops() if d.kernel.__module__.startswith("graphft.ops.")]
+OWN = [d for d in OPS if d.name not in EAGER]
 UNIT = ChunkWork(0, 0, 0, 4, seed=1)
 
 
@@ -106,7 +109,7 @@ def seen(definition: OpDef, attrs: dict[str, Any]) -> str:
     return repr([calls, [v.tolist() if isinstance(v, Tensor) else v for v in values]])
 
 
-PORTS = (
+PORTS = [
     "coordinator",
     "task_server",
     "session",
@@ -119,7 +122,7 @@ PORTS = (
     "local",
     "server",
     "validation",
-)
+]
 CASES = [pytest.param(d, a, id=f"{d.name}-{a.name}") for d in OWN for a in d.attrs]
 
 
@@ -129,3 +132,15 @@ def test_a_kernel_sees_its_attribute(definition: OpDef, attr: Attr) -> None:
     if definition.name == "squared_norms":
         given["unit"] = 1
     assert seen(definition, given) != seen(definition, given | {attr.name: another(attr, given[attr.name])})
+
+
+def test_every_own_op_is_documented() -> None:
+    page = ops_page()
+    assert {"send", "recv", "etcd_get_chunk", "listen_and_serv", "sgd", "adam"} <= {d.name for d in OPS}
+    for definition in OPS:
+        assert f"### `{definition.name}`" in page
+        assert definition.doc, f"{definition.name} has no docstring"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert ops_page() == (Path(__file__).parents[2] / "docs" / "ops.md").read_text(), "make docs"

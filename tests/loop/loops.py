@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import graphft
 from graphft import TrainStatus
 
 EPOCHS, BATCHES, BATCH = 3, 6, 4
@@ -44,16 +43,6 @@ class Loop:
             status = TrainStatus(epoch, status.step, 0, status.metrics)
             after(status)
         return {name: value.clone() for name, value in self.model.state_dict().items()}
-
-
-def undisturbed() -> dict[str, Tensor]:
-    return Loop().train(None)
-
-
-def resumed(path: str, **options: Any) -> dict[str, Tensor]:
-    """A new loop that goes on from what is there, and saves nothing."""
-    loop = Loop()
-    return loop.train(graphft.load_check_point(loop.state, path, **options))
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

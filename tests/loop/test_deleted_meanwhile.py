@@ -51,26 +51,19 @@ class Interrupted(LocalFS):
         return super().__getattribute__(name)
 
 
-def _at_each(tmp_path: Path, use: Callable[[Loop, LocalFS], None]) -> None:
+def test_load_beside_a_loop_finds_the_newest(tmp_path: Path) -> None:
     at, done = 1, False
     while not done:
         loop = Loop(tmp_path / f"at-{at}", keep=1)
         for _ in range(4):
             loop.save()
         fs = Interrupted(at, lambda loop=loop: [loop.save() for _ in range(SAVES)])  # type: ignore[misc]
-        use(loop, fs)
+        before = loop.step
+        status = CheckPoints(loop.points.path, fs).load({"model": nn.Linear(4, 4)})
+        assert status is not None
+        assert status.step >= before
         loop.loads()
         loop.save()
         loop.loads()
         done, at = fs.count < at, at + 1
     assert at > 5
-
-
-def test_load_beside_a_loop_finds_the_newest(tmp_path: Path) -> None:
-    def load(loop: Loop, fs: LocalFS) -> None:
-        before = loop.step
-        status = CheckPoints(loop.points.path, fs).load({"model": nn.Linear(4, 4)})
-        assert status is not None
-        assert status.step >= before
-
-    _at_each(tmp_path, load)

