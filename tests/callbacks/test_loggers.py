@@ -65,9 +65,8 @@ def test_csv_has_each_step_once_after_a_torn_line(tmp_path: Path) -> None:
 
 def test_csv_leaves_files_of_others_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.csv").write_text("date,what\n1,2\n")
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[callbacks\]"):
         log(CSVLogger("notes.csv"), tmp_path, range(5))
-    assert caught.value.rule == "callbacks"
     with pytest.raises(GraphftError):
         CSVLogger("elsewhere/steps.csv")
 

@@ -42,27 +42,14 @@ def loss_of(step: int) -> float:
     return 1.0 / (step + 1)
 
 
-class Steps:
+class Told:
     def __init__(self, fails_at: int = -1) -> None:
-        self.told: list[tuple[int, dict[str, float]]] = []
+        self.order: list[Any] = []
         self.fails_at = fails_at
 
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
         if step == self.fails_at:
             raise ValueError("as the test wants it")
-        self.told.append((step, metrics))
-
-    @property
-    def numbers(self) -> list[int]:
-        return [step for step, _ in self.told]
-
-
-class Epochs(Steps):
-    def __init__(self) -> None:
-        super().__init__()
-        self.order: list[Any] = []
-
-    def on_step(self, step: int, metrics: dict[str, float]) -> None:
         self.order.append(step)
 
     def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
@@ -79,22 +66,22 @@ def metrics_in(folder: Path) -> Any:
 
 def test_a_step_whose_callback_fails_is_repeated(tmp_path: Path) -> None:
     write(tmp_path, range(4))
-    other, failing = Steps(), Steps(fails_at=2)
+    other, failing = Told(), Told(fails_at=2)
     one = runner(tmp_path, other, failing)
     with pytest.raises(ValueError, match="as the test wants it"), one:
         one.steps()
-    assert (other.numbers, failing.numbers) == ([0, 1, 2], [0, 1])
+    assert (other.order, failing.order) == ([0, 1, 2], [0, 1])
     failing.fails_at = -1
     with one:
         one.steps()
-    assert (other.numbers, failing.numbers) == ([0, 1, 2, 2, 3], [0, 1, 2, 3])
+    assert (other.order, failing.order) == ([0, 1, 2, 2, 3], [0, 1, 2, 3])
 
 
 def test_a_missed_epoch_is_told_after_its_steps(tmp_path: Path) -> None:
     write(tmp_path, range(PER_EPOCH + 1))
-    with runner(tmp_path, Steps()) as one:
+    with runner(tmp_path, Told()) as one:
         one.steps()
-    told = Epochs()
+    told = Told()
     with runner(tmp_path, told) as one:
         assert list(one.missed(1)) == [1]
         one.steps(1, metrics_in(tmp_path))
@@ -105,14 +92,14 @@ def test_a_missed_epoch_is_told_after_its_steps(tmp_path: Path) -> None:
     assert epoch == 1
     assert metrics["loss"] == sum(loss_of(step) * 8 for step in range(PER_EPOCH)) / 32
     assert (metrics["samples"], metrics["discarded"], metrics["steps"]) == (32, 0, PER_EPOCH)
-    again = Epochs()
+    again = Told()
     with runner(tmp_path, again) as one:
         assert list(one.missed(1)) == []
 
 
 def test_epochs_of_a_job_are_told_between_their_steps_when_their_metrics_are_known(tmp_path: Path) -> None:
     write(tmp_path, range(2 * PER_EPOCH + 1))
-    told = Epochs()
+    told = Told()
     with runner(tmp_path, told) as one:
         one.steps(2, lambda epoch: None)
         assert told.order == [*range(PER_EPOCH)]
@@ -124,10 +111,10 @@ def test_epochs_of_a_job_are_told_between_their_steps_when_their_metrics_are_kno
 def test_steps_without_rows_are_counted_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "LATE_SECONDS", 0.0)
     write(tmp_path, [2])
-    told, lines = Steps(), list[str]()
+    told, lines = Told(), list[str]()
     with runner(tmp_path, told, lines=lines) as one:
         one.steps_until(PER_EPOCH)
-    assert told.numbers == [2]
+    assert told.order == [2]
     (line,) = lines
     assert "3 steps before step 4 could NOT be told" in line
 
@@ -135,11 +122,11 @@ def test_steps_without_rows_are_counted_loudly(tmp_path: Path, monkeypatch: pyte
 def test_one_script_tells(tmp_path: Path) -> None:
     write(tmp_path, range(2))
     lines = list[str]()
-    first, second = Steps(), Steps()
+    first, second = Told(), Told()
     with runner(tmp_path, first) as one, runner(tmp_path, second, lines=lines) as other:
         other.steps()
         one.steps()
-    assert (first.numbers, second.numbers) == ([0, 1], [])
+    assert (first.order, second.order) == ([0, 1], [])
     assert "ITS callbacks are called" in lines[0]
 
 
@@ -172,6 +159,6 @@ def test_a_damaged_note_is_an_error(tmp_path: Path) -> None:
     Cursor("0123456789abcdef", 3, 1).write(tmp_path)
     for text in ('{"run": 1', "[" * 100_000, note.read_text().replace("3", "4")):
         note.write_text(text)
-        with pytest.raises(GraphftError) as caught, runner(tmp_path, Steps()):
+        with pytest.raises(GraphftError) as caught, runner(tmp_path, Told()):
             pass
         assert caught.value.rule == "callbacks"

@@ -96,9 +96,8 @@ def test_refused_and_left_as_it_was() -> None:
 
     def refused(loss: Variable, rule: str) -> None:
         text = str(program)
-        with pytest.raises(ProgramError) as caught:
+        with pytest.raises(ProgramError, match=rf"^error\[{rule}\]"):
             graphft.append_backward(loss)
-        assert caught.value.rule == rule
         assert str(program) == text
 
     refused(v["x"], "loss")
@@ -117,6 +116,5 @@ def test_an_op_before_its_operand_is_refused() -> None:
     b = block.append_op("aten.add.Tensor", a, v["y"], outputs="b")
     block.append_op("aten.mul.Tensor", b, 2, outputs="a")
     loss = block.append_op("aten.mean", b, outputs="loss")
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(ProgramError, match=r"^error\[out-of-order\]"):
         graphft.append_backward(loss, params=["weight"])
-    assert caught.value.rule == "out-of-order"

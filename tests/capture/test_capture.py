@@ -45,9 +45,6 @@ def line_of(function: Callable[..., Any], offset: int = 1) -> str:
     return f"test_capture.py:{function.__code__.co_firstlineno + offset}"
 
 
-# -- what becomes of a model's tensors ------------------------------------------------------------------------
-
-
 def test_kinds_of_variables() -> None:
     def forward(self: Model, x: Tensor) -> Tensor:
         y = self.linear(x)
@@ -97,9 +94,6 @@ def test_buffers_change_like_eager(forward: Forward) -> None:
         assert "scratch" not in graphft.state_dict(program)
 
 
-# -- targets --------------------------------------------------------------------------------------------------
-
-
 def test_targets_go_to_the_loss() -> None:
     model = nn.Linear(8, 3)
     inputs = {"x": (None, 8), "y": ((None,), torch.int64)}
@@ -117,9 +111,6 @@ def test_ops_know_the_users_line() -> None:
     assert locs["aten.addmm"] == f"{line_of(forward, 1)} in forward"
     assert locs["aten.tanh"] == locs["aten.tanh_backward"] == f"{line_of(forward, 2)} in forward"
     assert locs["aten.mean"] == f"{line_of(square)} in square"
-
-
-# -- sizes ----------------------------------------------------------------------------------------------------
 
 
 def test_branches_on_sizes_are_recorded_and_checked() -> None:
@@ -148,9 +139,6 @@ def test_results_whose_size_depends_on_values() -> None:
     out = graphft.Executor().run(program, {"x": x}, ["loss", "linear.bias@GRAD"])
     assert torch.equal(out["loss"], loss)
     assert torch.equal(out["linear.bias@GRAD"], model.linear.bias.grad)
-
-
-# -- refusals -------------------------------------------------------------------------------------------------
 
 
 def item(self: Model, x: Tensor) -> Tensor:
@@ -216,9 +204,8 @@ def test_unused_parameters_can_be_allowed() -> None:
     ],
 )
 def test_bad_inputs(inputs: dict[str, Any], rule: str) -> None:
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=rf"^error\[{rule}\]"):
         graphft.build(nn.Linear(8, 4), lambda model, **given: square(model, *given.values()), inputs)
-    assert caught.value.rule == rule
 
 
 def test_a_recurrent_network_needs_its_length_as_a_number() -> None:
@@ -235,9 +222,8 @@ def test_models_that_cannot_be_captured_as_they_are() -> None:
     hooked.weight.register_hook(lambda g: g * 2)
     lazy, meta = nn.LazyLinear(4), nn.Linear(8, 4, device="meta")
     for model in (square, lazy, meta, nn.Linear(8, 4).requires_grad_(False), hooked):
-        with pytest.raises(GraphftError) as caught:
+        with pytest.raises(GraphftError, match=r"^error\[model\]"):
             graphft.build(model, square, {"x": (None, 8)})  # type: ignore[arg-type]
-        assert caught.value.rule == "model"
 
 
 def test_eval_mode_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -75,9 +75,8 @@ def test_transpile_compares_on_the_data() -> None:
     program = build(Net(by_counter))
     graphft.minimize(program, graphft.SGD(lr=0.1))
     options = {"data": graphft.arrays(x=X, y=Y, chunk_size=8), "batch_size": 4}
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[capture-check\]"):
         graphft.transpile(program, **options)
-    assert caught.value.rule == "capture-check"
     graphft.transpile(program, check=False, **options)
 
 
@@ -173,9 +172,8 @@ def test_a_constant_that_equals_a_parameter_shows_where_the_parameter_is_another
     """NumPy's view of a parameter follows its training, and a program's constant does not: at first they are equal."""
     net = Net(lambda net, h: h * (1 + torch.from_numpy(net.view).sum()))
     net.view = nn.init.zeros_(net.b.bias).detach().numpy()
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[capture-check\]"):
         graphft.check_capture(build(net), BATCHES)
-    assert caught.value.rule == "capture-check"
 
 
 def test_a_cache_that_the_capture_filled_is_named() -> None:

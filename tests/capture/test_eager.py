@@ -113,10 +113,8 @@ def locked() -> nn.Module:
     ids=["lock", "missing", "dtype", "fails", "with capture", "written"],
 )
 def test_refused(make: Callable[[], nn.Module], options: Any, rule: str) -> None:
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=rf"(?s)^error\[{rule}\].*help: "):
         graphft.build(make(), classify, INPUTS, **options)
-    assert caught.value.rule == rule
-    assert caught.value.help
 
 
 def now_and_then(net: Net, h: Tensor) -> Tensor:
@@ -130,9 +128,8 @@ def test_the_example_changes_all_that_is_ever_changed() -> None:
     executor = graphft.Executor(check=False)
     executor.run(program, batches(1)[0])
     few = {name: column[:4] for name, column in batches(1)[0].items()}
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[example\]"):
         executor.run(program, few)
-    assert caught.value.rule == "example"
     again = graphft.build(Net(now_and_then), classify, INPUTS, capture=False, example=few)
     assert again.variables["seen"].kind is Kind.BUFFER
 

@@ -40,9 +40,8 @@ X, Y = torch.ones(3, 8), torch.ones(3, 4)
 )
 def test_feeds_are_checked(program: Program, feed: dict[str, Any]) -> None:
     executor = graphft.Executor()
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(ProgramError, match=r"^error\[feed\]"):
         executor.run(program, feed, "loss")
-    assert caught.value.rule == "feed"
     assert not executor.scope(program).keys() & feed.keys()
 
 
@@ -55,9 +54,8 @@ def test_unknown_block_fetch_and_value(program: Program) -> None:
         "undeclared": lambda: executor.run(program, {"x": X, "y": Y}, ["nothing"]),
         "no-value": lambda: executor.run(valueless),
     }.items():
-        with pytest.raises(ProgramError) as caught:
+        with pytest.raises(ProgramError, match=rf"^error\[{rule}\]"):
             run()
-        assert caught.value.rule == rule
 
 
 def test_random_numbers_come_from_the_seed_and_the_run() -> None:

@@ -96,9 +96,8 @@ def test_starts_in_the_middle(block: Block) -> None:
     block.append_op("aten.sum", Ref("h"), outputs="s")
     run = lower(block, fetch=["s"], start=1)
     assert run(Context(), {"h": torch.ones(3)})[0] == 3
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(ProgramError, match=r"^error\[no-value\]"):
         run(Context(), {})
-    assert caught.value.rule == "no-value"
 
 
 def test_failing_op_is_shown(block: Block) -> None:

@@ -210,7 +210,7 @@ def test_the_state_of_the_generator_is_part_of_a_step(forward: Any) -> None:
 
 @pytest.mark.parametrize("kind", [nn.RNN, pytest.param(nn.LSTM, marks=pytest.mark.slow)])
 def test_dropout_between_recurrent_layers(kind: Any) -> None:
-    """Not an LSTM's bits: eager torch runs oneDNN's."""
+    """An LSTM's bits differ: eager torch runs oneDNN's."""
     torch.manual_seed(0)
     model = kind(8, 4, num_layers=3, dropout=0.5, batch_first=True, bidirectional=True)
     loss_fn = lambda model, x: model(x)[0].square().mean()  # noqa: E731

@@ -44,9 +44,8 @@ def test_an_array_that_is_changed_in_place_is_not_the_described_one() -> None:
     spec = arrays(x=x)
     assert spec.fingerprint().keys() == {"x"}
     x.add_(1)
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[data-changed\]"):
         spec.fingerprint()
-    assert caught.value.rule == "data-changed"
 
 
 @pytest.mark.parametrize(
@@ -89,9 +88,8 @@ def test_batches(size: int, drop_last: bool, expected: tuple[int, ...]) -> None:
     ],
 )
 def test_errors(make: Any, rule: str) -> None:
-    with pytest.raises(GraphftError) as error:
+    with pytest.raises(GraphftError, match=rf"^error\[{rule}\]"):
         make()
-    assert error.value.rule == rule
 
 
 def test_dataset() -> None:

@@ -197,9 +197,8 @@ def test_a_record_that_changes_settings_is_found_out_whatever_it_does_then(how: 
     reader = open_reader(dataset(f"{__file__}:Changing", options, chunk_size=8, columns=("x",)), ".", 0)
     assert len(reader.batch(0, 0, 0, 8)["x"]) == 8
     try:
-        with pytest.raises(GraphftError) as caught:
+        with pytest.raises(GraphftError, match=r"^error\[settings-changed\]"):
             reader.batch(0, 2, 0, 8)
-        assert caught.value.rule == "settings-changed"
     finally:
         torch.set_num_threads(threads)
         torch.set_autocast_enabled("cpu", False)

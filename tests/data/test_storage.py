@@ -53,7 +53,7 @@ def test_an_outage_is_waited_for_and_is_never_the_chunks_fault() -> None:
 
 
 def test_a_chunk_that_fails_while_its_neighbours_succeed_is_bad() -> None:
-    """Not at once: storage may have come back between the two reads."""
+    """It is not bad at once: storage may have come back between the two reads."""
     assert verdicts([True] * GOOD_NEIGHBOURS, 1.0) == ["wait"] * (GOOD_NEIGHBOURS - 1) + ["bad"]
     assert verdicts([False, True] * GOOD_NEIGHBOURS, 1.0)[-1] == "bad"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,23 @@ def data(records: int = 96) -> dict[str, torch.Tensor]:
     return {"x": x, "y": (x.sum(1) > 0).long()}
 
 
+class Failing:
+    """A Dataset that fails while a file is there, or ends its process, if the file says "exit"."""
+
+    def __init__(self, broken: str) -> None:
+        self.broken, self.data = Path(broken), data()
+
+    def __len__(self) -> int:
+        return len(self.data["y"])
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if self.broken.exists():
+            if self.broken.read_text() == "exit":
+                os._exit(3)
+            raise ZeroDivisionError("as the test wants it")
+        return {name: column[index] for name, column in self.data.items()}
+
+
 def model() -> torch.nn.Module:
     torch.manual_seed(3)
     layers = torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Dropout(0.2)
@@ -35,18 +52,15 @@ def loss_fn(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[t
     return torch.nn.functional.cross_entropy(out, y), {"accuracy": (out.argmax(1) == y).float().mean()}
 
 
-def program(made: torch.nn.Module | None = None, loss: Callable[..., Any] = loss_fn) -> graphft.Program:
-    return build(made, loss) if made is not None else _built(loss).clone()
+def program() -> graphft.Program:
+    return _built().clone()
 
 
 @functools.cache
-def _built(loss: Callable[..., Any]) -> graphft.Program:
+def _built() -> graphft.Program:
     """To capture it takes longer than most of what is tried with it."""
-    return build(model(), loss)
-
-
-def build(made: torch.nn.Module, loss: Callable[..., Any]) -> graphft.Program:
-    built = graphft.build(made, loss, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
+    made = model()
+    built = graphft.build(made, loss_fn, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
     graphft.minimize(built, torch.optim.Adam(made.parameters(), lr=1e-2), model=made)
     return built
 
@@ -55,10 +69,9 @@ def chunks() -> graphft.DataSpec:
     return graphft.arrays(**data(), chunk_size=16)
 
 
-def trainer(folder: Path, loss: Callable[..., Any] = loss_fn, **options: Any) -> Trainer:
+def trainer(folder: Path, **options: Any) -> Trainer:
     return Trainer(
-        program(loss=loss),
-        **{"num_workers": 2, "data": chunks(), "quiet": True, "job_dir": str(folder), **OPTIONS, **options},
+        program(), **{"num_workers": 2, "data": chunks(), "quiet": True, "job_dir": str(folder), **OPTIONS, **options}
     )
 
 

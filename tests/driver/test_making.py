@@ -50,9 +50,8 @@ def test_what_means_nothing_is_refused(tmp_path: Path, options: dict[str, Any]) 
 def test_other_mistakes(tmp_path: Path) -> None:
     job = graphft.transpile(epochs.program(), sync=False, ft=True, **given())
     for program, options in ((epochs.model(), given()), *((job, {}), (job, {"num_workers": 2}))):
-        with pytest.raises(GraphftError) as caught:
+        with pytest.raises(GraphftError, match=r"^error\[option\]"):
             make_job(program, options)  # type: ignore[arg-type]
-        assert caught.value.rule == "option"
     trainer = epochs.trainer(tmp_path / "job", callbacks=None)
     for call in ({"max_retries": -2}, {"max_retries": 1.5}, {"checkpoint": "always"}, {"checkpoint": 0}, {"epochs": 0}):
         with pytest.raises(GraphftError, match=r"error\[option\]"):

@@ -15,6 +15,7 @@ from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.process.metric_table import read_rows
 from tests.driver import epochs
+from tests.support.eager import same
 from tests.support.files import put
 from tests.support.waiting import until
 
@@ -47,10 +48,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
             accuracy += of_accuracy * samples
         found.append({"loss": loss / total, "accuracy": accuracy / total, "samples": int(total)})
     return Undisturbed(model.state_dict(), found)
-
-
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in expected)
 
 
 def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbed: Undisturbed) -> None:
@@ -119,7 +116,7 @@ class Told:
 
 @pytest.mark.slow
 def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_path: Path) -> None:
-    spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
+    spec = graphft.dataset("tests.driver.epochs:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
     with epochs.trainer(tmp_path / "job", data=spec, max_failures=50) as trainer:
         trainer.train()
         (tmp_path / "broken").touch()

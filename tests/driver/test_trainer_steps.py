@@ -1,11 +1,11 @@
-"""Steps and epochs are told once over all scripts of a run, with the bits of an undisturbed one, whatever is killed."""
+"""Callbacks: steps and epochs are told once over all scripts of a run, with its bits, whatever is killed; events."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +17,7 @@ import torch
 
 import graphft
 from graphft.runtime.process.metric_table import read_rows
+from tests.callbacks.test_loggers import rows
 from tests.driver import epochs
 from tests.support.waiting import until
 
@@ -40,11 +41,6 @@ class Told:
         if self.fails:
             raise ValueError("as the test wants it")
         self.epochs.append({name: metrics[name] for name in EXACT})
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.slow
@@ -109,3 +105,58 @@ def test_an_async_job_tells_each_of_its_batches(tmp_path: Path) -> None:
     result = job.run(job_dir=str(tmp_path / "job"), quiet=True, callbacks=[told])
     assert [step for step, _ in told.steps] == list(range(result.steps)), "in the order in which they were applied"
     assert [(row["epoch"], row["samples"]) for row in told.epochs] == [(1, 96), (2, 96)]
+
+
+@pytest.mark.slow
+def test_events_are_told_up_to_now_and_stay(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Listener:
+        def on_event(self, event: Any) -> None:
+            heard.append(event.text)
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Listener()]) as trainer:
+        trainer.train()
+        assert trainer.signal("pserver", 1, signal.SIGKILL)
+        until(lambda: any("pserver 1 died" in event.text for event in trainer.events()))
+        assert trainer.train()["preemptions"] == 1, "one of a pause"
+    assert any("pserver 1 died" in event.text for event in trainer.events())
+    assert sum("pserver 1 died" in text for text in heard) == 1
+    heard.clear()
+    with epochs.trainer(tmp_path / "job", callbacks=[Listener()]) as trainer:
+        trainer.train()
+        assert any("pserver 1 died" in event.text for event in trainer.events())
+    assert heard
+    assert not any("pserver 1 died" in text for text in heard), "an earlier script was told"
+
+
+def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
+    class Stops:
+        def on_status(self, status: Any) -> None:
+            trainer.shutdown()
+
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
+    with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
+        trainer.train(epochs=500)  # one may be done before its status is seen
+
+
+@pytest.mark.slow
+def test_epochs_of_one_call_are_told_one_by_one(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Listener:
+        def on_epoch(self, epoch: int, metrics: Any) -> None:
+            told.append((epoch, metrics["epoch"], metrics["samples"], metrics["steps"], metrics["loss"]))
+            state = trainer.state_dict()
+            assert (state["epoch"], state["step"], trainer.epoch) == (epoch, epoch * epochs.PER_EPOCH, epoch)
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Listener()]) as trainer:
+        last = trainer.train(epochs=3)
+        assert trainer.signal("trainer", 0, signal.SIGKILL)
+        until(lambda: any(event.kind == "died" for event in trainer.events()))
+        assert trainer.train(epochs=2)["preemptions"] == 1, "of the call, not of its last epoch"
+        assert trainer.train()["preemptions"] == 0
+    del told[3:]
+    assert [row[:4] for row in told] == [(n, n, 96, epochs.PER_EPOCH) for n in (1, 2, 3)]
+    assert len({row[4] for row in told}) == 3
+    assert last["loss"] == told[-1][4]

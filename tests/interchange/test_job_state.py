@@ -20,6 +20,7 @@ from graphft.runtime.cli import main
 from graphft.runtime.interchange.training_state import load_optimizer, read_job
 from graphft.runtime.process.metric_table import read_rows
 from tests.support.commands import refused, shown
+from tests.support.eager import same
 
 pytestmark = pytest.mark.usefixtures("forks")
 X = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
@@ -71,8 +72,7 @@ def test_slices_are_put_together(folders: dict[int, Path]) -> None:
     one, three = (read_job(folders[n]) for n in (1, 3))
     assert one.step == three.step == 8
     model = graphft.read_weights(folders[3] / "model.safetensors")
-    assert three.model.keys() == model.keys()
-    assert all(torch.equal(three.model[n], model[n]) for n in model)
+    assert same(three.model, model)
     assert three.optimizer.keys() == dict(make_model().named_parameters()).keys()
     for name, state in three.optimizer.items():
         assert state.keys() == {"exp_avg", "exp_avg_sq", "step"}
@@ -82,7 +82,7 @@ def test_slices_are_put_together(folders: dict[int, Path]) -> None:
 
 
 def test_another_kind_of_optimizer_is_refused(folders: dict[int, Path]) -> None:
-    """Found in review: its momentum began from nothing, or its next step failed."""
+    """Its momentum began from nothing, or its next step failed."""
     model = make_model()
     for optimizer, says in (
         (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), r"keeps \['exp_avg', .*, a SGD as this one"),

@@ -15,7 +15,7 @@ from graphft.ir.parser import parse
 
 @pytest.mark.parametrize("seed", range(20))
 def test_needed_ops_and_every_order_compute_the_same(seed: int) -> None:
-    """A model of memory: cells, views of cells, changes in place."""
+    """The blocks are a model of memory: cells, views of cells, changes in place."""
     rng = random.Random(seed)
     names, lines = ["x"], []
     for i in range(12):

@@ -52,13 +52,9 @@ def test_saving_again_replaces_the_program_and_leaves_nothing_else(tmp_path: Pat
     assert sorted(os.listdir(tmp_path / "p")) == [TEXT, VALUES]
 
 
-# -- what is refused ------------------------------------------------------------------------------------------
-
-
 def refused(program: Program, path: Path) -> None:
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[save\]"):
         save_program(program, path)
-    assert caught.value.rule == "save"
 
 
 def test_other_files_are_not_touched(tmp_path: Path) -> None:
@@ -87,9 +83,8 @@ def saved(tmp_path: Path) -> Path:
 
 
 def not_loaded(path: Path) -> None:
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[load\]"):
         load_program(path)
-    assert caught.value.rule == "load"
 
 
 def test_what_is_missing(saved: Path) -> None:

@@ -43,7 +43,3 @@ class Loop:
             status = TrainStatus(epoch, status.step, 0, status.metrics)
             after(status)
         return {name: value.clone() for name, value in self.model.state_dict().items()}
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)

@@ -1,4 +1,4 @@
-"""A loop that ends anywhere and goes on ends with the bits of the one that did not."""
+"""A loop that ends anywhere and goes on ends with the bits of the one that did not; what is not meant is an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import graphft
 from graphft import TrainStatus
 from graphft.errors import GraphftError
 from graphft.runtime.loop.check_points import CheckPoints
-from tests.loop.loops import Loop, same
+from tests.loop.loops import Loop
+from tests.support.eager import same
 from tests.support.hdfs_server import MISSING, hdfs_server
 
 
@@ -140,10 +141,6 @@ class Counter:
             raise ValueError("no such count")
 
 
-def models_state(loop: Loop) -> list[Any]:
-    return [value.clone() for value in loop.model.state_dict().values()]
-
-
 @pytest.mark.parametrize("change", ["missing", "extra", "shape", "groups", "order", "own"])
 def test_what_does_not_fit_changes_nothing(tmp_path: Path, change: str) -> None:
     saved = Loop()
@@ -163,7 +160,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, change: str) -> None:
         state["optimizer"] = torch.optim.AdamW([{"params": [p]} for p in loop.model.parameters()])
     elif change == "order":
         state["optimizer"] = torch.optim.AdamW([*loop.model.parameters()][::-1])
-    before = models_state(loop)
+    before = {name: value.clone() for name, value in loop.model.state_dict().items()}
     with pytest.raises(GraphftError) as caught:
         graphft.load_check_point(state, str(tmp_path))
     assert caught.value.rule == "checkpoint-fit"
@@ -176,7 +173,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, change: str) -> None:
         "own": "no such count",
     }[change] in caught.value.message
     assert mine.count == 7 or change in ("own", "groups")
-    assert all(torch.equal(a, b) for a, b in zip(before, models_state(loop), strict=True))
+    assert same(before, loop.model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -225,3 +222,41 @@ def test_two_that_save_to_one_place_find_each_other(tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match="another process has saved version 0"):
         one.save({"c": Counter()}, TrainStatus())
     assert len(list((tmp_path / "checkpoint-00000000").iterdir())) == 2, "what it wrote is gone"
+
+
+class Extra(nn.Linear):
+    """With a state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"calls": 3}
+
+
+@pytest.mark.parametrize(("saved", "given"), [(nn.Linear, Extra), (Extra, nn.Linear)])
+def test_a_refused_load_changes_nothing(tmp_path: Path, saved: type[nn.Linear], given: type[nn.Linear]) -> None:
+    graphft.save_check_point({"model": saved(2, 1)}, TrainStatus(0), tmp_path)
+    model = given(2, 1)
+    before = model.weight.clone()
+    with pytest.raises(GraphftError, match=r"_extra_state is (missing|not expected)"):
+        graphft.load_check_point({"model": model}, tmp_path)
+    assert torch.equal(model.weight, before)
+
+
+def test_the_path_of_a_version(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    graphft.save_check_point(model, TrainStatus(0), tmp_path / "runs" / "one")
+    with pytest.raises(GraphftError, match=r"is a version of a checkpoint(.|\n)*runs/one; and version=0"):
+        graphft.load_check_point(model, tmp_path / "runs" / "one" / "checkpoint-00000000")
+
+
+def test_storage_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    url = f"file://{tmp_path}/file"
+    with pytest.raises(GraphftError, match=f"{url} cannot be used") as caught:
+        graphft.save_check_point(nn.Linear(1, 1), TrainStatus(0), url)
+    assert caught.value.rule == "storage"
+    assert isinstance(caught.value, OSError), "as before"
+    with pytest.raises(GraphftError, match=url):
+        graphft.load_check_point(nn.Linear(1, 1), url)

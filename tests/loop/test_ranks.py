@@ -88,9 +88,8 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
     other = {"model": nn.Linear(2, 1), "ranks": PerRank()}
     before, random = other["model"].weight.clone(), torch.get_rng_state()
     for _ in range(2):
-        with pytest.raises(GraphftError) as caught:
+        with pytest.raises(GraphftError, match=r"^error\[checkpoint-fit\]"):
             graphft.load_check_point(other, tmp_path)
-        assert caught.value.rule == "checkpoint-fit"
         assert torch.equal(other["model"].weight, before)
         assert torch.equal(torch.get_rng_state(), random)
         other["ranks"] = PerRank(stream=Stream(0))

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 import graphft
+from graphft.errors import GraphftError
 from graphft.optim.optimizers import Optimizer
-from tests.support.eager import in_program, in_torch
+from tests.support.eager import INPUTS, assert_trains_like_torch, batches, classify, in_program, in_torch, sgd
 from tests.support.zoo import CASES
 
 STEPS = 20
@@ -121,9 +123,6 @@ def test_clipping_by_global_norm(captured: Subject) -> None:
     assert_same_state(state, subject.model, reference)
 
 
-# -- torch.optim instances ------------------------------------------------------------------------------------
-
-
 def test_parameter_groups_of_torch(mlp: Subject) -> None:
     p = dict(mlp.model.named_parameters())
     reference = torch.optim.AdamW(
@@ -143,7 +142,7 @@ def test_parameter_groups_of_torch(mlp: Subject) -> None:
 
 
 def test_groups_with_schedules(mlp: Subject) -> None:
-    """The commonest recipe for a transformer: weight decay for some, one warm-up for all. Found to be undocumented."""
+    """This is the commonest recipe for a transformer: weight decay for some, one warm-up for all."""
     p = dict(mlp.model.named_parameters())
     groups = [{"params": [p["0.weight"], p["2.weight"]], "weight_decay": 0.1}, {"params": [p["0.bias"], p["2.bias"]]}]
     reference = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0, fused=True)
@@ -172,3 +171,54 @@ def test_training_that_torch_began_goes_on(name: str, mlp: Subject) -> None:
     losses, state = mlp.run(start=5)
     assert torch.equal(losses, mlp.eager(reference, start=5))
     assert_same_state(state, mlp.model, reference)
+
+
+class Turned(nn.Module):
+    """Its weight is a transposed view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 8).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_transposed_parameter_trains_like_torch(capture: bool) -> None:
+    """A program's is contiguous, so that its matrix products are other kernels."""
+    torch.manual_seed(0)
+    model = Turned()
+    options = {"exact": not capture, "capture": capture}
+    program = assert_trains_like_torch(model, classify, INPUTS, batches(3), sgd(2.0, 0.9), **options)
+    assert program.values["w"].is_contiguous()
+    assert not model.w.is_contiguous()
+
+
+def wrapped(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return wrap(nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "capture"),
+    [
+        *((wrap, capture) for wrap in (spectral_norm, weight_norm) for capture in (True, False)),
+        (parametrizations.spectral_norm, True),
+        (parametrizations.weight_norm, True),
+        (parametrizations.orthogonal, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_reparametrized(wrap: Any, capture: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model, twin, feeds = wrapped(wrap), wrapped(wrap), batches(3)
+    model(feeds[0]["x"]).sum().item()  # used before it is built
+    twin.load_state_dict(model.state_dict())
+    exact = wrap is not parametrizations.orthogonal  # its result has another layout
+    assert_trains_like_torch(model, classify, INPUTS, feeds, twin=twin, exact=exact, capture=capture)
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_parametrizations_are_not_pickled() -> None:
+    with pytest.raises(GraphftError, match=r"^error\[capture\]"):
+        graphft.build(wrapped(parametrizations.weight_norm), classify, INPUTS, capture=False)

@@ -89,9 +89,8 @@ def test_partial_sums_have_a_known_shape() -> None:
     b = program.variable("b@GRAD", Type("float32", ()), Kind.INPUT)
     assert program.block("reduce").append_op("squared_norms", a, b).type == Type("float64", (4,))
     c = program.variable("c@GRAD", Type("float32", ("batch",)), Kind.INPUT)
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(ProgramError, match=r"^error\[symbolic-shape\]"):
         program.block("reduce").append_op("squared_norms", c)
-    assert caught.value.rule == "symbolic-shape"
 
 
 @pytest.mark.parametrize("make", [ClipByValue, ClipByGlobalNorm])
@@ -161,9 +160,8 @@ def test_bits_do_not_depend_on_where_a_parameter_is_cut(decay: float) -> None:
 
 @pytest.mark.parametrize("options", [{"operands": 4}, {"decay": 0.5, "operands": 3}])
 def test_wrong_operands(options: dict[str, float]) -> None:
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(ProgramError, match=r"^error\[operands\]"):
         program_of(**options)  # type: ignore[arg-type]
-    assert caught.value.rule == "operands"
 
 
 # -- local accumulation -------------------------------------------------------------------------------------------
@@ -179,9 +177,8 @@ def program() -> Program:
 @pytest.mark.parametrize("op", ["accumulate", "apply_delta"])
 def test_operands_are_of_one_type(op: str) -> None:
     more, attrs = ((Ref("unit"), Ref("unit")), {}) if op == "accumulate" else ((), {"scale": 1.0})
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(ProgramError, match=r"^error\[operand-type\]"):
         program().block().append_op(op, Ref("w"), Ref("short"), *more, **attrs)
-    assert caught.value.rule == "operand-type"
 
 
 class Local:

@@ -57,15 +57,10 @@ def test_gradients_that_share_memory_are_clipped_once(clip: object) -> None:
         torch.testing.assert_close(executor.state(program)[f"w{i}"], -g.grad)
 
 
-# -- refusals -------------------------------------------------------------------------------------------------
-
-
 def refused(program: Program, rule: str, *arguments: Any, **options: Any) -> None:
     before = str(program)
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=rf"(?s)^error\[{rule}\].*help: "):
         graphft.minimize(program, *arguments, **options)
-    assert caught.value.rule == rule
-    assert caught.value.help
     assert str(program) == before
 
 
@@ -94,9 +89,8 @@ def test_what_cannot_be_minimized() -> None:
     ],
 )
 def test_options_out_of_range(make: Callable) -> None:
-    with pytest.raises(GraphftError) as error:
+    with pytest.raises(GraphftError, match=r"^error\[optimizer-option\]"):
         make()
-    assert error.value.rule == "optimizer-option"
 
 
 def test_parameters_in_no_group_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -104,9 +98,6 @@ def test_parameters_in_no_group_are_told(caplog: pytest.LogCaptureFixture) -> No
     program = captured(module)
     graphft.minimize(program, torch.optim.SGD(module[1].parameters(), 0.1), model=module)
     assert "will not train: 0.weight, 0.bias" in caplog.text
-
-
-# -- ops by hand ----------------------------------------------------------------------------------------------
 
 
 VECTOR, SCALAR, COUNT = Type("float32", (8,)), Type("float64", ()), Type("float32", ())
@@ -126,9 +117,8 @@ VECTOR, SCALAR, COUNT = Type("float32", (8,)), Type("float64", ()), Type("float3
 def test_operands_that_do_not_fit(types: tuple[Type, ...], attrs: dict, rule: str) -> None:
     block = Program("by-hand").block("step")
     operands = [block.program.variable(name, t, Kind.STATE) for name, t in zip("abcde", types, strict=False)]
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=rf"^error\[{rule}\]"):
         block.append_op("sgd", *operands, **attrs)
-    assert caught.value.rule == rule
     assert block.ops == []
 
 

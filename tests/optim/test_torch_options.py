@@ -91,16 +91,12 @@ def make(name: str, model: nn.Module, **options: Any) -> optim.Optimizer:
     return cls(model.parameters(), **{"lr": 0.1, **options})
 
 
-def minimized(name: str, **options: Any) -> graphft.Program:
-    model, program = line(), captured().clone()
-    graphft.minimize(program, make(name, model, **options), model=model)
-    return program
-
-
 @functools.cache
 def after_four_steps(name: str, **options: Any) -> Tensor:
     """The weights, trained by graphft."""
-    return in_program(minimized(name, **options), [{"x": X}] * 4)[1]["weight"]
+    model, program = line(), captured().clone()
+    graphft.minimize(program, make(name, model, **options), model=model)
+    return in_program(program, [{"x": X}] * 4)[1]["weight"]
 
 
 def eager(name: str, **options: Any) -> Tensor:
@@ -137,9 +133,8 @@ def test_options_that_change_nothing(name: str, option: str, value: Any) -> None
 
 def refused(optimizer: optim.Optimizer, model: nn.Module) -> None:
     program = captured().clone()
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[optimizer-option\]"):
         graphft.minimize(program, optimizer, model=model)
-    assert caught.value.rule == "optimizer-option"
     assert str(program) == str(captured())
 
 

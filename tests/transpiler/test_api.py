@@ -205,15 +205,9 @@ def test_weights_that_the_job_does_not_begin_with_anyway_are_not_told(caplog: py
     assert told(program, caplog, init_from={n: v + 1 for n, v in graphft.state_dict(program).items()}) == ""
 
 
-def lowered(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.param_groups[1]["lr"] = 0.02
-
-
-def scheduled(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> object:
-    return torch.optim.lr_scheduler.StepLR(optimizer, 10)
-
-
-@pytest.mark.parametrize("change", [lowered, scheduled])
+@pytest.mark.parametrize(
+    "change", [lambda _, o: o.param_groups[1].update(lr=0.02), lambda _, o: torch.optim.lr_scheduler.StepLR(o, 10)]
+)
 def test_an_optimizer_that_was_changed_after_minimize_is_told(change: Change, caplog: pytest.LogCaptureFixture) -> None:
     assert "options, groups or scheduler were changed" in told(program_of(change), caplog)
 

@@ -18,23 +18,21 @@ def loss_fn(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
     return torch.nn.functional.mse_loss(model(x), y)
 
 
-def program(
-    optimizer: Any = None, act: Callable[[], torch.nn.Module] = torch.nn.ReLU, hidden: int = 4, clip: Any = None
-) -> graphft.Program:
-    model = torch.nn.Sequential(torch.nn.Linear(3, hidden), act(), torch.nn.Linear(hidden, 1))
-    made = graphft.build(model, loss_fn, inputs={"x": (None, 3), "y": (None, 1)})
-    graphft.minimize(made, optimizer or graphft.Adam(lr=0.1), clip=clip)
-    return made
-
-
 def job(
-    data: graphft.DataSpec | None = None, seed: int = 0, batch_size: int = 4, epochs: int = 2, **model: Any
+    data: graphft.DataSpec | None = None,
+    optimizer: Any = None,
+    clip: Any = None,
+    act: Callable[[], torch.nn.Module] = torch.nn.ReLU,
+    hidden: int = 4,
+    seed: int = 0,
+    **options: int,
 ) -> graphft.Job:
     torch.manual_seed(seed)
-    source = program(**model)
-    options: dict[str, Any] = {"name": "x", "pservers": 2, "ft": True}
-    data = data or arrays()
-    return graphft.transpile(source, data=data, batch_size=batch_size, epochs=epochs, **options)
+    model = torch.nn.Sequential(torch.nn.Linear(3, hidden), act(), torch.nn.Linear(hidden, 1))
+    program = graphft.build(model, loss_fn, inputs={"x": (None, 3), "y": (None, 1)})
+    graphft.minimize(program, optimizer or graphft.Adam(lr=0.1), clip=clip)
+    usual = {"name": "x", "pservers": 2, "ft": True, "batch_size": 4, "epochs": 2}
+    return graphft.transpile(program, data=data or arrays(), **{**usual, **options})
 
 
 def arrays(records: int = 16, add: float = 0.0) -> graphft.DataSpec:

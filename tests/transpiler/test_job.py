@@ -137,9 +137,8 @@ def test_the_model_is_assembled_from_what_shards_hold(job: Job) -> None:
     whole = assemble(job.trainer_program(), shards)
     assert all(torch.equal(whole[n], job.source.values[n]) for n in ("w", "b"))
     for wrong in (shards[:1], [{"w@slice0": torch.zeros(128, dtype=torch.float64)}, shards[1]]):
-        with pytest.raises(GraphftError) as caught:
+        with pytest.raises(GraphftError, match=r"^error\[assemble\]"):
             assemble(job.trainer_program(), wrong)
-        assert caught.value.rule == "assemble"
 
 
 FEATURES = 256
@@ -193,6 +192,5 @@ def test_a_checkpoint_holds_everything_whatever_its_name() -> None:
 
 @pytest.mark.parametrize("other", ["w@slice0", "w@GRAD"])
 def test_names_that_would_be_taken_for_others_are_refused(other: str) -> None:
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[model\]"):
         job_of_model(Named({"w": 256, other: 64}))
-    assert caught.value.rule == "model"

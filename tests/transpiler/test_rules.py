@@ -153,9 +153,8 @@ def test_broken(jobs: dict[str, Job], number: int) -> None:
 )
 def test_other_options_than_the_programs(jobs: dict[str, Job], options: dict[str, Any]) -> None:
     jobs["sync"].verify()
-    with pytest.raises(VerificationError) as caught:
+    with pytest.raises(VerificationError, match=r"^error\[config-agree\]"):
         replace(jobs["sync"], config=jobs["sync"].config.replace(**options)).verify()
-    assert caught.value.rule == "config-agree"
 
 
 def test_every_rule_is_broken_by_a_test() -> None:

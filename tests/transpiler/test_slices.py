@@ -118,7 +118,5 @@ def test_constant_buffers_become_frozen() -> None:
 
 @pytest.mark.parametrize(("shape", "rule"), [((0, 3), "slices"), ((4,), "too-many-pservers")])
 def test_what_cannot_be_placed(shape: tuple[int, ...], rule: str) -> None:
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(ProgramError, match=rf"(?s)^error\[{rule}\].*help: "):
         laid_out(program_of([(shape, "float32")]), 2)
-    assert caught.value.rule == rule
-    assert caught.value.help
