@@ -17,15 +17,18 @@ ZOO ?=
 #   make setup PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
 
-VENV := .venv
+# Another torch than that of constraints.txt, in an environment of its own: make test TORCH=2.10
+TORCH ?=
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 ETCD := .etcd/.fetched
 # Compiled modules are kept (where PYTHONDONTWRITEBYTECODE is set as well): the tests start hundreds of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) $(PIP_ARGS)
 
-.PHONY: help setup run test test-slow lint types accept bench cost zoo converge examples chaos sim hdfs ray slurm docs clean
+.PHONY: help setup run test test-slow lint types accept bench cost zoo converge examples chaos sim gpu hdfs ray slurm docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +42,11 @@ $(PY):
 	@$(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
 
+.venv-torch-$(TORCH)/constraints.txt: constraints.txt | $(PY)
+	@{ grep -v '^torch==' $<; echo 'torch==$(TORCH).*'; } > $@
+
 # torch comes first and pinned, so that nothing after it can pull in another build of it.
-$(INSTALLED): setup.cfg pyproject.toml constraints.txt | $(PY)
+$(INSTALLED): setup.cfg pyproject.toml $(CONSTRAINTS) | $(PY)
 	@echo "[setup 2/4] PyTorch (the largest part, some minutes)"
 	@$(PIP) torch
 	@echo "[setup 3/4] graphft and its other dependencies"
@@ -84,7 +90,7 @@ zoo: setup .zoo  ## what users of torch train, captured and compared with torch 
 
 # The extra zoo, in a folder of its own: where torchvision does not fit torch's build, transformers cannot be imported
 # beside it. Without dependencies: they are there, and none brings another build of torch.
-.zoo: setup.cfg constraints.txt | $(INSTALLED)
+.zoo: setup.cfg $(CONSTRAINTS) | $(INSTALLED)
 	@$(PIP) --no-deps --upgrade --target $@ expecttest timm torchvision || { rm -rf $@; exit 1; }
 	@touch $@
 
@@ -101,6 +107,9 @@ sim: setup  ## real roles in a simulated world: SEEDS sync and async jobs, with 
 	@$(PY) -m tests.sim --mode sync --seeds $(SEEDS)
 	@$(PY) -m tests.sim --mode async --seeds $(SEEDS)
 	@for mode in sync async; do $(PY) -m tests.sim --mode $$mode --dispatch coordinator --seeds $(SEEDS) || exit; done
+
+gpu: setup  ## everything that needs a GPU, in one table; without one, small and on the CPU
+	@$(PY) -m tests.gpu $(ARGS)
 
 hdfs: setup .hdfs  ## the tests on a real HDFS (gets 220 MB once, and needs Java and a C compiler; without it they are skipped)
 	@$(PY) -m pytest -q -k hdfs tests/fs tests/loop/test_loop.py
@@ -119,5 +128,5 @@ docs: setup  ## regenerate docs/ops.md and docs/options.md from the code
 	@$(PY) -m graphft.runtime.reference
 
 clean:  ## remove what make made (virtual environment, etcd, job folders, caches)
-	rm -rf $(VENV) .etcd .hdfs .zoo jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* .etcd .hdfs .zoo jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -29,6 +29,8 @@ def _columns(operator: Operator, block: Block) -> list[Type]:
 def read_chunk(ctx: Context, chunk: ChunkWork, *, columns: tuple[str, ...]) -> Sequence[Tensor] | Tensor:
     """Reads the batch's columns, in order; prefetched while the step before was computed."""
     batch = ctx.data.batch(chunk, columns)
+    if ctx.device != "cpu":  # pinned, so that the copy waits for nothing
+        batch = [values.pin_memory().to(ctx.device, non_blocking=True) for values in batch]
     return batch[0] if len(columns) == 1 else batch
 
 

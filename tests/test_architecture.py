@@ -22,9 +22,9 @@ import graphft
 from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
 
 MAX_LINES = 500
-PRODUCT_LINES, PRODUCT_MODULES, TEST_LINES, DOC_WORDS = 45_000, 290, 38_000, 29_600
-"""The house weighs at most this: who adds to it writes the decision down here. Wanted are 45,000 lines of product
-and 38,000 lines of tests."""
+PRODUCT_LINES, PRODUCT_MODULES, TEST_LINES, DOC_WORDS = 45_200, 290, 38_000, 29_600
+"""The house weighs at most this: who adds to it writes the decision down here. Accelerators added 200 lines to 45,000
+of product."""
 PRODUCT_SUFFIXES = (".py", ".js", ".css", ".html", ".sh", ".yaml")
 GENERATED_DOCS = ("ops.md", "options.md")
 # What a protocol's state machine may use: no clock, no randomness, no threads, no I/O, no tensors.

@@ -106,7 +106,8 @@ def transpile(
         **{**defaults, **options},
     )
     check_effects(config, [*options, "validate"])
-    find_device(config.device)
+    for device in (config.device, config.pserver_device):
+        find_device(device)
     verify(program, require_values=True)
     evaluation = evaluation_of(program, validate) if validate is not None else None
     prediction, origin = _prediction(program, predict) if predict is not None else None, program.origin

@@ -146,7 +146,12 @@ class JobConfig:
     validate: ValidationConfig | None = None
     """Data to validate with while the job trains, and how often: `graphft.Validation(data=...)`."""
     device: str = "cpu"
-    """The programs run there: `cpu`, `cuda`, `cuda:1`. By default the program's."""
+    """Trainers compute there: `cpu`, `cuda` (each on a GPU of its own, as far as there are), `cuda:1`. By default the
+    program's."""
+    pserver_device: str = "cpu"
+    """Pservers keep the parameters, and update them, there."""
+    tf32: bool = False
+    """On a GPU, float32 is multiplied as TF32, which is faster and has fewer bits."""
     torch_version: str = ""
     """Version of the torch that the job was transpiled with."""
     cpu_capability: str = ""
@@ -268,6 +273,8 @@ def _check(config: JobConfig) -> None:
     check_values(config, _LIMITS, skip=("data", "validate"))
     if config.etcd_endpoints == ():
         raise _bad("etcd_endpoints", (), "None, or one 'host:port' at least")
+    if config.tf32 and not config.device.startswith("cuda"):
+        raise _bad("tf32", True, f"False: it is for GPUs, and device is {config.device!r}")
     if not config.sync and config.pservers > MAX_ASYNC_PSERVERS:
         raise _bad("pservers", config.pservers, f"at most {MAX_ASYNC_PSERVERS} in async mode")
     if config.sync and (config.mode != "async" or config.local_steps > 1):

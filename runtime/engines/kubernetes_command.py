@@ -95,8 +95,10 @@ def of_job(options: argparse.Namespace, config: JobConfig, job: str) -> str:
         "patience": math.ceil(config.chunk_timeout / 10) + 2,
     }
     resources = {"cpu": options.cpu, "memory": options.memory}
-    if gpus := options.gpus if options.gpus is not None else int(config.device.startswith("cuda")):
-        resources["nvidia.com/gpu"] = str(gpus)
+
+    def with_gpus(device: str) -> dict[str, str]:
+        gpus = options.gpus if options.gpus is not None else 1
+        return resources | ({"nvidia.com/gpu": str(gpus)} if gpus and device.startswith("cuda") else {})
 
     def pod(role: str, resources: dict[str, str]) -> str:
         command = ["graphft", "start", role, "--job", literal(job), "--etcd", literal(endpoints)]
@@ -117,8 +119,8 @@ def of_job(options: argparse.Namespace, config: JobConfig, job: str) -> str:
         "cluster": ",".join(f"{member}={scheme}://{member}.{name}-etcd-peer:2380" for member in members),
         "trainers": trainers,
         "pservers": config.pservers,
-        "trainer": pod("trainer", resources),
-        "pserver": pod("pserver", resources),
+        "trainer": pod("trainer", with_gpus(config.device)),
+        "pserver": pod("pserver", with_gpus(config.pserver_device)),
         "coordinator": pod("coordinator", SMALL) if config.dispatch == "coordinator" else "",
     }
     return fill(JOB, {**common, **own})

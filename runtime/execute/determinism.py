@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphft.errors import UsageError
+from graphft.runtime.execute.accelerator import describe_device, prepare
 
 if TYPE_CHECKING:
     from graphft.transpiler.config import JobConfig
@@ -50,6 +51,8 @@ def enforce(config: JobConfig) -> None:
     torch.set_num_threads(config.threads)
     os.environ.pop("DNNL_" + ONEDNN_ISA.partition("_")[2], None)  # its older name
     os.environ[ONEDNN_ISA] = config.onednn_isa or "DEFAULT"
+    if config.device != "cpu":
+        prepare(config)
     differences = [
         f"{what}: the job has {wanted}, here it is {found}"
         for what, wanted, found in (
@@ -105,11 +108,13 @@ def _denormals_flushed() -> bool:
     return _DENORMAL * _ONE == 0.0
 
 
-def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The known settings that decide over a process's bits: for people to look at, where bits differ."""
+def settings(device: str = "cpu", environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The known settings that decide over the bits of a process that computes on `device`: for people to look at, where
+    bits differ."""
     found = {
         "torch": str(torch.__version__),
         "CPU": _cpu(),
+        "device": describe_device(device) or "CPU",
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         **{name: str(value) for name, value in _precisions().items()},

@@ -53,7 +53,7 @@ class LocalShard:
     """The program and the values of one pserver."""
 
     def __init__(self, program: Program, device: str) -> None:
-        self.scope: dict[str, Any] = {name: value.detach().clone() for name, value in program.values.items()}
+        self.scope: dict[str, Any] = {n: value.detach().to(device, copy=True) for n, value in program.values.items()}
         self.blocks = Blocks(program, Context(scope=self.scope, device=device), Progress())
         self.buffers = ShardBuffers(self.scope)
         for op in program.blocks["init"].ops:
@@ -73,7 +73,7 @@ class LocalShards:
     """The state of all shards: the initial values, until `restore`."""
 
     def __init__(self, job: Job) -> None:
-        self.shards = [LocalShard(program, job.config.device) for program in job.programs.pservers]
+        self.shards = [LocalShard(program, job.config.pserver_device) for program in job.programs.pservers]
 
     def restore(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
         for shard, values in zip(self.shards, parts, strict=True):
@@ -162,7 +162,7 @@ class LocalTrainer:
         seed = batch_seed(self.config.seed, step, slot)
         batch = TrialBatch(ChunkWork(found.pass_index, found.chunk, found.batch, found.samples, seed), columns)
         comm = LocalComm(self.job, self.shards)
-        ctx = Context(trainer_scope(self.program), step, slot, self.config.device)
+        ctx = Context(trainer_scope(self.program, self.config.device), step, slot, self.config.device)
         ctx.queue, ctx.slots, ctx.data, ctx.comm = batch, batch, batch, comm
         run = self._quiet if observer is None else self._lowered(observer.look)
         with torch.random.fork_rng(devices=[]):

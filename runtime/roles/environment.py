@@ -173,7 +173,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, told: Callable[[Role], Non
 
 def _make_connected(job: Job, job_dir: Path, spec: RoleSpec) -> Role | None:
     if spec.kind != "coordinator":  # which computes nothing
-        find_device(job.config.device)
+        find_device(job.config.device if spec.kind == "trainer" else job.config.pserver_device)
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
     etcd = connect_role(job_dir, endpoints or "")

@@ -77,13 +77,13 @@ def learning_rates_of(program: Program) -> tuple[str, ...]:
     return tuple(sorted({op.operand("lr").name for op in ops}))
 
 
-def trainer_scope(program: Program) -> dict[str, Tensor]:
+def trainer_scope(program: Program, device: str = "cpu") -> dict[str, Tensor]:
     """Returns a trainer's scope at first: constants as saved; what pservers own, zero until it is received: a tensor
     that is received in parts is no NaN meanwhile."""
     scope: dict[str, Tensor] = {}
     for v in program.variables.values():
         if v.name in program.values:
-            scope[v.name] = program.values[v.name].clone()
+            scope[v.name] = program.values[v.name].to(device, copy=True)
         elif v.kind in (Kind.PARAM, Kind.BUFFER):
-            scope[v.name] = torch.zeros([int(d) for d in v.shape], dtype=getattr(torch, v.dtype))
+            scope[v.name] = torch.zeros([int(d) for d in v.shape], dtype=getattr(torch, v.dtype), device=device)
     return scope

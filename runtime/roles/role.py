@@ -123,11 +123,15 @@ class Role:
         # Marked by the main thread; the daemon thread ends a process that does not get on.
         progress = Progress(registry.attr(keep, "progress_timeout") if keep is not None else math.inf)
         self.member = Member(self.kind, index, etcd, job, progress, session)
-        self.ctx = Context(device=job.config.device)
+        self.ctx = Context(device=self.device(index))
         self.blocks = Blocks(program, self.ctx, progress)
         self.end = ProcessEnd(self.member, self.job_dir)
         self.daemon = DaemonBlock(self.blocks, self.member, self.end)
         self.session = self.ctx.session = MemberSession(self.member, self.end, self.status)
+
+    def device(self, index: int) -> str:
+        """Returns the device that this process computes on: of process `index` of its role."""
+        return "cpu"
 
     def on_sigterm(self, leave: Callable[[], None]) -> None:
         """Sets a handler, which takes no lock: the signal may have interrupted code that holds it."""

@@ -59,13 +59,19 @@ def unpack(frame: memoryview, tensors: Sequence[Tensor], slices: Slices) -> None
     """Copies a bucket's bytes into the slices of the tensors, which may have any strides. Raises GraphftError, changing
     nothing, for a frame of another size."""
     flat = as_tensor(frame, tensors[0].dtype)
-    targets = [_elements(t, start, end) for t, (start, end) in zip(tensors, slices, strict=True)]
     if flat.numel() != sum(end - start for start, end in slices):
         raise GraphftError(
             f"a bucket's frame of {frame.nbytes} bytes does not hold its slices",
             rule="frame",
             help="the sender runs another program; start all roles from one job directory",
         )
+    spread(flat, tensors, slices)
+
+
+@torch.no_grad()
+def spread(flat: Tensor, tensors: Sequence[Tensor], slices: Slices) -> None:
+    """Copies `flat` into the slices of the tensors, one after the other: the inverse of `pack`."""
+    targets = [_elements(t, start, end) for t, (start, end) in zip(tensors, slices, strict=True)]
     torch._foreach_copy_(targets, _views(flat, targets))
     for tensor, target, (start, end) in zip(tensors, targets, slices, strict=True):
         if target is not tensor and not tensor.is_contiguous():
@@ -85,16 +91,53 @@ def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
     return tensor if end - start == tensor.numel() else tensor.reshape(-1)[start:end]
 
 
+class CopyStream:
+    """Copies between an accelerator and pinned memory of the host, on a stream of their own: the device goes on with
+    what it computes. Owned by one thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._stream = device, torch.Stream(device)
+
+    def copy(self, target: Tensor, source: Tensor) -> torch.Event:
+        """Begins a copy, behind what the device has been given to compute so far. Returns the event of its end."""
+        self._stream.wait_stream(torch.accelerator.current_stream(self.device))
+        with self._stream:
+            target.copy_(source, non_blocking=True)
+        return self._stream.record_event()
+
+
+class DeviceBucket:
+    """A received bucket's way to an accelerator: pinned memory, from which one copy goes to one flat tensor there."""
+
+    def __init__(self, stream: CopyStream, numel: int, dtype: torch.dtype) -> None:
+        self._stream = stream
+        self._copied: torch.Event | None = None
+        self._pinned = torch.empty(numel, dtype=dtype, pin_memory=True)
+        self._flat = torch.empty(numel, dtype=dtype, device=stream.device)
+
+    def unpack(self, frame: memoryview, tensors: Sequence[Tensor], slices: Slices) -> None:
+        """As `unpack`. The frame may be reused when it returns; what the device computes next sees the values."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        unpack(frame, [self._pinned], [(0, self._pinned.numel())])
+        self._copied = self._stream.copy(self._flat, self._pinned)
+        torch.accelerator.current_stream(self._stream.device).wait_event(self._copied)
+        spread(self._flat, tensors, slices)
+
+
 class BucketBuffers:
     """The flat buffers of one bucket, in rotation: of the slices of its tensors, all of one dtype.
 
         frame = buffers.pack(gradients)
         buffers.pin(client.send(shard, Push(...), frame))
 
-    Owned by one thread. `copies` is how many sends may be under way at once.
+    Owned by one thread. `copies` is how many sends may be under way at once. With a `stream`, of the accelerator that
+    the tensors are on, a frame is whole only at the event `copied`.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], slices: Slices, copies: int = 2) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], slices: Slices, copies: int = 2, stream: CopyStream | None = None
+    ) -> None:
         dtypes = {t.dtype for t in tensors}
         if len(dtypes) != 1 or any(
             not 0 <= start <= end <= tensor.numel() for tensor, (start, end) in zip(tensors, slices, strict=True)
@@ -106,7 +149,12 @@ class BucketBuffers:
                 help="give the tensors of the bucket in its program's order",
             )
         self._slices, numel = slices, sum(end - start for start, end in slices)
-        self._buffers = [torch.empty(numel, dtype=tensors[0].dtype) for _ in range(copies)]
+        dtype, self._stream = tensors[0].dtype, stream
+        self._buffers = [torch.empty(numel, dtype=dtype, pin_memory=stream is not None) for _ in range(copies)]
+        self._gathered = (
+            [torch.empty(numel, dtype=dtype, device=stream.device) for _ in range(copies)] if stream else []
+        )
+        self.copied: torch.Event | None = None
         self._sent: list[list[Sent]] = [[] for _ in range(copies)]
         self._current = 0
 
@@ -124,7 +172,11 @@ class BucketBuffers:
             )
         self._current = oldest
         self._sent[oldest] = []
-        pack(self._buffers[oldest], tensors, self._slices)
+        if self._stream is None:
+            pack(self._buffers[oldest], tensors, self._slices)
+        else:
+            pack(self._gathered[oldest], tensors, self._slices)
+            self.copied = self._stream.copy(self._buffers[oldest], self._gathered[oldest])
         return byte_view(self._buffers[oldest])
 
     def pin(self, sent: Sent) -> None:

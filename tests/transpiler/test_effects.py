@@ -44,10 +44,12 @@ OTHER: dict[str, Any] = {
     "threads": 2,
     "exact": False,
     "local_steps": 3,
+    "tf32": True,
     "validate": graphft.Validation(linear(minimized=False), DATA),
 }
 """A value other than the default of each option that may have no effect, or that every job has."""
 ELSEWHERE = {"name", "data", "trainers", "pservers", "sync", "mode", "ft", "batch_size", "etcd_endpoints", "device"}
+ELSEWHERE.add("pserver_device")
 """Options that say what and where the job is: they have an effect in every one, and `mode` is refused with sync."""
 NOT_IN_PROGRAMS = {"drop_last", "slice_unit", "min_block", "bucket_bytes", "threads", "exact", "lease_ttl"}
 NOT_IN_PROGRAMS |= {"on_bad_data", "storage"}
@@ -68,7 +70,7 @@ def test_an_option_has_an_effect_or_is_refused_or_told(job: str, caplog: pytest.
     for name, value in OTHER.items():
         caplog.clear()
         refused = any(name in names and getattr(plain.config, option) != wanted for option, wanted, names in NEEDS)
-        if refused or (name == "local_steps" and not job.startswith(("half_async", "geo_sgd"))):
+        if refused or name == "tf32" or (name == "local_steps" and not job.startswith(("half_async", "geo_sgd"))):
             with pytest.raises(GraphftError, match=name) as caught:
                 transpile(job, **{name: value})
             assert (caught.value.rule, bool(caught.value.help)) == ("option", True), name

@@ -38,12 +38,12 @@ class PartialSumsExchange:
             return ""
         return f"partial sums of shard {shard}: expected {wanted} bytes, got {frame.nbytes}"
 
-    def fill(self, scope: MutableMapping[str, Any], partials: Sequence[Any]) -> None:
+    def fill(self, scope: MutableMapping[str, Any], partials: Sequence[Any], device: str = "cpu") -> None:
         """Lays all shards' partial sums out in canonical order. A shard without a contribution counts as zeros."""
         sums = {s: as_tensor(partials[s], torch.float64) for s, *_ in self.order if partials[s] is not None}
         norms = lay_out(self.order, sums)
         if norms is not None:
-            scope[ALL_NORMS] = norms
+            scope[ALL_NORMS] = norms.to(device)
 
     def connect(self, view: JobView) -> None:
         """(Re)connects to shards that are new or have moved."""

@@ -20,6 +20,7 @@ from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
+from graphft.runtime.execute.accelerator import own_device
 from graphft.runtime.process.role_process import end_by
 from graphft.runtime.queue.passes import Requeue, RequeueByCoordinator, close_passes, close_tasks
 from graphft.runtime.queue.task_client import TaskClient, waking
@@ -65,9 +66,12 @@ class Pserver(Role):
             self.member.wake = waking(self.transport, self.tasks)
         self.server = self.ctx.server = self._make_server()
         for name, value in self.program.values.items():
-            self.ctx.scope[name] = value.detach().clone()
+            self.ctx.scope[name] = value.detach().to(self.ctx.device, copy=True)
         self.on_sigterm(self._leave)
         self.open_session()
+
+    def device(self, index: int) -> str:
+        return own_device(self.config.pserver_device, index)
 
     def _make_server(self) -> ShardServer:
         member, config, run = self.member, self.config, self.job.run_id

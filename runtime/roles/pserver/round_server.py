@@ -229,13 +229,13 @@ class RoundServer(ShardServer):
         assert self.norms is not None
         self.buffers.reduce(effect.contributions)
         sums = self.blocks.run("reduce", fetch=(self.norms.partials,)) if self.norms.partials else ()
-        payload = byte_view(sums[0]) if sums else None
+        payload = byte_view(sums[0].cpu()) if sums else None
         self.step(PartialsReady(effect.step, payload))
 
     def _apply(self, effect: ApplyRound) -> None:
         """Optimizes; the published copy of the version before stays for trainers that must recompute."""
         if self.norms is not None:
-            self.norms.fill(self.blocks.ctx.scope, effect.partials)
+            self.norms.fill(self.blocks.ctx.scope, effect.partials, self.blocks.ctx.device)
         else:
             self.buffers.reduce(effect.contributions)
         if self.options.reduce_block and self.norms is None:

@@ -76,7 +76,9 @@ class ShardBuffers:
         """Folds the contributions, in slot order, into each bucket's sum. There is at least one."""
         samples = sum(c.samples for c in contributions)
         for bucket in self.buckets.values():
-            parts = [as_tensor(c.payloads[bucket.index], bucket.flat.dtype) for c in contributions]
+            parts = [
+                as_tensor(c.payloads[bucket.index], bucket.flat.dtype).to(bucket.flat.device) for c in contributions
+            ]
             if bucket.reduce == "first":
                 bucket.total.copy_(parts[0])
                 continue
@@ -96,7 +98,7 @@ class ShardBuffers:
             kept = [p for p in copies if p.version in stay]
             spare = next((p for p in copies if p.version not in stay and p.idle), None)
             if spare is None:
-                flat = torch.empty_like(bucket.flat)
+                flat = torch.empty_like(bucket.flat, device="cpu", pin_memory=not bucket.flat.is_cpu)
                 spare = _Published(flat, version, byte_view(flat))
             spare.flat.copy_(bucket.flat)
             spare.version = version
@@ -114,7 +116,7 @@ class ShardBuffers:
         """Lets the scope's `x@BACKUP` be a view of parameter x as of a version that is kept; -1: of the live one."""
         for index, bucket in self.buckets.items():
             if bucket.reduce == "weighted_mean":
-                flat = bucket.flat if version < 0 else self.published(index, version).flat
+                flat = bucket.flat if version < 0 else self.published(index, version).flat.to(bucket.flat.device)
                 live = [self.scope[n] for n in bucket.names]
                 for name, value, view in zip(bucket.names, live, flat.split([v.numel() for v in live]), strict=True):
                     self.scope[backup_name(name)] = view.view(value.shape)
@@ -122,7 +124,7 @@ class ShardBuffers:
     # -- whole states -------------------------------------------------------------------------------------------
 
     def clone(self, names: Sequence[str]) -> dict[str, Tensor]:
-        return {n: self.scope[n].clone() for n in names}
+        return {n: self.scope[n].to("cpu", copy=True) for n in names}
 
     @torch.no_grad()
     def restore(self, values: Mapping[str, Tensor]) -> None:

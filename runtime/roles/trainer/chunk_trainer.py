@@ -32,7 +32,6 @@ from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
 from graphft.runtime.roles.trainer.state import KnownShards
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import Quarantine, TrainerView
-from graphft.runtime.transport.buffers import unpack
 
 if TYPE_CHECKING:
     from graphft.transpiler.job import Job
@@ -101,7 +100,7 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
             self.pump(POLL_SECONDS)
         frame = self.machine.frame(shard, bucket)
         if frame is not None:
-            unpack(frame, tensors, slices)
+            self.load(shard, bucket, frame, tensors, slices)
             self.do(Loaded(shard, bucket, refresh))
 
     def end_pull(self, shards: int) -> None:
@@ -118,6 +117,7 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
             self.check.look_at_bucket(shard, bucket, values, tensors)
 
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
+        self.hand_over(wait=True)
         work = self.state.work
         assert work is not None
         what = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}"

@@ -6,9 +6,12 @@ import logging
 import math
 import operator
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError, ordinal
@@ -24,12 +27,24 @@ from graphft.runtime.roles.programs import received_buckets
 from graphft.runtime.roles.trainer.finite_check import RULE, FiniteCheck, NonFinite
 from graphft.runtime.roles.trainer.state import KnownShards, TrainerState
 from graphft.runtime.transport import ClientTransport
-from graphft.runtime.transport.buffers import BucketBuffers, as_tensor, fault_of
+from graphft.runtime.transport.buffers import BucketBuffers, CopyStream, DeviceBucket, as_tensor, fault_of, unpack
 
 log = logging.getLogger("graphft")
 
 POLL_SECONDS = 0.25
 BUFFER_SECONDS = 60.0
+
+
+class Leaving(NamedTuple):
+    """A bucket of a contribution. `copied`: the event at which `frame` is whole; None if it is."""
+
+    shard: int
+    bucket: int
+    tensors: Sequence[Tensor]
+    check: bool
+    samples: int
+    frame: memoryview
+    copied: torch.Event | None
 
 
 @dataclass(eq=False, repr=False)
@@ -47,6 +62,10 @@ class ShardLink:
     def __post_init__(self) -> None:
         self._sizes = received_buckets(self.program)
         self._buffers: dict[tuple[int, int], BucketBuffers] = {}
+        self._arrivals: dict[tuple[int, int], DeviceBucket] = {}
+        self._copies: CopyStream | None = None
+        self._leaving: deque[Leaving] = deque()
+        """Buckets of the contribution at hand that are on their way from the accelerator."""
         self._addresses: dict[int, str] = {}
         self._met = 0
         self._reports: list[tuple[int, tuple[float, ...]]] = []
@@ -134,7 +153,7 @@ class ShardLink:
         data, and meets it anew at last; returns False then. `check`: the bucket must be finite."""
         key = (shard, bucket)
         if key not in self._buffers:
-            self._buffers[key] = BucketBuffers(tensors, slices)
+            self._buffers[key] = BucketBuffers(tensors, slices, stream=self._stream_of(tensors[0]))
         try:
             frame = self._pack(self._buffers[key], tensors)
         except GraphftError as error:
@@ -143,10 +162,40 @@ class ShardLink:
             self.state.counters["stuck"] += 1
             self.reconnect(shard)
             return False
-        if check:
-            self.check.look_at_bucket(shard, bucket, as_tensor(frame, tensors[0].dtype), tensors)
-        self.do(Pushed(shard, bucket, self.state.batch_samples, frame))
+        copied = self._buffers[key].copied
+        self._leaving.append(Leaving(shard, bucket, tensors, check, self.state.batch_samples, frame, copied))
+        self.hand_over()
         return True
+
+    def hand_over(self, *, wait: bool = False) -> None:
+        """Hands the machine the buckets that are wholly copied, in order; with `wait`, all of them."""
+        while self._leaving and (wait or (copied := self._leaving[0].copied) is None or copied.query()):
+            one = self._leaving.popleft()
+            if one.copied is not None:
+                one.copied.synchronize()
+            if one.check:
+                values = as_tensor(one.frame, one.tensors[0].dtype)
+                self.check.look_at_bucket(one.shard, one.bucket, values, one.tensors)
+            self.do(Pushed(one.shard, one.bucket, one.samples, one.frame))
+
+    def load(self, shard: int, bucket: int, frame: memoryview, tensors: Sequence[Tensor], slices: Slices) -> None:
+        """Copies a bucket that was received into the slices of the tensors, wherever they are."""
+        stream = self._stream_of(tensors[0])
+        if stream is None:
+            unpack(frame, tensors, slices)
+            return
+        if (shard, bucket) not in self._arrivals:
+            numel = sum(end - start for start, end in slices)
+            self._arrivals[shard, bucket] = DeviceBucket(stream, numel, tensors[0].dtype)
+        self._arrivals[shard, bucket].unpack(frame, tensors, slices)
+
+    def _stream_of(self, tensor: Tensor) -> CopyStream | None:
+        """Returns the stream of copies from and to the accelerator that a tensor is on; None if it is on the host."""
+        if tensor.is_cpu:
+            return None
+        if self._copies is None:
+            self._copies = CopyStream(tensor.device)
+        return self._copies
 
     def check_loss(self, loss: Tensor) -> None:
         self.check.look_at_loss(loss)
@@ -164,6 +213,7 @@ class ShardLink:
         return tuple(sum(map(operator.mul, column, weights)) / samples for column in columns)
 
     def begin_contribution(self) -> None:
+        self._leaving.clear()
         self.check.begin()
         self._reports = []
 

@@ -33,7 +33,6 @@ from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink
 from graphft.runtime.roles.trainer.state import SyncShards
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import Quarantine, SyncTrainerView
-from graphft.runtime.transport.buffers import unpack
 
 if TYPE_CHECKING:
     from graphft.transpiler.job import Job
@@ -141,7 +140,7 @@ class SyncComm(ShardLink, CommPort):
             self.pump(POLL_SECONDS)
         frame = machine.frame(shard, bucket)
         if frame is not None:
-            unpack(frame, tensors, slices)
+            self.load(shard, bucket, frame, tensors, slices)
             self.do(Copied(shard, bucket, self.ctx.step, refresh))
 
     def end_pull(self, shards: int) -> None:
@@ -152,6 +151,7 @@ class SyncComm(ShardLink, CommPort):
             raise WorkChanged  # once the shard is met again, the step is done again
 
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
+        self.hand_over(wait=True)
         if not self.check.finite and self._machine().work_changed:
             raise WorkChanged  # it may be of a history that is over, and is not to be acted upon
         work, what = self.state.work, f"step {self.ctx.step}, slot {self.ctx.slot}"

@@ -60,7 +60,7 @@ _OTHER_DATA = (
     "same on every host, and since the run began: for other data, begin a new run (in another folder)"
 )
 _OTHER_BITS = (
-    "run all roles with the same torch build and settings, on CPUs that give the same bits; or transpile "
+    "run all roles with the same torch build and settings, on CPUs and GPUs that give the same bits; or transpile "
     'with exact=False (for a run that has begun: "exact": false in the job.json of its folder)'
 )
 
@@ -76,10 +76,10 @@ class Proof(msgspec.Struct, frozen=True):
     settings: dict[str, str]
 
 
-def compare(member: Member, key: str, what: str, inputs: dict[str, str], result: str) -> None:
+def compare(member: Member, key: str, what: str, inputs: dict[str, str], result: str, device: str = "cpu") -> None:
     """Compares digests with those that are recorded under `key`, or records them. `what` was computed, in words. Raises
     GraphftError[determinism] when they differ and the job is exact."""
-    mine = Proof(member.job.run_id, f"{member.kind} {member.id}", what, inputs, result, settings())
+    mine = Proof(member.job.run_id, f"{member.kind} {member.id}", what, inputs, result, settings(device))
     proof = _recorded(member, key, mine)
     there, here = proof.settings, mine.settings
     names = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
@@ -95,7 +95,7 @@ def compare(member: Member, key: str, what: str, inputs: dict[str, str], result:
         rule="determinism",
         help=_OTHER_DATA if changed else _OTHER_BITS,
     )
-    if member.config.exact and member.config.device == "cpu":
+    if member.config.exact:
         member.events.emit("refused", error.message)
         raise error
     log.warning("%s", error.message)
@@ -157,7 +157,7 @@ def check_step(member: Member, blocks: Blocks, work_record: WorkRecord, prefetch
             return
         finally:
             work_record.mark(Phase.IDLE)
-        compare(member, key, trial.what, inputs, result)
+        compare(member, key, trial.what, inputs, result, trial.device)
 
 
 def _go_on(member: Member, why: str) -> None:
@@ -171,7 +171,7 @@ class StepTrial(LocalPort):
 
     def __init__(self, member: Member, blocks: Blocks, prefetcher: Prefetcher) -> None:
         self.job, self.config, self.blocks, self.prefetcher = member.job, member.config, blocks, prefetcher
-        self.program, config = blocks.program, self.config
+        self.program, config, self.device = blocks.program, self.config, blocks.ctx.device
         chunk = next(c for c, n in enumerate(config.data.batches(config.batch_size, config.drop_last)) if n)
         self.key = BatchKey(0, chunk, 0, config.batch_size)
         self.what = f"batch 0 of chunk {chunk}"
@@ -187,7 +187,7 @@ class StepTrial(LocalPort):
             if self.program.find_op("local_steps") is not None:
                 fetch = ()
             for size in self._sizes(batch):
-                comm, ctx = TrialComm(self.job), Context(trainer_scope(self.program), device=self.config.device)
+                comm, ctx = TrialComm(self.job), Context(trainer_scope(self.program, self.device), device=self.device)
                 work = ChunkWork(0, self.key.chunk, 0, size, batch_seed(self.config.seed, 0, 0))
                 ports = TrialBatch(work, {name: value[:size] for name, value in batch.items()})
                 ctx.queue, ctx.slots, ctx.data, ctx.comm, ctx.local = ports, ports, ports, comm, self

@@ -24,6 +24,7 @@ from graphft.runtime.coordination.records import Failure, TrainerStatus
 from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader, reset_signals_in_forks
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
+from graphft.runtime.execute.accelerator import own_device
 from graphft.runtime.process.progress import DATASETS
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.queue.task_client import TaskClient, waking
@@ -101,10 +102,15 @@ class Trainer(Role):
         self.open_session()
         self.reader, held_out = self._open_data()
         self.prefetcher = Prefetcher(self.reader, 2 * self.config.trainers + 4, self._note_ahead)
-        self.ctx.scope.update(trainer_scope(self.program))
+        self.ctx.scope.update(trainer_scope(self.program, self.ctx.device))
         self.check = FiniteCheck(self.program, self.ctx.scope)
         self.end.before.append(self._blame_no_batch)
-        self.validator = Validator(self.member, self.job_dir, held_out, self.end) if held_out is not None else None
+        self.validator = (
+            Validator(self.member, self.job_dir, held_out, self.end, self.ctx.device) if held_out is not None else None
+        )
+
+    def device(self, index: int) -> str:
+        return own_device(self.config.device, index)
 
     @property
     def claim_timeout(self) -> float:

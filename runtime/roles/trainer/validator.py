@@ -49,13 +49,13 @@ PAUSE_SECONDS = 1.0
 class Validator(DataPort):
     """The ports of block `validate`, and the thread. `close` ends it after the batch at hand."""
 
-    def __init__(self, member: Member, job_dir: Path, reader: Reader, end: ProcessEnd) -> None:
+    def __init__(self, member: Member, job_dir: Path, reader: Reader, end: ProcessEnd, device: str = "cpu") -> None:
         """`reader`: of the held-out data."""
         assert member.job.programs.evaluation is not None
         assert member.config.validate is not None
         self.member, self.job_dir, self.reader, self.end = member, job_dir, reader, end
         self.program, self.config = member.job.programs.evaluation, member.config.validate
-        self._device = torch.device(member.config.device)
+        self._device = device
         self._open: OpenValidation | None = None
         self._chunk = -1
         """The chunk that is being read."""
@@ -79,7 +79,7 @@ class Validator(DataPort):
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        ctx = Context(device=self.member.config.device, validation=self, data=self)
+        ctx = Context(device=self._device, validation=self, data=self)
         ctx.scope.update(self.program.values)
         self.progress.thread = threading.current_thread()
         blocks = Blocks(self.program, ctx, self.progress)
@@ -260,4 +260,4 @@ class Validator(DataPort):
         self._chunk = -1
         if "assume" in self.program.attrs:
             check_dims(self.program, {name: found[name] for name in columns})
-        return [found[name].to(self._device) for name in columns]
+        return [found[name] for name in columns]

@@ -1,0 +1,33 @@
+"""Which GPU a process takes, and the command `make gpu` where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from graphft.runtime.execute import accelerator
+
+
+def test_each_process_has_a_device_of_its_own_while_there_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accelerator, "_held", [])  # closed, and so unlocked, when this test ends
+    monkeypatch.setattr(accelerator, "_name", lambda kind, index: f"test-{index}")
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert [accelerator.own_device("cuda", number) for number in (1, 3)] == ["cuda:1", "cuda:0"]
+    assert not caplog.records or "shared" not in caplog.text
+    assert accelerator.own_device("cuda", 5) == "cuda:1"
+    assert "1 is shared" in caplog.text
+    assert [accelerator.own_device(device, 0) for device in ("cpu", "cuda:1")] == ["cpu", "cuda:1"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
+def test_make_gpu_without_one() -> None:
+    rows = ["bits", "copies", "kills", "pservers"]
+    done = subprocess.run([sys.executable, "-m", "tests.gpu", *rows], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("no GPU; ") == len(rows), done.stdout
