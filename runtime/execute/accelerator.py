@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphft.options import find_device
+
 if TYPE_CHECKING:
     from graphft.transpiler.config import JobConfig
 
@@ -31,18 +33,26 @@ def prepare(config: JobConfig) -> None:
 
 
 def own_device(device: str, number: int) -> str:
-    """Returns the device for process `number` of a role: of the kind `device`, one that no other process of graphft on
-    this machine has, if there is one. A device with an index, and the CPU, are returned as they are."""
-    kind = torch.device(device)
-    if kind.type == "cpu" or kind.index is not None:
-        return device
-    count = torch.accelerator.device_count()
+    """Returns the device for process `number` of a role, which is the current one from now on.
+
+    Of the kind `device`, one that no other process of graphft on this machine has, if there is one. A device with an
+    index, and the CPU, are returned as they are. Raises UsageError[device] where there is none."""
+    kind, count = torch.device(device), torch.accelerator.device_count()
+    if kind.type != "cpu" and kind.index is None and count:
+        kind = torch.device(kind.type, _free_index(kind.type, number, count))
+    find_device(kind)  # the first use of one: no memory of another is taken
+    if kind.type != "cpu":
+        torch.accelerator.set_device_index(kind)
+    return str(kind)
+
+
+def _free_index(kind: str, number: int, count: int) -> int:
     for index in (shift % count for shift in range(number, number + count)):
-        if _lock(f"graphft-{os.getuid()}-{_name(kind.type, index)}.lock"):
-            log.info("computing on %s:%d, which no other process of graphft here has", kind.type, index)
-            return f"{kind.type}:{index}"
-    log.warning("other processes compute on each %s device here: %d is shared", kind.type, number % count)
-    return f"{kind.type}:{number % count}"
+        if _lock(f"graphft-{os.getuid()}-{_name(kind, index)}.lock"):
+            log.info("computing on %s:%d, which no other process of graphft here has", kind, index)
+            return index
+    log.warning("other processes compute on each %s device here: %d is shared", kind, number % count)
+    return number % count
 
 
 def describe_device(device: str) -> str:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphft.errors import GraphftError, UsageError
-from graphft.options import find_device
 from graphft.runtime.coordination.connect import JobEnded, check_note, connect_role, note_etcd, write_endpoints
 from graphft.runtime.coordination.job_files import JOBS, fetch, is_complete, publish, stored_run, take_storage
 from graphft.runtime.coordination.keys import Keys
@@ -172,8 +171,6 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, told: Callable[[Role], Non
 
 
 def _make_connected(job: Job, job_dir: Path, spec: RoleSpec) -> Role | None:
-    if spec.kind != "coordinator":  # which computes nothing
-        find_device(job.config.device if spec.kind == "trainer" else job.config.pserver_device)
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
     etcd = connect_role(job_dir, endpoints or "")

@@ -17,8 +17,10 @@ def test_each_process_has_a_device_of_its_own_while_there_are(
     monkeypatch.setattr(accelerator, "_held", [])  # closed, and so unlocked, when this test ends
     monkeypatch.setattr(accelerator, "_name", lambda kind, index: f"test-{index}")
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert [accelerator.own_device("cuda", number) for number in (1, 3)] == ["cuda:1", "cuda:0"]
-    assert not caplog.records or "shared" not in caplog.text
+    monkeypatch.setattr(accelerator, "find_device", lambda device: None)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+    assert [accelerator.own_device("cuda", number) for number in (1, 2)] == ["cuda:1", "cuda:0"]
+    assert "shared" not in caplog.text
     assert accelerator.own_device("cuda", 5) == "cuda:1"
     assert "1 is shared" in caplog.text
     assert [accelerator.own_device(device, 0) for device in ("cpu", "cuda:1")] == ["cpu", "cuda:1"]

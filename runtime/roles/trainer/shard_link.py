@@ -66,6 +66,7 @@ class ShardLink:
         self._copies: CopyStream | None = None
         self._leaving: deque[Leaving] = deque()
         """Buckets of the contribution at hand that are on their way from the accelerator."""
+        self._loss: Tensor | None = None
         self._addresses: dict[int, str] = {}
         self._met = 0
         self._reports: list[tuple[int, tuple[float, ...]]] = []
@@ -177,6 +178,9 @@ class ShardLink:
                 values = as_tensor(one.frame, one.tensors[0].dtype)
                 self.check.look_at_bucket(one.shard, one.bucket, values, one.tensors)
             self.do(Pushed(one.shard, one.bucket, one.samples, one.frame))
+        if wait and self._loss is not None:
+            self.check.look_at_loss(self._loss)
+            self._loss = None
 
     def load(self, shard: int, bucket: int, frame: memoryview, tensors: Sequence[Tensor], slices: Slices) -> None:
         """Copies a bucket that was received into the slices of the tensors, wherever they are."""
@@ -198,7 +202,10 @@ class ShardLink:
         return self._copies
 
     def check_loss(self, loss: Tensor) -> None:
-        self.check.look_at_loss(loss)
+        if loss.is_cpu or self.state.unit is not None:
+            self.check.look_at_loss(loss)
+        else:
+            self._loss = loss  # looked at with the last bucket: backward need not wait for it
 
     def report(self, values: Sequence[Tensor]) -> None:
         self._reports.append((self.state.batch_samples, tuple(map(float, values))))
@@ -214,6 +221,7 @@ class ShardLink:
 
     def begin_contribution(self) -> None:
         self._leaving.clear()
+        self._loss = None
         self.check.begin()
         self._reports = []
 
