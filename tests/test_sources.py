@@ -92,12 +92,13 @@ def test_errors_are_raised_to_whoever_called() -> None:
 REGISTRIES = {"graphft/ir/registry.py": {"_OPS"}, "graphft/ir/verify.py": {"RULES", "JOB_RULES"}}
 """They are filled when modules are imported, and do not change afterwards."""
 OF_THE_PROCESS = {
+    "runtime/execute/accelerator.py": {"_held"},
     "runtime/process/interrupts.py": {"_held"},
     "runtime/process/folder_lock.py": {"_held"},
     "runtime/driver/running_job.py": {"_launches"},
 }
 """A process has one of each: its main thread, in which all signals are handled; its table of descriptors; the folders
-that it holds."""
+and accelerators that it holds."""
 CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend"}
 CHANGES |= {"insert", "pop", "popitem", "remove", "setdefault", "update"}
 
