@@ -63,8 +63,7 @@ def test_inputs_are_passed_by_name() -> None:
 
 
 OLD_TORCH = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
-    reason="torch finds it only when it runs",
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="torch finds it only when it runs"
 )
 
 
