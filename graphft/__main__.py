@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+if "GRAPHFT_PARENT" in os.environ and sys.path[:1] == [os.getcwd()]:  # a child, and its Python knows no -P
+    del sys.path[0]
 
 
 def main() -> int:

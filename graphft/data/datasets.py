@@ -20,6 +20,7 @@ from typing import Any
 
 from graphft.data.randomness import CONSTRUCTION_SEED, own_generators, seed_generators, seeded, states
 from graphft.data.spec import ChunkInfo, DataSpec, check_columns, digest, split
+from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe, shown_plainly
 from graphft.ir import Type
 
@@ -28,6 +29,8 @@ log = logging.getLogger("graphft")
 DEFAULT_COLUMNS = ("x", "y")
 """The names of a dataset's parts where none are given."""
 SEED = 1
+_RECORD = "record "
+SHOWN = 4
 SAMPLED = 5
 """Evenly spaced records that are read, the first and the last among them."""
 
@@ -62,16 +65,16 @@ def dataset(
         "code": reference.code_digest(),
         "args": digest(json.dumps(reference.args, sort_keys=True)),
         "records": str(records),
-        "items": items,
+        **items,
     }
     source = {**asdict(reference), "random": random or draws, "fingerprint": fingerprint}
     return DataSpec("dataset", types, chunks, source)
 
 
-def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[dict[str, Type], bool, str]:
+def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[dict[str, Type], bool, dict[str, str]]:
     """Reads some of the dataset's items, twice each, with the same seeds. Returns a batch's types, True if random
-    numbers were drawn, and a digest of the items. Raises GraphftError if they differ, or most cannot be read."""
-    own, types, digests, draws = own_generators(made), dict[str, Type](), list[str](), False
+    numbers were drawn, and digests of the items by name. Raises GraphftError if they differ, or most cannot be read."""
+    own, types, digests, draws = own_generators(made), dict[str, Type](), dict[str, str](), False
     sampled = list(dict.fromkeys(round(i * (len(made) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)))
     unreadable, failed = [], None
     for index in sampled:
@@ -85,7 +88,7 @@ def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[d
             continue  # a damaged record is its chunk's matter, when it is read
         draws |= drew
         found = {name: _type(name, value) for name, value in one.items()}
-        digests.append(f"{index} {_digest(one)}")
+        digests[f"{_RECORD}{index}"] = _digest(one)
         types = types or found
         where = f"record {index} of the dataset of {reference}"
         if found != types:
@@ -102,7 +105,25 @@ def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[d
         raise UsageError(f"{text}: {describe(failed or OSError())}", rule="dataset", help=help) from failed
     if unreadable:
         log.warning("%s; such records are discarded", text)
-    return types, draws, digest(*digests)
+    return types, draws, digests
+
+
+def check_records(reference: Reference, made: Any, spec: DataSpec) -> None:
+    """Raises UsageError[data-changed] if a record is another one here than when the data was described."""
+    own = own_generators(made)
+    for name, known in spec.fingerprint().items():
+        if name.startswith(_RECORD):
+            try:
+                found, _ = _read(made, int(name.removeprefix(_RECORD)), tuple(spec.columns), own)
+            except Exception as error:  # its chunk's matter, when it is read
+                log.info("%s is not compared: %s", name, describe(error))
+                continue
+            if _digest(found) != known:
+                shown = ", ".join(f"{column} {value.flatten()[:SHOWN].tolist()}" for column, value in found.items())
+                text = f"{name} of the dataset of {reference} is another one than when the job was made: here it has "
+                help = "each process makes the dataset anew: give what it depends on as args=, with absolute paths, "
+                help += "not by a variable set after the import, sys.argv, the environment or the current folder"
+                raise UsageError(text + shown, rule=CHANGED, help=help)
 
 
 def _read(made: Any, index: int, columns: Sequence[str], own: Sequence[Any]) -> tuple[dict[str, Any], bool]:
@@ -182,7 +203,7 @@ class Reference:
     def resolve(self) -> Callable[..., Any]:
         """Returns the function. Raises UsageError when it is not there."""
         if self.path and self.path not in sys.path:
-            sys.path.append(self.path)
+            sys.path.insert(0, self.path)  # as where the script runs
         with _user_code(f"importing {self}", "give module:function or file.py:function, of one at the top level"):
             found: Any = _load(self.file) if self.file else importlib.import_module(self.module)
             for part in self.name.split("."):

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import msgspec
 
 from graphft.runtime.process.identity import Identity, identify
-from graphft.runtime.process.role_process import PARENT
+from graphft.runtime.process.role_process import PARENT, python
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are the role's."""
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, lambda *_: None)  # the role, started by exec, has the usual handlers
     tied = arguments[0] == TIED
     role = subprocess.Popen(
-        [sys.executable, "-m", "graphft", "start", *arguments[tied:]],
+        [*python(), "start", *arguments[tied:]],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno(),
         env={**os.environ, PARENT: str(os.getpid())},

@@ -121,7 +121,7 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
             for name, value in self._environ.items()
             if name in KEPT or not name.startswith(("SLURM_", "SRUN_"))
         }
-        return {**kept, **self.run.environment, "PYTHONPATH": python_path(self._environ)}
+        return {**kept, **self.run.environment, "PYTHONPATH": python_path()}
 
 
 def _resources(wanted: Mapping[str, float]) -> list[str]:

@@ -60,6 +60,12 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
+def python() -> list[str]:
+    """Returns the command that runs `graphft` in a child. The current folder is not searched for modules, unless it is
+    in `python_path`; Python 3.10 cannot be told so, and `graphft.__main__` does it."""
+    return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "graphft"]
+
+
 def tied(command: Sequence[str]) -> list[str]:
     """Returns the command of a program that dies with the thread that starts it, not even outliving a SIGKILL.
     `preexec_fn` is unsafe in a process with threads (gRPC's above all), so a small Python program makes the setting and
@@ -69,12 +75,14 @@ def tied(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
 
-def python_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Returns PYTHONPATH of a role: this graphft, and what this process was given."""
+def python_path() -> str:
+    """Returns PYTHONPATH of a child, with which it finds each module where this process does: in all of `sys.path`, in
+    its order. This graphft is last where it is not in it."""
     import graphft
 
+    places = [os.path.abspath(place) for place in sys.path]
     package = str(Path(graphft.__file__).resolve().parent.parent)
-    return os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH", "")]))
+    return os.pathsep.join(places if package in places else [*places, package])
 
 
 def end_by(signum: int) -> NoReturn:
@@ -137,11 +145,7 @@ def spawn(
     env = {**os.environ, **environment, "PYTHONPATH": python_path(), PARENT: str(os.getpid())}
     with log.open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "graphft", *command],
-            stdin=stdin,
-            env=env,
-            stdout=out if stdout is None else stdout,
-            stderr=out,
+            [*python(), *command], stdin=stdin, env=env, stdout=out if stdout is None else stdout, stderr=out
         )
 
 

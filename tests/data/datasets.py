@@ -25,6 +25,17 @@ class Squares:
         return torch.tensor([float(i)]), i * i
 
 
+SCALE = 1
+
+
+class Scaled(Squares):
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(i * SCALE)]), i
+
+
 class Ragged(Squares):
     """Record i has i + 1 numbers."""
 

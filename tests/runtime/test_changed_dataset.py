@@ -57,11 +57,11 @@ def test_a_run_is_resumed_only_as_far_as_its_records_are_known_to_be_the_same(op
     job(**options).save(FOLDER)
     assert data_differences(read_record(FOLDER), job(**options)) == []
     write(line_1250="-1")
-    assert data_differences(read_record(FOLDER), job(**options)) == ["the dataset's items"]
-    with pytest.raises(UsageError, match="differs in: the dataset's items"):
+    assert data_differences(read_record(FOLDER), job(**options)) == ["the dataset's record 1250"]
+    with pytest.raises(UsageError, match="differs in: the dataset's record 1250"):
         check_same(read_record(FOLDER), job(**options), FOLDER)
     write(line_1250="no number")
-    assert data_differences(read_record(FOLDER), job(**options)) == ["the dataset's items"]
+    assert data_differences(read_record(FOLDER), job(**options)) == ["the dataset's record 1250"]
     write(line_1251="-1")
     assert data_differences(read_record(FOLDER), job(**options)) == [], "it was not read"
 
@@ -87,4 +87,4 @@ def test_records_of_a_dataset_that_is_validated_with_are_compared() -> None:
     validated().save(FOLDER)
     assert data_differences(read_record(FOLDER), validated()) == []
     write(line_0="-1")
-    assert data_differences(read_record(FOLDER), validated()) == ["data column validation: items"]
+    assert data_differences(read_record(FOLDER), validated()) == ["data column validation: record 0"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import queue as queues
 import signal
 import subprocess
 import sys
@@ -18,6 +20,26 @@ def test_a_child_whose_parent_died_before_it_could_say_so() -> None:
     code = "from graphft.runtime.process.role_process import die_with_parent; die_with_parent(1 << 22); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_child_finds_modules_where_its_parent_does(tmp_path: Path) -> None:
+    """Those beside the script, not those of the folder that it was started in."""
+    script, start = tmp_path / "src" / "train.py", tmp_path / "start"
+    for folder in (script.parent, start):
+        folder.mkdir()
+        for name in ("helper", "queue"):
+            (folder / f"{name}.py").write_text("")
+    (script.parent / "queue.py").unlink()
+    child = "import helper, queue; print(helper.__file__, queue.__file__)"
+    script.write_text(
+        "import os, subprocess\n"
+        "from graphft.runtime.process.role_process import python, python_path\n"
+        f"command = [*python()[:-2], '-c', {child!r}]\n"
+        "subprocess.run(command, env={**os.environ, 'PYTHONPATH': python_path()}, check=True)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=start, capture_output=True, text=True, timeout=120)
+    helper, queue = done.stdout.split()
+    assert (helper, queue) == (str(script.parent / "helper.py"), inspect.getfile(queues)), done.stderr
 
 
 def test_a_role_that_cannot_start_says_why_in_its_log(tmp_path: Path) -> None:
