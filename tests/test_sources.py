@@ -93,12 +93,13 @@ REGISTRIES = {"graphft/ir/registry.py": {"_OPS"}, "graphft/ir/verify.py": {"RULE
 """They are filled when modules are imported, and do not change afterwards."""
 OF_THE_PROCESS = {
     "runtime/execute/accelerator.py": {"_held"},
+    "runtime/launcher/output.py": {"_outputs"},
     "runtime/process/interrupts.py": {"_held"},
     "runtime/process/folder_lock.py": {"_held"},
     "runtime/driver/running_job.py": {"_launches"},
 }
 """A process has one of each: its main thread, in which all signals are handled; its table of descriptors; the folders
-and accelerators that it holds."""
+and accelerators that it holds; its streams."""
 CHANGES = {"add", "append", "appendleft", "clear", "discard", "extend"}
 CHANGES |= {"insert", "pop", "popitem", "remove", "setdefault", "update"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import ETCD_FULL, JobStatus
+from graphft.runtime.launcher.output import output_of
 from graphft.runtime.protocol.time_ledger import in_words
 
 LINE_EVERY_SECONDS = 5.0
@@ -154,10 +154,7 @@ class Display:
 
     def __init__(self, stream: TextIO | None = None, since: float | None = None) -> None:
         # Texts of events are not ours to mark up: "[pserver 0]" would be taken for a style.
-        out = stream or sys.stdout
-        if isinstance(out, io.TextIOWrapper):  # what the terminal's encoding lacks must not end the launcher
-            out.reconfigure(errors="backslashreplace")
-        self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self.console = Console(file=output_of(stream or sys.stdout), highlight=False, markup=False, emoji=False)
         self._panel = None
         if self.console.is_terminal:
             self._panel = Live(console=self.console, refresh_per_second=4, transient=True)

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher.output import output_of
 from graphft.runtime.process.interrupts import Handler
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def tell(line: str) -> None:
-    """Prints a line on stderr: a program that reads what a script prints is not disturbed. Nothing is raised."""
+    """Prints a line on stderr: a program that reads what a script prints is not disturbed. Nothing is raised, and a
+    terminal that takes no output delays nothing."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: there is nobody to tell
-        print(line, file=sys.stderr, flush=True)
+        print(line, file=output_of(sys.stderr), flush=True)
 
 
 class Interrupted(KeyboardInterrupt, SystemExit):

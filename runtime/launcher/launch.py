@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -48,6 +49,7 @@ from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
 from graphft.runtime.launcher.ending import Reached, interruptible, tell
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, check_counts, choose_options
+from graphft.runtime.launcher.output import Warnings
 from graphft.runtime.launcher.page_command import LaunchPage
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.result import Result, steps_of
@@ -308,6 +310,9 @@ class _Launch:
         taken = TakenValidations(self.job_dir, etcd, self.keys, config)
         observers: list[Callable[[JobStatus], None]] = [reached.look, taken.look, self.time.look]
         display = None
+        if not (log := logging.getLogger("graphft")).hasHandlers():
+            log.addHandler(warnings := Warnings())
+            self.stack.callback(log.removeHandler, warnings)
         if not options.quiet:
             display = Display(since=self.since)
             self.stack.callback(display.close)
