@@ -343,6 +343,10 @@ class Saver:
             self._finishing = False
             return
         write_discarded(self.job_dir, discarded_of(self.job.config, read_discards(commits.etcd, commits.keys)))
+        if self.job.config.validate is not None:  # those that were validated last stayed for it
+            with contextlib.suppress(StorageUnavailable):
+                commits.store.prune(self.job.config.keep_checkpoints, commits.store.read_manifest(committed.checkpoint))
+            take_validations(commits.etcd, commits.keys, self.job_dir)
         model, stored = self.job_dir / MODEL, bool(url_of(self.job_dir))
         lost = _lost(shards, [self.job.pserver_program(i).values for i in range(commits.shards)])
         pending = self.job_dir / f".{MODEL}" if stored else model  # the model says that the job is complete
@@ -350,10 +354,6 @@ class Saver:
         if stored:
             check_launcher(self.job_dir)
             publish_result(self.job_dir, pending)
-        if self.job.config.validate is not None:  # those that were validated last stayed for it
-            with contextlib.suppress(StorageUnavailable):
-                commits.store.prune(self.job.config.keep_checkpoints, commits.store.read_manifest(committed.checkpoint))
-            take_validations(commits.etcd, commits.keys, self.job_dir)
         self._close_records()
         state = commits.keys.state
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:

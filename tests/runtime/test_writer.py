@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +19,8 @@ from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.writer import Saver, Snapshot
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Generation, decode
+from graphft.runtime.coordination.records import Committed, Generation, Validated, decode
+from graphft.runtime.coordination.result_files import read_validations
 from graphft.runtime.etcd import Etcd
 from graphft.transpiler.job import Job
 from tests.runtime.stubs import kinds
@@ -163,3 +167,17 @@ def test_what_the_thread_dies_of_is_raised_in_the_loop(savers: Savers) -> None:
         return False
 
     until(failed)
+
+
+def test_validations_are_in_the_folder_before_the_model_is(savers: Savers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model says that the job is complete: a launcher that is killed then has taken only some of them."""
+    for step in (2, 4):
+        one = Validated(step, 1, 8, {"loss": 0.5}, 0.0)
+        savers.etcd.put(savers.keys.validated(step), msgspec.json.encode(one))
+    config = savers.job.config.replace(validate=Mock())
+    savers.all[0].job = dataclasses.replace(savers.job, config=config)
+    seen: list[set[int]] = []
+    monkeypatch.setattr(writer, "write_tensors", lambda *args: seen.append(set(read_validations(savers.folder))))
+    savers.all[0].finish(savers.commit(STEPS))
+    until(lambda: seen == [{2, 4}])
+    until(lambda: savers.state == b"complete")
