@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from graphft.errors import UsageError, describe, plain_text
 from graphft.runtime.page.job_page import JobPage
+from graphft.runtime.process.http_server import REQUEST_SECONDS, BoundedServer
 
 log = logging.getLogger("graphft")
 
@@ -125,8 +126,6 @@ def _with_counts(document: Mapping[str, Any]) -> dict[str, Any]:
 LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?|::1")
 """A request may call this machine so. The port may be another one: ssh -L forwards one to this."""
-REQUEST_SECONDS = 5.0
-"""For which a client may be silent."""
 POLL_SECONDS = 0.1
 WATCHED_SECONDS, LAST_LOOK_SECONDS = 3.0, 4.0
 """The page is looked at if it was asked for so shortly before the end; then that waits so long to be asked for."""
@@ -174,7 +173,7 @@ class PageServer:
         """`answered_at`: when `status.json` was last asked for by somebody who has got the answer (monotonic)."""
         handler = type("Handler", (_Handler,), {"owner": self})
         try:
-            self._server = _Server((LOOPBACK, port), handler)
+            self._server = BoundedServer((LOOPBACK, port), handler)
         except (OSError, OverflowError) as error:
             raise UsageError(
                 f"the page cannot be served at {LOOPBACK}:{port}: {error}",
@@ -195,13 +194,6 @@ class PageServer:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a request for the page could not be answered", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):

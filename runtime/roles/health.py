@@ -11,20 +11,18 @@ import os
 import signal
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
 from graphft.runtime.coordination.job_files import is_complete
+from graphft.runtime.process.http_server import REQUEST_SECONDS, BoundedServer
 from graphft.runtime.process.interrupts import Asked
 from graphft.runtime.process.role_process import EXIT_OK, end_by
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.role import Role
-
-REQUEST_SECONDS = 5.0
-"""For which a client may take to ask."""
 
 
 class Health:
@@ -115,7 +113,7 @@ def serve_health(health: Health, address: str) -> int:
             """Logs nothing."""
 
     try:
-        server = ThreadingHTTPServer((host, int(port)), Handler)
+        server = BoundedServer((host, int(port)), Handler)
     except (OSError, ValueError, OverflowError) as error:
         raise UsageError(
             f"health cannot be served at {address}: {error}",

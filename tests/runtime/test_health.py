@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
+import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from graphft.errors import UsageError
+from graphft.runtime.process.http_server import CLIENTS
 from graphft.runtime.roles import health as attendance_module
 from graphft.runtime.roles.health import Attendance, Health, serve_health
 from graphft.transpiler.job import Job
 from tests.runtime.trainers import Staged
+from tests.support.waiting import until
 
 LIVE, READY = "/healthz", "/readyz"
 
@@ -36,6 +41,18 @@ def test_over_http() -> None:
     assert ask(port, "/") == (404, "there is no /, but /healthz and /readyz\n")
     health.over = True
     assert ask(port, LIVE) == ask(port, READY) == (200, "the job is over\n")
+
+
+def test_clients_that_never_ask_take_few_threads_and_no_turn() -> None:
+    port, before = serve_health(Health(), "127.0.0.1:0"), threading.active_count()
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * CLIENTS):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(b"GET /")  # and the rest by drips
+        assert ask(port, LIVE)[0] == 200
+        until(lambda: threading.active_count() <= before + CLIENTS)
+        assert client.recv(1) == b"", "the time of a whole request is bounded"
+    until(lambda: threading.active_count() <= before)
 
 
 @pytest.mark.parametrize("address", ["host:65536", "192.0.2.1:1"])
