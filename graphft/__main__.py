@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-if "GRAPHFT_PARENT" in os.environ and sys.path[:1] == [os.getcwd()]:  # a child, and its Python knows no -P
-    del sys.path[0]
+if "GRAPHFT_PATH" in os.environ:  # a child: it finds modules where its parent does
+    sys.path[:] = os.environ.pop("GRAPHFT_PATH").split(os.pathsep)
 
 
 def main() -> int:

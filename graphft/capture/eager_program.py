@@ -103,7 +103,9 @@ def _run_once(
             what = "the loss depends on a parameter, %s, that is none of the model's: it does not train"
             log.warning(what, shown(outside[0]))
 
+    device = next((value.device for value in values.values()), torch.device("cpu"))
     feeds = _given(inputs, example) if example is not None else _made_up(inputs)
+    feeds = {name: value.to(device) for name, value in feeds.items()}
     try:
         with torch.random.fork_rng(devices=[]):
             results, changed = step.run(values, feeds, look)

@@ -20,7 +20,6 @@ from typing import Any
 
 from graphft.data.randomness import CONSTRUCTION_SEED, own_generators, seed_generators, seeded, states
 from graphft.data.spec import ChunkInfo, DataSpec, check_columns, digest, split
-from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe, shown_plainly
 from graphft.ir import Type
 
@@ -56,10 +55,13 @@ def dataset(
     """
     reference = Reference.of(make, {} if args is None else args)
     names = check_columns(columns)
-    made = reference.make()
-    if (records := len(made)) == 0:
-        raise GraphftError(f"the dataset of {reference} has no records", rule="short-data", help="give at least one")
-    types, draws, items = _inspect(reference, made, names)
+    with _as_in_roles():
+        made = reference.make()
+        if (records := len(made)) == 0:
+            raise GraphftError(
+                f"the dataset of {reference} has no records", rule="short-data", help="give at least one"
+            )
+        types, draws, items = _inspect(reference, made, names)
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
     fingerprint = {
         "code": reference.code_digest(),
@@ -108,22 +110,40 @@ def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[d
     return types, draws, digests
 
 
-def check_records(reference: Reference, made: Any, spec: DataSpec) -> None:
-    """Raises UsageError[data-changed] if a record is another one here than when the data was described."""
+def difference(reference: Reference, made: Any, spec: DataSpec) -> str:
+    """Returns a warning if a record is another one here than when the data was described; "" if none is.
+
+    No error: the processes of a job are compared with each other (`roles/trainer/step_check.py`), and the script's may
+    differ from all of them, as by its PYTHONHASHSEED."""
     own = own_generators(made)
     for name, known in spec.fingerprint().items():
         if name.startswith(_RECORD):
             try:
                 found, _ = _read(made, int(name.removeprefix(_RECORD)), tuple(spec.columns), own)
-            except Exception as error:  # its chunk's matter, when it is read
+            except (Exception, SystemExit) as error:  # its chunk's matter, when it is read
                 log.info("%s is not compared: %s", name, describe(error))
                 continue
             if _digest(found) != known:
                 shown = ", ".join(f"{column} {value.flatten()[:SHOWN].tolist()}" for column, value in found.items())
-                text = f"{name} of the dataset of {reference} is another one than when the job was made: here it has "
-                help = "each process makes the dataset anew: give what it depends on as args=, with absolute paths, "
-                help += "not by a variable set after the import, sys.argv, the environment or the current folder"
-                raise UsageError(text + shown, rule=CHANGED, help=help)
+                return (
+                    f"{name} of the dataset of {reference} is ANOTHER one in this process than in the script, here it "
+                    f"begins {shown}: a Dataset is made anew in each process, which knows nothing of variables that "
+                    "the script sets after the import, of sys.argv and of its folder; give all as args="
+                )
+    return ""
+
+
+@contextlib.contextmanager
+def _as_in_roles() -> Iterator[None]:
+    """Has torch compute with one thread, as roles do: sums, and so records, have other bits with more."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _read(made: Any, index: int, columns: Sequence[str], own: Sequence[Any]) -> tuple[dict[str, Any], bool]:
@@ -258,6 +278,7 @@ def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
         raise _refused(f"{make!r} cannot be found again by another process", help)
     file = os.path.abspath(file)
     if module.__name__ == "__main__" and not getattr(module, "__package__", None):
+        file = os.path.realpath(file)  # beside which Python looks for modules
         return Reference("", file, os.path.dirname(file), name, args)
     spec_name = module.__spec__.name if module.__spec__ is not None else module.__name__
     up = spec_name.count(".") + (Path(file).name == "__init__.py")

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.data import default_collate
 
 from graphft.data import ChunkInfo, DataSpec, Reference, python_states, seeded
-from graphft.data.datasets import check_records, named
+from graphft.data.datasets import difference, named
 from graphft.data.randomness import is_own, own_generators, seed_generators
 from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe
@@ -61,7 +61,9 @@ class DatasetReader(Reader):
         if len(self._dataset) != self.spec.records:
             what = f"the dataset of {reference} has {len(self._dataset)} records, the job expects {self.spec.records}"
             raise UsageError(what, rule="data", help="describe the data and the job again")
-        check_records(reference, self._dataset, self.spec)
+        self.differs = difference(reference, self._dataset, self.spec)
+        if self.differs:
+            log.warning("%s", self.differs)
 
     def _read(self, info: ChunkInfo, order: np.ndarray, key: BatchKey, ahead: bool) -> Batch:
         indices = [int(i) + info.start for i in order]

@@ -71,6 +71,8 @@ class Reader(ABC):
 
     calling_thread = False
     """True if the thread that uses a batch must wait while it is made (it draws from torch's generator)."""
+    differs = ""
+    """Warns of records that are other ones in this process than in the script."""
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         self.spec, self.seed = spec, seed

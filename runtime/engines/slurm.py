@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, Order, Run
 from graphft.runtime.engines.remote import LOOKED_AT, RemoteEngine, RemoteStep
-from graphft.runtime.process.role_process import python_path
+from graphft.runtime.process.role_process import module_paths
 from graphft.runtime.transport.address import advertise_host
 
 log = logging.getLogger("graphft")
@@ -121,7 +121,7 @@ class SlurmEngine(RemoteEngine[SlurmStep]):
             for name, value in self._environ.items()
             if name in KEPT or not name.startswith(("SLURM_", "SRUN_"))
         }
-        return {**kept, **self.run.environment, "PYTHONPATH": python_path()}
+        return {**kept, **self.run.environment, **module_paths()}
 
 
 def _resources(wanted: Mapping[str, float]) -> list[str]:

@@ -23,7 +23,7 @@ from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, EngineError, Order, Run
 from graphft.runtime.engines.remote import LOOKED_AT, RemoteEngine, RemoteStep
 from graphft.runtime.engines.remote_task import TIED
-from graphft.runtime.process.role_process import python_path
+from graphft.runtime.process.role_process import module_paths
 from graphft.runtime.transport.address import advertise_host, is_loopback
 
 log = logging.getLogger("graphft")
@@ -181,7 +181,7 @@ class SshEngine(RemoteEngine[SshStep]):
     def _given(self, order: Order) -> bytes:
         """Returns what BOOT reads. An interpreter that is named has its own graphft."""
         forwarded = {name: v for name, v in os.environ.items() if any(fnmatch.fnmatch(name, p) for p in FORWARDED)}
-        path = {} if self._options.python else {"PYTHONPATH": python_path()}
+        path = {} if self._options.python else module_paths()
         task = ["-m", "graphft.runtime.engines.remote_task", TIED]
         given = {
             "folder": os.getcwd(),

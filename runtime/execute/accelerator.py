@@ -67,7 +67,10 @@ def _name(kind: str, index: int) -> str:
 
 
 def _lock(name: str) -> bool:
-    file = Path(tempfile.gettempdir(), name).open("a")  # noqa: SIM115  (held until this process ends)
+    try:
+        file = Path(tempfile.gettempdir(), name).open("a")  # noqa: SIM115  (held until this process ends)
+    except OSError:  # a full disk, or somebody else's
+        return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -62,7 +62,7 @@ if os.getppid() == int(sys.argv[1]):
 
 def python() -> list[str]:
     """Returns the command that runs `graphft` in a child. The current folder is not searched for modules, unless it is
-    in `python_path`; Python 3.10 cannot be told so, and `graphft.__main__` does it."""
+    in `module_paths`."""
     return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "graphft"]
 
 
@@ -75,14 +75,16 @@ def tied(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
 
-def python_path() -> str:
-    """Returns PYTHONPATH of a child, with which it finds each module where this process does: in all of `sys.path`, in
-    its order. This graphft is last where it is not in it."""
+def module_paths() -> dict[str, str]:
+    """Returns the environment of a child that finds each module where this process does.
+
+    With PYTHONPATH its interpreter finds this graphft, whose `__main__` then takes all of this process's `sys.path`: a
+    module beside the script that is named like one of the interpreter's (types.py) must not end it as it starts."""
     import graphft
 
-    places = [os.path.abspath(place) for place in sys.path]
     package = str(Path(graphft.__file__).resolve().parent.parent)
-    return os.pathsep.join(places if package in places else [*places, package])
+    inherited = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONPATH": inherited, "GRAPHFT_PATH": os.pathsep.join(map(os.path.abspath, sys.path))}
 
 
 def end_by(signum: int) -> NoReturn:
@@ -142,7 +144,7 @@ def spawn(
     """Starts `python -m graphft COMMAND` as a child that knows its parent (see `die_with_parent`). What it prints goes
     to `log`, unless `stdout` says otherwise."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, **environment, "PYTHONPATH": python_path(), PARENT: str(os.getpid())}
+    env = {**os.environ, **environment, **module_paths(), PARENT: str(os.getpid())}
     with log.open("ab") as out:
         return subprocess.Popen(
             [*python(), *command], stdin=stdin, env=env, stdout=out if stdout is None else stdout, stderr=out

@@ -30,12 +30,13 @@ def test_a_child_finds_modules_where_its_parent_does(tmp_path: Path) -> None:
         for name in ("helper", "queue"):
             (folder / f"{name}.py").write_text("")
     (script.parent / "queue.py").unlink()
-    child = "import helper, queue; print(helper.__file__, queue.__file__)"
+    (script.parent / "types.py").write_text("")
+    child = "import graphft.__main__, helper, queue; print(helper.__file__, queue.__file__)"
     script.write_text(
         "import os, subprocess\n"
-        "from graphft.runtime.process.role_process import python, python_path\n"
+        "from graphft.runtime.process.role_process import module_paths, python\n"
         f"command = [*python()[:-2], '-c', {child!r}]\n"
-        "subprocess.run(command, env={**os.environ, 'PYTHONPATH': python_path()}, check=True)\n"
+        "subprocess.run(command, env={**os.environ, **module_paths()}, check=True)\n"
     )
     done = subprocess.run([sys.executable, str(script)], cwd=start, capture_output=True, text=True, timeout=120)
     helper, queue = done.stdout.split()

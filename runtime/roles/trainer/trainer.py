@@ -101,6 +101,8 @@ class Trainer(Role):
         self.state.careful = CAREFUL_STEPS if before is not None and before.places else 0
         self.open_session()
         self.reader, held_out = self._open_data()
+        for text in {one.differs for one in (self.reader, held_out) if one is not None} - {""} if index == 0 else ():
+            self.member.events.emit("data-differs", text)
         self.prefetcher = Prefetcher(self.reader, 2 * self.config.trainers + 4, self._note_ahead)
         self.ctx.scope.update(trainer_scope(self.program, self.ctx.device))
         self.check = FiniteCheck(self.program, self.ctx.scope)
