@@ -61,9 +61,10 @@ class DatasetReader(Reader):
         if len(self._dataset) != self.spec.records:
             what = f"the dataset of {reference} has {len(self._dataset)} records, the job expects {self.spec.records}"
             raise UsageError(what, rule="data", help="describe the data and the job again")
-        self.differs = difference(reference, self._dataset, self.spec)
-        if self.differs:
-            log.warning("%s", self.differs)
+        if torch.get_num_threads() == 1:  # as it was described with: with more, sums have other bits
+            self.differs = difference(reference, self._dataset, self.spec)
+            if self.differs:
+                log.warning("%s", self.differs)
 
     def _read(self, info: ChunkInfo, order: np.ndarray, key: BatchKey, ahead: bool) -> Batch:
         indices = [int(i) + info.start for i in order]

@@ -114,8 +114,9 @@ def test_a_dataset_whose_source_was_edited_is_refused(tmp_path: Path) -> None:
 
 def test_a_dataset_that_another_process_makes_otherwise_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script sets what its module's Dataset depends on: no other process knows of that."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr("tests.data.datasets.SCALE", 100)
     spec = DataSpec.from_json(dataset("tests.data.datasets:Scaled").to_json())
     assert open_reader(spec, ".", 0).differs == ""
-    monkeypatch.undo()
+    monkeypatch.setattr("tests.data.datasets.SCALE", 1)
     assert "record 1 of the dataset of tests.data.datasets:Scaled is ANOTHER one" in open_reader(spec, ".", 0).differs
