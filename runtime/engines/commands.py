@@ -31,7 +31,12 @@ def add_parsers(commands: Any) -> None:
     add("--tls-secret", default="", metavar="NAME", help="Secret with ca.crt, tls.crt and tls.key for etcd")
     add("--cpu", default="1", help="of a trainer and a pserver (default: 1)")
     add("--memory", default="4Gi", help="of the same, at most (default: 4Gi)")
-    add("--gpus", type=int, metavar="N", help='of a process whose device is "cuda" (default: 1)')
+    add(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help='of a trainer (default: 1 with device "cuda", else 0); a pserver: so by itself',
+    )
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="for every role; may be repeated")
     add("--env-from-secret", action="append", default=[], metavar="NAME", help="its keys are variables; repeatable")
     add("--volume", default="", metavar="CLAIM:/PATH", help="a claim that all pods mount, for a job without a storage")

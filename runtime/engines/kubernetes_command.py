@@ -96,9 +96,9 @@ def of_job(options: argparse.Namespace, config: JobConfig, job: str) -> str:
     }
     resources = {"cpu": options.cpu, "memory": options.memory}
 
-    def with_gpus(device: str) -> dict[str, str]:
-        gpus = options.gpus if options.gpus is not None else 1
-        return resources | ({"nvidia.com/gpu": str(gpus)} if gpus and device.startswith("cuda") else {})
+    def with_gpus(device: str, asked: int | None) -> dict[str, str]:
+        gpus = int(device.startswith("cuda")) if asked is None else asked
+        return resources | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
 
     def pod(role: str, resources: dict[str, str]) -> str:
         command = ["graphft", "start", role, "--job", literal(job), "--etcd", literal(endpoints)]
@@ -119,8 +119,8 @@ def of_job(options: argparse.Namespace, config: JobConfig, job: str) -> str:
         "cluster": ",".join(f"{member}={scheme}://{member}.{name}-etcd-peer:2380" for member in members),
         "trainers": trainers,
         "pservers": config.pservers,
-        "trainer": pod("trainer", with_gpus(config.device)),
-        "pserver": pod("pserver", with_gpus(config.pserver_device)),
+        "trainer": pod("trainer", with_gpus(config.device, options.gpus)),
+        "pserver": pod("pserver", with_gpus(config.pserver_device, None)),
         "coordinator": pod("coordinator", SMALL) if config.dispatch == "coordinator" else "",
     }
     return fill(JOB, {**common, **own})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
@@ -25,6 +26,16 @@ def tell(line: str) -> None:
     terminal that takes no output delays nothing."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: there is nobody to tell
         print(line, file=output_of(sys.stderr), flush=True)
+
+
+class Warnings(logging.Handler):
+    """Prints warnings on stderr, as logging does without a handler, and delays nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(self.format(record))
 
 
 class Interrupted(KeyboardInterrupt, SystemExit):

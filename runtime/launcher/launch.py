@@ -47,9 +47,8 @@ from graphft.runtime.engines.base import Run, engine_options
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.display import Display
-from graphft.runtime.launcher.ending import Reached, interruptible, tell
+from graphft.runtime.launcher.ending import Reached, Warnings, interruptible, tell
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, check_counts, choose_options
-from graphft.runtime.launcher.output import Warnings
 from graphft.runtime.launcher.page_command import LaunchPage
 from graphft.runtime.launcher.process_ends import note
 from graphft.runtime.launcher.result import Result, steps_of

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
-import sys
 import threading
 import weakref
 from collections import deque
@@ -16,17 +14,6 @@ PARTS = 1000
 """So many lines wait at most; the oldest are dropped, which are mostly of progress."""
 PATIENCE = 0.2
 """Seconds for which `flush` waits, once, for output that is stuck."""
-
-
-class Warnings(logging.Handler):
-    """Prints warnings on stderr, as logging does without a handler, by an Output."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            print(self.format(record), file=output_of(sys.stderr), flush=True)
 
 
 class Output(io.TextIOBase):

@@ -1,4 +1,4 @@
-"""Which GPU a process takes, and the command `make gpu` where there is none."""
+"""A process takes a GPU of its own; `make gpu` runs where there is none."""
 
 from __future__ import annotations
 

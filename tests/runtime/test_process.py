@@ -23,7 +23,7 @@ def test_a_child_whose_parent_died_before_it_could_say_so() -> None:
 
 
 def test_a_child_finds_modules_where_its_parent_does(tmp_path: Path) -> None:
-    """Those beside the script, not those of the folder that it was started in."""
+    """Modules beside the script are found, and not those of the folder that it was started in."""
     script, start = tmp_path / "src" / "train.py", tmp_path / "start"
     for folder in (script.parent, start):
         folder.mkdir()

@@ -49,7 +49,7 @@ OTHER: dict[str, Any] = {
 }
 """A value other than the default of each option that may have no effect, or that every job has."""
 ELSEWHERE = {"name", "data", "trainers", "pservers", "sync", "mode", "ft", "batch_size", "etcd_endpoints", "device"}
-ELSEWHERE.add("pserver_device")
+ELSEWHERE |= {"pserver_device"}
 """Options that say what and where the job is: they have an effect in every one, and `mode` is refused with sync."""
 NOT_IN_PROGRAMS = {"drop_last", "slice_unit", "min_block", "bucket_bytes", "threads", "exact", "lease_ttl"}
 NOT_IN_PROGRAMS |= {"on_bad_data", "storage"}
