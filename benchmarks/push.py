@@ -10,15 +10,16 @@ from group import Group, Member, main_of, report, rounds_to_run
 
 from graphft.runtime.process.role_process import role_environment
 from graphft.runtime.protocol.messages import Push, Welcome, decode, encode
-from graphft.runtime.transport import ZmqClient, ZmqServer
+from graphft.runtime.transport import Login, ZmqClient, ZmqServer
 from graphft.runtime.transport.address import split_endpoint
 
+ANYBODY = Login(admits=lambda public: True)
 ACK = Welcome(shard=0, incarnation="0123456789abcdef", generation=0, version=0)
 PUSH = Push(generation=0, step=0, slot=0, bucket=0, samples=1, want=True)
 
 
 def our_server() -> None:
-    server = ZmqServer()
+    server = ZmqServer(login=ANYBODY)
     report(server.bind())
     while True:
         for peer, _, _ in server.poll(None):
@@ -26,7 +27,7 @@ def our_server() -> None:
 
 
 def our_client(address: str, size: str) -> None:
-    client = ZmqClient("bench")
+    client = ZmqClient("bench", login=ANYBODY)
     client.connect(0, address)
     frames = [bytearray(int(size)) for _ in range(2)]
     report("ready")

@@ -32,10 +32,10 @@ import workloads
 from graphft.runtime.coordination.connect import connect, read_note
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.run_record import read_secret
+from graphft.runtime.coordination.run_record import guest_login
 from graphft.runtime.etcd import EtcdError, Watch
 from graphft.runtime.protocol.messages import Hello, Query, Welcome
-from graphft.runtime.transport import Login, ZmqClient
+from graphft.runtime.transport import ZmqClient
 from graphft.transpiler.job import Job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,10 +62,10 @@ class Probe:
     def __init__(self, job: Job, endpoints: str) -> None:
         self.shards, self.keys = job.config.pservers, Keys(job.config.name)
         self.etcd = connect(endpoints, wait=LIMIT)
-        login = Login(job.run_id, read_secret(self.etcd, self.keys))
-        self.hello = Hello(login.run, login.secret, "probe")
+        self._stack = contextlib.ExitStack()
+        self.hello = Hello(job.run_id, "probe")
         self.watch = Watch(self.etcd, self.keys.control)
-        self.client = ZmqClient("probe", login=login)
+        self.client = ZmqClient("probe", login=self._stack.enter_context(guest_login(self.etcd, self.keys)))
         self._met: dict[int, str] = {}
         self._known: dict[int, Welcome] = {}
 
@@ -78,7 +78,7 @@ class Probe:
         for shard, record in self.view.pservers.items():
             if self._met.get(shard) != record.id:
                 self._met[shard] = record.id
-                self.client.connect(shard, record.address)
+                self.client.connect(shard, record.keyed_address)
                 self.client.send(shard, self.hello)
             self.client.send(shard, Query())
         end = time.monotonic() + POLL
@@ -102,6 +102,7 @@ class Probe:
 
     def close(self) -> None:
         self.client.close()
+        self._stack.close()
         self.watch.close()
         self.etcd.close()
 

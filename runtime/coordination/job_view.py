@@ -38,7 +38,8 @@ class JobView:
     slot's claim, as the same holder may claim a slot again; `leases` those of the registered processes, by id.
     `shard_generations` and `shard_commits` are the shards' own, in async mode. `asked`: the checkpoint that was asked
     for last. `coordinator`: the one of the `coordinators` that serves. `validating`: those that are not over, by step,
-    the oldest first; `decided`: what follows from those that are."""
+    the oldest first; `decided`: what follows from those that are. `guests`: public keys of processes that are no
+    members, and talk to servers of the job."""
 
     pservers: dict[int, Registration] = field(default_factory=dict)
     trainers: dict[str, Registration] = field(default_factory=dict)
@@ -61,6 +62,12 @@ class JobView:
     validated: Validated | None = None
     decided: Decided = field(default_factory=Decided)
     wanted_passes: int = 0
+    guests: frozenset[str] = frozenset()
+
+    @property
+    def public_keys(self) -> set[str]:
+        """The keys of all processes that may talk to this job's servers."""
+        return {*self.guests, *(member.key for member in self.registrations)} - {""}
 
     @property
     def registrations(self) -> list[Registration]:
@@ -116,6 +123,7 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
         decode(by_key.get(keys.newest_validated), Validated),
         decode(by_key.get(keys.decided), Decided) or Decided(),
         int(text(keys.wanted_passes) or 0),
+        frozenset(name for name, _ in below(keys.guests)),
     )
 
 

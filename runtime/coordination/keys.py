@@ -26,8 +26,8 @@ class Keys:
         self.control = f"/{job}/"
         self.everything = (self.control, f"/{job}.")  # prefixes of all keys: a job's name has no dot
 
-        # -- the run. Writes of its processes hold only while its id stands at `run`; the secret is shown to pservers
-        self.spec, self.run, self.secret = f"/{job}/spec", f"/{job}/run", f"/{job}.secret"
+        # -- the run. Writes of its processes hold only while its id stands at `run`
+        self.spec, self.run = f"/{job}/spec", f"/{job}/run"
         self.state, self.failure = f"/{job}/state", f"/{job}/failure"
         self.ps_desired = f"/{job}/ps_desired"
         self.pass_, self.wanted_passes = f"/{job}/pass", f"/{job}/wanted_passes"
@@ -43,6 +43,7 @@ class Keys:
         self.coordinator_lock, self.coordinator_addr = f"/{job}/coordinator/lock", f"/{job}/coordinator/addr"
         self.slots, self.all_barred = f"/{job}/slots/", f"/{job}/barred/"
         self.index_claims = f"/{job}.index/"
+        self.guests = f"/{job}/guests/"  # public keys of processes that are no members
 
         # -- the queue; the coordinator's, its counts by pass, and the trainer that was elected to save the model
         self.queues = f"/{job}.queue/"

@@ -16,12 +16,12 @@ from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
-from graphft.runtime.coordination.run_record import fenced, read_secret
+from graphft.runtime.coordination.run_record import fenced
 from graphft.runtime.etcd import KV, Session, Store, TransientEtcdError, Watch
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.transport.address import network_identity
-from graphft.runtime.transport.wire import Login
+from graphft.runtime.transport.channel import Login
 
 if TYPE_CHECKING:
     from graphft.transpiler.job import Job
@@ -47,7 +47,7 @@ class Member:
         self.kind, self.index, self.job, self.config = kind, index, job, job.config
         self.keys = Keys(self.config.name)
         self.etcd = fenced(etcd, self.keys, job)
-        self.secret = read_secret(etcd, self.keys)
+        self.login = Login(admits=lambda public: public in self.view.public_keys)
         self.id = f"{index}-{uuid.uuid4().hex[:8]}"
         self.address = ""
         self.events = Events(self.etcd, self.keys, f"{kind} {index}")
@@ -58,16 +58,13 @@ class Member:
         self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
 
-    @property
-    def login(self) -> Login:
-        return Login(self.job.run_id, self.secret)
-
     def _notify(self) -> None:
         self.changed.set()
         self.wake()
 
     def registration(self) -> Registration:
-        return Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(), identify())
+        where = os.getpid(), socket.gethostname(), network_identity()
+        return Registration(self.id, self.address, *where, identify(), self.login.keys.public)
 
     # -- the lease ----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import msgspec
 
 from graphft.runtime.etcd.model import KV
 from graphft.runtime.process.identity import UNKNOWN, Identity
+from graphft.runtime.transport.address import with_key
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -38,7 +39,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 class Registration(msgspec.Struct, frozen=True):
     """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process, `process` tells which
     one it is; `pid` and `host` are for people. In one `network` namespace processes reach each other on loopback; "":
-    not known."""
+    not known. `key`: its public key."""
 
     id: str
     address: str
@@ -46,6 +47,12 @@ class Registration(msgspec.Struct, frozen=True):
     host: str
     network: str = ""
     process: Identity = UNKNOWN
+    key: str = ""
+
+    @property
+    def keyed_address(self) -> str:
+        """Where others reach this process, and the key by which they know it."""
+        return with_key(self.address, self.key)
 
 
 class Ordered(msgspec.Struct, frozen=True):

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from graphft.runtime.coordination.status import UNKNOWN_JOB, list_jobs
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, FencedStore, LeaseLost
 from graphft.runtime.etcd.embedded import HOST
 from graphft.runtime.etcd.model import KV, Store, absent, delete_op, delete_prefix_op, mod_is, put_op, value_is
+from graphft.runtime.transport.channel import Login
 from graphft.transpiler.record import RECORD
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ log = logging.getLogger("graphft")
 
 
 def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
-    """Writes the run's record and its secret, unless they are there. Raises GraphftError[foreign-job] if etcd's run of
+    """Writes the run's record, unless it is there. Raises GraphftError[foreign-job] if etcd's run of
     this name is another one, or `job_dir` a copy of its folder."""
     c = job.config
     folder = c.storage or (str(Path(job_dir).absolute()) if job_dir is not None else "")
@@ -54,13 +54,11 @@ def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None 
         c.dispatch,
         c.passes_on_demand,
     )
-    # Of several processes that try, each finds the first one's secret: it is read from etcd, always.
     etcd.txn(
         [absent(keys.spec)],
         [
             put_op(keys.spec, msgspec.json.encode(record)),
             put_op(keys.run, job.run_id.encode()),
-            put_op(keys.secret, secrets.token_hex(32).encode()),
             put_op(keys.ps_desired, str(c.pservers).encode()),
             put_op(keys.state, b"running"),
         ],
@@ -107,15 +105,17 @@ def fenced(etcd: Store, keys: Keys, job: Job | JobRecord) -> FencedStore:
     return FencedStore(etcd, keys.run, job.run_id.encode())
 
 
-def read_secret(etcd: Store, keys: Keys) -> str:
-    kv = etcd.get(keys.secret)
-    if kv is None:
-        raise LeaseLost(
-            f"etcd has no secret of job {keys.job}: its records were deleted",
-            rule="etcd-lease",
-            help="start the process again",
-        )
-    return kv.value.decode()
+@contextlib.contextmanager
+def guest_login(etcd: Store, keys: Keys) -> Iterator[Login]:
+    """Lets this process, which is no member of the job, talk to its servers for a while. Raises EtcdError."""
+    login = Login()
+    guest = keys.guests + login.keys.public
+    etcd.put(guest, b"")
+    try:
+        yield login
+    finally:
+        with contextlib.suppress(EtcdError):
+            etcd.delete(guest)
 
 
 def tell_failed(etcd: Store, keys: Keys, failure: Failure | None = None) -> None:

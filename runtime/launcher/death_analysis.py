@@ -10,7 +10,7 @@ import msgspec
 
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.run_record import read_secret
+from graphft.runtime.coordination.run_record import guest_login
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST, describe_exit, manner, oom_kills
@@ -19,7 +19,6 @@ from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.protocol.failure_detection import Deaths
 from graphft.runtime.queue.task_client import report_failed
 from graphft.runtime.queue.transactions import fail_batch, tell_discarded
-from graphft.runtime.transport.wire import Login
 from graphft.transpiler.record import read_record
 
 log = logging.getLogger("graphft")
@@ -98,8 +97,9 @@ class DeathAnalysis:
                 plan = record.config.plan
                 change = fail_batch(self.etcd, self.keys, plan, *place, claim=note.claim, reason=what)
             else:
-                login, within = Login(record.run_id, read_secret(self.etcd, self.keys)), {"deadline": REPORT_SECONDS}
-                change = report_failed(self.etcd, self.keys, login, place, claim=note.claim, reason=what, **within)
+                with guest_login(self.etcd, self.keys) as login:
+                    where = self.etcd, self.keys, login, place
+                    change = report_failed(*where, claim=note.claim, reason=what, deadline=REPORT_SECONDS)
         except EtcdError as error:
             log.warning("cannot record that %s: %s", what, error.message)
             return None

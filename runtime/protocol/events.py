@@ -6,7 +6,7 @@ Payloads (frames) are opaque: what a driver puts into an event comes back in an 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -31,7 +31,6 @@ class ShardOptions:
     shard: int
     buckets: tuple[int, ...]
     run: str = ""
-    secret: str = field(default="", repr=False)
     checkpoint_every: int = 0
     skips: bool = False
     values: int = 0
@@ -73,7 +72,6 @@ class TrainerOptions:
     buckets: tuple[tuple[int, ...], ...]
     total_steps: int = 0
     run: str = ""
-    secret: str = field(default="", repr=False)
     hello_interval: float = 0.5
     retry_interval: float = 5.0
 

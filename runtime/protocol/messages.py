@@ -7,7 +7,6 @@ ones, and answers with its own.
 
 from __future__ import annotations
 
-import hmac
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,20 +32,10 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbi
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """Introduces a peer, which belongs to this run if it knows `secret`, from the run's records in etcd."""
+    """Introduces a peer. The transport has found out that it belongs to this job; `run` is the run that it works at."""
 
     run: str
-    secret: str
     peer: str
-
-    def __repr__(self) -> str:
-        """Hides the secret: texts are logged."""
-        return f"Hello(run={self.run!r}, peer={self.peer!r})"
-
-    def admits(self, run: str, secret: str) -> bool:
-        """True if this peer belongs to that run. Takes constant time."""
-        mine, shown = f"{run}\n{secret}".encode(), f"{self.run}\n{self.secret}".encode("utf-8", "replace")
-        return hmac.compare_digest(mine, shown)
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -72,7 +61,7 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 def refusal_of_stranger(code: Code) -> Refused:
-    """Returns an answer to a peer that has not shown the run's secret, which tells nothing of the run."""
+    """Returns an answer to a peer that has not said hello, which tells nothing of the run."""
     return Refused(code, "", -1, -1)
 
 

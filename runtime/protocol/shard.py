@@ -48,7 +48,7 @@ class Shard(Machine):
         return handler(self, peer, message, event.payload)
 
     def _hello(self, peer: str, message: Hello) -> list[Any]:
-        if not message.admits(self.options.run, self.options.secret):
+        if message.run != self.options.run:
             return self.refuse(peer, "denied", f"{peer} does not belong to this run")
         if self.peers.get(peer, message.peer) != message.peer:
             self.peer_left(PeerLeft(peer))

@@ -290,7 +290,7 @@ class SyncShard(Shard):
         return Reply(peer, Parameters(self.generation, version, bucket), source)
 
     def _own_hello(self) -> Hello:
-        return Hello(self.options.run, self.options.secret, f"shard-{self.options.shard}")
+        return Hello(self.options.run, f"shard-{self.options.shard}")
 
     def _send_partials(self, shard: int, step: int) -> list[Effect]:
         message = Partials(self.generation, step, self.options.shard)

@@ -112,7 +112,7 @@ class Trainer(Machine):
     def hello(self, shard: int) -> Send:
         self.connections[shard].asked = self._now
         self.silence.asked(shard)
-        return Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))
+        return Send(shard, Hello(self.options.run, self.options.trainer))
 
     def count(self, name: str, reason: str) -> Count:
         return Count(name, self.tell(reason))

@@ -137,7 +137,7 @@ class TaskClient:
     def _find(self) -> bool:
         """Connects to the coordinator that serves now. True if it is another one than before."""
         serving = self.member.view.coordinator
-        address = serving.address if serving is not None else ""
+        address = serving.keyed_address if serving is not None else ""
         if address in ("", self._address):
             return False
         self.transport.connect(0, address)
@@ -199,7 +199,7 @@ def report_failed(
         while (left := end - time.monotonic()) > 0:
             kv = etcd.get(keys.coordinator_addr, deadline=left)
             if kv is not None:
-                found = msgspec.json.decode(kv.value, type=Registration).address
+                found = msgspec.json.decode(kv.value, type=Registration).keyed_address
                 if found != address:  # else a late answer still counts: who is asked again says that it knew
                     client.connect(0, found)
                     address = found

@@ -3,12 +3,13 @@
 `buffers` (torch) and `address` are imported from their modules.
 """
 
+from graphft.runtime.transport.channel import KeyPair, Login
 from graphft.runtime.transport.port import ClientTransport, Limits, Received, Reply, Sent, ServerTransport
-from graphft.runtime.transport.wire import Login
 from graphft.runtime.transport.zeromq import ZmqClient, ZmqServer
 
 __all__ = [
     "ClientTransport",
+    "KeyPair",
     "Limits",
     "Login",
     "Received",

@@ -38,6 +38,18 @@ def split_endpoint(address: str) -> tuple[str, int]:
     )
 
 
+def with_key(address: str, public: str) -> str:
+    """Returns `tcp://KEY@host:port`: where a process listens, and the public key by which one knows it."""
+    return address.replace("//", f"//{public}@", 1) if public else address
+
+
+def split_key(address: str) -> tuple[str, str]:
+    """Returns the public key of an address, "" without one, and the address without it."""
+    scheme, _, rest = address.partition("//")
+    public, _, place = rest.rpartition("@")
+    return public, f"{scheme}//{place}"
+
+
 def is_loopback(host: str) -> bool:
     """True if only processes of the same network can reach this host."""
     try:

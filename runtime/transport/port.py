@@ -107,14 +107,15 @@ class ClientTransport(Protocol):
     def connect(self, shard: int, address: str) -> None:
         """(Re)connects to a shard's incarnation at `address`; what is queued to or from an earlier one is dropped.
 
-        Returns at once; messages are kept until the connection stands, and while the same connection is re-made.
+        Returns at once; messages are kept until the connection stands. One that breaks is made again by a later send.
         """
 
     def disconnect(self, shard: int) -> None:
         """Closes the connection, if there is one, and drops what is queued."""
 
     def send(self, shard: int, message: Message, frame: Frame | None = None) -> Sent:
-        """As a server's `send`; to a shard that is not connected, the message is counted and dropped."""
+        """As a server's `send`; to a shard that is not connected, the message is counted and dropped, and so is a frame
+        of `Limits.zero_copy_from` bytes or more before the shard has answered on this connection."""
 
     def receive(self, timeout_s: float | None) -> Reply | None:
         """Returns the next reply; None when `timeout_s` (None: never) have passed or `wake` was called."""

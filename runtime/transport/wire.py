@@ -1,7 +1,8 @@
 """Messages on ZeroMQ's sockets: their parts, who may send them, socket options, waking a poll.
 
-A message is [header] or [header, frame]. A peer shows the run's id and secret (mechanism PLAIN) at the handshake of
-each connection, before it can send a message. The words travel readable on the network.
+A message is [header] or [header, frame]; on a channel, what `Channel.seal` makes of them. A client proves who it is at
+the handshake of each connection (mechanism PLAIN, with a proof for a password), before it can send a message; a server
+proves it by its first answer, before it is sent a large frame.
 """
 
 from __future__ import annotations
@@ -10,30 +11,33 @@ import contextlib
 import hmac
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import zmq
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import AnyMessage, Message, Refused, decode, encode
+from graphft.runtime.transport.channel import OVERHEAD, Channel, Forged, Login
 from graphft.runtime.transport.port import Frame, Limits, Released, Sent
 
-SLACK = 4096
+SLACK = 4096 + OVERHEAD
 """Bytes by which a part may be too large, and still get an answer that says so."""
 PARTS = 4
 """Parts of a message that are looked at: a routing id, a header, a frame, and one that should not be there."""
 # Combined once, as plain numbers: arithmetic on pyzmq's enumerations takes longer than sending.
 DONTWAIT, DONTWAIT_MORE, POLLIN = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
+PATIENCE_SECONDS, LOOK_SECONDS, MOST_WAITING = 1.0, 0.005, 1000
+"""A client whose key is not known yet is let wait so long: it registers, then connects, and the view is later."""
 HANDSHAKES = "inproc://zeromq.zap.01"
 """ZeroMQ asks there, in each context, whether it may let a peer in (its RFC 27, ZAP)."""
 
 
 class Malformed(Exception):
-    """The error of something that arrived and is no message of ours. `reason` is one of parts, header-size, frame-size,
-    undecodable."""
+    """The error of something that arrived and is no message of ours. `reason` is one of forged, parts, header-size,
+    frame-size, undecodable."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -44,11 +48,18 @@ class Malformed(Exception):
         return Refused(code="malformed", reason="", generation=-1, version=-1)
 
 
-def parse(parts: Sequence[memoryview], limits: Limits) -> tuple[AnyMessage, memoryview | None]:
+def parse(
+    parts: Sequence[memoryview], limits: Limits, channel: Channel | None = None
+) -> tuple[AnyMessage, memoryview | None]:
     """Returns the message and the frame of what arrived, without its routing part. Raises Malformed."""
     if not 1 <= len(parts) <= 2:
         raise Malformed("parts", f"expected a header and at most one frame, got {len(parts)} parts")
     header, frame = parts[0], parts[1] if len(parts) == 2 else None
+    if channel is not None:
+        try:
+            header, frame = channel.open(header, frame)
+        except Forged as error:
+            raise Malformed("forged", str(error)) from None
     if header.nbytes > limits.max_header:
         raise Malformed("header-size", f"header of {header.nbytes} bytes, at most {limits.max_header} are accepted")
     if frame is not None and frame.nbytes > limits.max_frame:
@@ -59,10 +70,12 @@ def parse(parts: Sequence[memoryview], limits: Limits) -> tuple[AnyMessage, memo
         raise Malformed("undecodable", str(e)) from None
 
 
-def accept(parts: Sequence[memoryview], limits: Limits, counters: Counter[str]) -> tuple[AnyMessage, memoryview | None]:
+def accept(
+    parts: Sequence[memoryview], limits: Limits, counters: Counter[str], channel: Channel | None = None
+) -> tuple[AnyMessage, memoryview | None]:
     """Does as `parse`, and counts: `received` and `received_bytes`, or `refused.<reason>`."""
     try:
-        message, frame = parse(parts, limits)
+        message, frame = parse(parts, limits, channel)
     except Malformed as e:
         counters[f"refused.{e.reason}"] += 1
         raise
@@ -84,49 +97,44 @@ def frame_bytes(frame: Frame | None, limits: Limits) -> memoryview | None:
     return view
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
-    """The words of a run: its id, and its secret, which no text shows."""
-
-    run: str
-    secret: str = field(repr=False)
-
-    def admits(self, run: bytes, secret: bytes) -> bool:
-        """True if these are the words. Takes as long for wrong ones as for right ones."""
-        right = hmac.compare_digest(run, self.run.encode())
-        return hmac.compare_digest(secret, self.secret.encode()) and right
-
-    def guard(self, socket: zmq.Socket) -> None:
-        """Has a server's socket let in only who shows the words. Before it binds; a `Gate` must be there."""
-        socket.zap_domain, socket.plain_server = b"graphft", True
-
-    def show(self, socket: zmq.Socket) -> None:
-        """Has a client's socket show the words. Before it connects."""
-        socket.plain_username, socket.plain_password = self.run.encode(), self.secret.encode()
-
-
 class Gate:
-    """Answers ZeroMQ's questions for the servers of one context: a thread that ends with the context."""
+    """Answers ZeroMQ's questions for the server of one context: a thread that ends with the context."""
 
     def __init__(self, context: zmq.Context, login: Login, counters: Counter[str]) -> None:
         self._login, self._counters = login, counters
-        socket = context.socket(zmq.REP)
+        self._let_in: set[str] = set()
+        """Names of connections: each is let in once, as what it shows may have been recorded."""
+        socket = context.socket(zmq.ROUTER)
         socket.linger = 0
         socket.bind(HANDSHAKES)
         threading.Thread(target=self._serve, args=(socket,), name="gate", daemon=True).start()
 
     def _serve(self, socket: zmq.Socket) -> None:
+        waiting: list[tuple[float, list[bytes]]] = []
         with socket, contextlib.suppress(zmq.ContextTerminated):
             while True:
-                socket.send_multipart(self.answer(socket.recv_multipart()))
+                if socket.poll(int(1000 * LOOK_SECONDS) if waiting else None):
+                    patience = PATIENCE_SECONDS if len(waiting) < MOST_WAITING else 0.0
+                    waiting.append((time.monotonic() + patience, socket.recv_multipart()))
+                waiting = [one for one in waiting if not self._answered(socket, *one)]
 
-    def answer(self, question: Sequence[bytes]) -> list[bytes]:
-        """[version, id, domain, address, routing id, mechanism, name, password] -> [version, id, status, text, user,
-        metadata]: status 200 for those who know the words, 400 for all others."""
-        admitted = len(question) == 8 and question[5] == b"PLAIN" and self._login.admits(*question[6:])
-        if not admitted:
+    def _answered(self, socket: zmq.Socket, end: float, question: list[bytes]) -> bool:
+        """[peer, "", version, id, domain, address, routing id, mechanism, name, password] -> [peer, "", version, id,
+        status, text, name, metadata]: status 200 for who has the key that it names, 400 for all others."""
+        shown, proof = question[8:] if len(question) == 10 and question[7] == b"PLAIN" else (b"", b"")
+        name = shown.decode("utf-8", "replace")
+        found = self._login.accept(name)
+        if found is None and name and time.monotonic() < end:
+            return False
+        known = found is not None and hmac.compare_digest(proof, found[2].proof.encode())
+        if known and name not in self._let_in:
+            self._let_in = {name, *(n for n in self._let_in if self._login.admits(n.partition(":")[0]))}
+            status, user = b"200", shown
+        else:
             self._counters["refused.login"] += 1
-        return [*question[:2], b"200" if admitted else b"400", b"", b"", b""]
+            status, user = b"400", b""
+        socket.send_multipart([*question[:4], status, b"", user, b""])
+        return True
 
 
 class Waker:
@@ -185,7 +193,7 @@ def configure(socket: zmq.Socket, limits: Limits) -> None:
     socket.copy_threshold = limits.zero_copy_from
     # Beyond this the connection is dropped before memory is taken; below, the receiver refuses with an answer. It
     # bounds each part. ZeroMQ has no bound for how many parts a message has: all are in memory before one is seen.
-    socket.maxmsgsize = max(limits.max_frame, limits.max_header) + SLACK
+    socket.maxmsgsize = max(limits.max_frame, limits.max_header + limits.zero_copy_from) + SLACK
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = 30
     socket.tcp_keepalive_intvl = 10
@@ -204,14 +212,24 @@ def count_sent(counters: Counter[str], frame: memoryview | None) -> None:
 
 
 def send_message(
-    socket: zmq.Socket, message: Message, frame: memoryview | None, limits: Limits, counters: Counter[str]
+    socket: zmq.Socket,
+    message: Message,
+    frame: memoryview | None,
+    limits: Limits,
+    counters: Counter[str],
+    channel: Channel | None,
 ) -> Sent:
     """Queues header and frame on the socket (after the routing part, if any), and counts them."""
     count_sent(counters, frame)
+    header = encode(message)
+    if channel is not None:
+        inner = None if frame is None or frame.nbytes >= limits.zero_copy_from else frame
+        frame = frame if inner is None else None
+        header = channel.seal(header, inner, frame)
     if frame is None:
-        socket.send(encode(message), DONTWAIT)
+        socket.send(header, DONTWAIT)
         return Released()
-    socket.send(encode(message), DONTWAIT_MORE)
+    socket.send(header, DONTWAIT_MORE)
     if frame.nbytes < limits.zero_copy_from:
         socket.send(frame, DONTWAIT)
         return Released()
@@ -224,16 +242,16 @@ def readable(socket: zmq.Socket) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & POLLIN)
 
 
-def drain(socket: zmq.Socket, limit: int) -> Iterator[list[memoryview]]:
+def drain(socket: zmq.Socket, limit: int) -> Iterator[list[zmq.Frame]]:
     """Yields the messages that are there, at most `limit`: their parts, in ZeroMQ's memory."""
     for _ in range(limit):
         if not readable(socket):
             return
         # As zmq.Frame, also what is small: it knows whether more follows; asking the socket takes longer than copying.
         part = socket.recv(DONTWAIT, copy=False)
-        parts = [part.buffer]
+        parts = [part]
         while part.more:
             part = socket.recv(DONTWAIT, copy=False)
             if len(parts) < PARTS:
-                parts.append(part.buffer)
+                parts.append(part)
         yield parts

@@ -13,17 +13,18 @@ import select
 import threading
 import time
 from collections import Counter, deque
+from dataclasses import dataclass, field
 
 import zmq
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.protocol.messages import Message
-from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint
+from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint, split_key, with_key
+from graphft.runtime.transport.channel import Channel, Login
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Reply, Sent
 from graphft.runtime.transport.wire import (
     DONTWAIT_MORE,
     Gate,
-    Login,
     Malformed,
     Waker,
     accept,
@@ -34,10 +35,48 @@ from graphft.runtime.transport.wire import (
     send_message,
 )
 
+RELINK_SECONDS = 0.05
+"""A connection that has broken is made anew after this time at the earliest."""
+BROKEN = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+"""Events of a socket that has no connection any more, or never got one."""
+NOBODY: tuple[str, Channel | None] = ("", None)
+
+
+@dataclass
+class Link:
+    """A connection to a shard, which ZeroMQ does not make again by itself: who listens at its address later may be
+    anybody. `doubtful`: the shard has not proven yet, by an answer, that it has the key of its record."""
+
+    address: str
+    socket: zmq.Socket
+    channel: Channel | None
+    doubtful: bool = field(init=False)
+    opened: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.doubtful = self.channel is not None
+        self._monitor = self.socket.get_monitor_socket(BROKEN) if self.doubtful else None
+
+    @property
+    def broken(self) -> bool:
+        return self._monitor is not None and readable(self._monitor)
+
+    def close(self) -> None:
+        if self._monitor is not None:
+            self.socket.disable_monitor()
+            self._monitor.close(linger=0)
+        self.socket.close(linger=0)
+
 
 class ZmqClient:
-    """The real `ClientTransport`. `identity` names this process in the shards' view of their peers; `login` is what it
-    shows them (None: nothing)."""
+    """The real `ClientTransport`. `identity` names this process in the shards' view of their peers. With a `login` it
+    takes only answers of shards with the keys of their addresses; None: of any."""
 
     def __init__(self, identity: str, limits: Limits | None = None, login: Login | None = None) -> None:
         self.counters: Counter[str] = Counter()
@@ -46,7 +85,7 @@ class ZmqClient:
         self._context = zmq.Context(io_threads=1)
         self._lock = threading.Lock()
         """Guards everything below; held for microseconds, never while waiting."""
-        self._links: dict[int, zmq.Socket] = {}
+        self._links: dict[int, Link] = {}
         self._inbox: deque[Reply] = deque()
         self._wakes = 0
         self._waiting = False
@@ -61,26 +100,35 @@ class ZmqClient:
         with self._lock:
             self._check_open()
             self._unlink(shard)
-            socket = self._context.socket(zmq.DEALER)
-            configure(socket, self._limits)
-            if self._login is not None:
-                self._login.show(socket)
-            socket.ipv6 = True
-            socket.reconnect_ivl = 50
-            socket.reconnect_ivl_max = 1000
-            # One connection, one routing id: an answer to an earlier connection can never reach this one.
-            socket.routing_id = f"{self._identity}#{os.urandom(6).hex()}".encode()[-255:]
-            try:
-                socket.connect(address)
-            except zmq.ZMQError as e:
-                socket.close()
-                raise UsageError(
-                    f"'{address}' is no address of a shard: {e.strerror}",
-                    rule="address",
-                    help="see what the pserver registered in etcd; GRAPHFT_HOST sets its host",
-                ) from e
-            self._links[shard] = socket
+            self._links[shard] = self._open(address)
             self._relinked()
+
+    def _open(self, address: str) -> Link:
+        public, address_of_socket = split_key(address)
+        socket = self._context.socket(zmq.DEALER)
+        configure(socket, self._limits)
+        socket.ipv6 = True
+        # One connection, one routing id: an answer to an earlier connection can never reach this one.
+        socket.routing_id = connection = f"{self._identity}#{os.urandom(6).hex()}".encode("ascii", "replace")[-170:]
+        channel, link = None, None
+        try:
+            if self._login is None:
+                socket.reconnect_ivl, socket.reconnect_ivl_max = int(1000 * RELINK_SECONDS), 1000
+            else:
+                socket.reconnect_ivl, socket.connect_timeout = -1, int(1000 * self._limits.heartbeat_timeout)
+                channel = self._login.keys.channel(public, connection, server=False)
+                socket.plain_username = self._login.name(connection).encode()
+                socket.plain_password = channel.proof.encode()
+            link = Link(address, socket, channel)
+            socket.connect(address_of_socket)
+        except (zmq.ZMQError, ValueError) as e:
+            (link or socket).close()
+            raise UsageError(
+                f"'{address}' is no address of a shard: {e}",
+                rule="address",
+                help="see what the pserver registered in etcd; GRAPHFT_HOST sets its host",
+            ) from e
+        return link
 
     def disconnect(self, shard: int) -> None:
         with self._lock:
@@ -88,9 +136,9 @@ class ZmqClient:
             self._relinked()
 
     def _unlink(self, shard: int) -> None:
-        socket = self._links.pop(shard, None)
-        if socket is not None:
-            socket.close(linger=0)
+        link = self._links.pop(shard, None)
+        if link is not None:
+            link.close()
             fresh = [r for r in self._inbox if r.shard != shard]
             self.counters["stale"] += len(self._inbox) - len(fresh)
             self._inbox = deque(fresh)
@@ -103,23 +151,38 @@ class ZmqClient:
     def _make_poll(self) -> select.poll:
         poll = select.poll()
         poll.register(self._waker.fd, select.POLLIN)
-        for socket in self._links.values():
-            poll.register(socket.fileno(), select.POLLIN)
+        for link in self._links.values():
+            poll.register(link.socket.fileno(), select.POLLIN)
         return poll
 
     def send(self, shard: int, message: Message, frame: Frame | None = None) -> Sent:
         view = frame_bytes(frame, self._limits)
         with self._lock:
             self._check_open()
-            socket = self._links.get(shard)
-            if socket is None:
+            link = self._links.get(shard)
+            if link is not None and link.broken:
+                link = self._relink(shard, link)
+            large = view is not None and view.nbytes >= self._limits.zero_copy_from
+            if link is None or (large and link.doubtful):
                 self.counters["unroutable"] += 1
                 return Released()
-            sent = send_message(socket, message, view, self._limits, self.counters)
+            try:
+                sent = send_message(link.socket, message, view, self._limits, self.counters, link.channel)
+            except zmq.Again:  # it breaks just now
+                return Released()
             # Sending takes in ZeroMQ's notices; the thread that waits for them would not see them any more.
-            if self._waiting and readable(socket):
+            if self._waiting and readable(link.socket):
                 self._waker.wake()
             return sent
+
+    def _relink(self, shard: int, link: Link) -> Link | None:
+        """Returns a new connection in the place of one that has broken; None if it is too early."""
+        if time.monotonic() < link.opened + RELINK_SECONDS:
+            return None
+        link.close()
+        self._links[shard] = link = self._open(link.address)
+        self._relinked()
+        return link
 
     def receive(self, timeout_s: float | None) -> Reply | None:
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -143,10 +206,12 @@ class ZmqClient:
 
     def _take(self) -> Reply | None:
         if not self._inbox:
-            for shard, socket in self._links.items():
-                for parts in drain(socket, self._limits.poll_batch):
+            for shard, link in self._links.items():
+                for parts in drain(link.socket, self._limits.poll_batch):
                     with contextlib.suppress(Malformed):  # counted; a client answers nothing
-                        self._inbox.append(Reply(shard, *accept(parts, self._limits, self.counters)))
+                        found = accept([p.buffer for p in parts], self._limits, self.counters, link.channel)
+                        self._inbox.append(Reply(shard, *found))
+                        link.doubtful = False
         return self._inbox.popleft() if self._inbox else None
 
     def wake(self) -> None:
@@ -157,8 +222,8 @@ class ZmqClient:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for socket in self._links.values():
-                socket.close(linger=0)
+            for link in self._links.values():
+                link.close()
             self._links.clear()
         self._waker.wake()
         with self._receiving:  # no thread waits any more
@@ -175,7 +240,7 @@ class ZmqClient:
 
 
 class ZmqServer:
-    """The real `ServerTransport`. `login`: what peers must show before they can send anything; None: nothing."""
+    """The real `ServerTransport`. `login`: its keys, and those of the peers that it hears; None: it hears anybody."""
 
     def __init__(self, limits: Limits | None = None, login: Login | None = None) -> None:
         self.counters: Counter[str] = Counter()
@@ -183,9 +248,13 @@ class ZmqServer:
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         configure(self._socket, self._limits)
+        self._login = login
+        self._channels: dict[bytes, tuple[str, Channel | None]] = {}
+        """By routing id: a peer's public key, and this end of its connection, kept as long as the key is let in. One
+        that was forgotten with its connection would take everything again that somebody has recorded."""
         if login is not None:
             Gate(self._context, login, self.counters)
-            login.guard(self._socket)
+            self._socket.zap_domain, self._socket.plain_server = b"graphft", True
         self._socket.router_mandatory = True
         # A client that reconnects before its old connection is known to be dead takes its place.
         self._socket.router_handover = True
@@ -210,7 +279,8 @@ class ZmqServer:
                 else "use an address of this machine (set GRAPHFT_HOST for what others are told)",
             ) from e
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return bound if host not in WILDCARDS else endpoint("127.0.0.1", bound.rpartition(":")[2])
+        address = bound if host not in WILDCARDS else endpoint("127.0.0.1", bound.rpartition(":")[2])
+        return address if self._login is None else with_key(address, self._login.keys.public)
 
     def poll(self, timeout_s: float | None) -> list[Received]:
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -227,12 +297,29 @@ class ZmqServer:
     def _drain(self) -> list[Received]:
         received: list[Received] = []
         for parts in drain(self._socket, self._limits.poll_batch):
-            peer = parts[0].tobytes()
+            peer = parts[0].bytes
+            channel = self._channel(peer, parts[-1])
+            if channel is None and self._login is not None:
+                self.counters["refused.login"] += 1
+                continue
             try:
-                received.append(Received(peer, *accept(parts[1:], self._limits, self.counters)))
+                found = accept([p.buffer for p in parts[1:]], self._limits, self.counters, channel)
+                received.append(Received(peer, *found))
             except Malformed as e:
-                self.send(peer, e.refusal())
+                if e.reason != "forged":
+                    self.send(peer, e.refusal())
         return received
+
+    def _channel(self, peer: bytes, part: zmq.Frame) -> Channel | None:
+        """Returns this end of a peer's connection. A new one is that of the key that was let in at the handshake."""
+        if self._login is None or peer in self._channels:
+            return self._channels.get(peer, NOBODY)[1]
+        found = self._login.accept(str(part.get("User-Id")))
+        if found is None or found[1] != peer:
+            return None
+        self._channels = {r: one for r, one in self._channels.items() if self._login.admits(one[0])}
+        self._channels[peer] = found[0], found[2]
+        return found[2]
 
     def send(self, peer: bytes, message: Message, frame: Frame | None = None) -> Sent:
         view = frame_bytes(frame, self._limits)
@@ -243,7 +330,8 @@ class ZmqServer:
                 raise
             self.counters["unroutable"] += 1
             return Released()
-        return send_message(self._socket, message, view, self._limits, self.counters)
+        channel = self._channels.get(peer, NOBODY)[1]
+        return send_message(self._socket, message, view, self._limits, self.counters, channel)
 
     def wake(self) -> None:
         self._waker.wake()

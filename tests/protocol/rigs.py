@@ -43,12 +43,12 @@ class ShardRig(Rig):
     """A sync shard of two slots and two buckets, with peers "a" and "b" introduced."""
 
     def __init__(self, *, generation: int = 0, version: int = 0, **options: Any) -> None:
-        defaults: dict[str, Any] = dict(shard=0, shards=1, slots=2, buckets=(0, 1), total_steps=10, run="j", secret="p")
+        defaults: dict[str, Any] = dict(shard=0, shards=1, slots=2, buckets=(0, 1), total_steps=10, run="j")
         super().__init__(
             SyncShard(SyncOptions(**(defaults | options)), incarnation="i0", generation=generation, version=version)
         )
         self.started = self.feed(Started())
-        self.feed(Received("a", Hello("j", "p", "a")), Received("b", Hello("j", "p", "b")))
+        self.feed(Received("a", Hello("j", "a")), Received("b", Hello("j", "b")))
 
     def push(
         self,
@@ -85,7 +85,7 @@ class TrainerRig(Rig):
     """A sync trainer of two shards with one bucket each, "A" and "B", both welcome at `version`; it holds `slots`."""
 
     def __init__(self, slots: tuple[int, ...] = (0,), *, version: int = 0, generation: int = 0, **options: Any) -> None:
-        defaults: dict[str, Any] = dict(trainer="t", buckets=((0,), (0,)), total_steps=10, run="j", secret="p")
+        defaults: dict[str, Any] = dict(trainer="t", buckets=((0,), (0,)), total_steps=10, run="j")
         super().__init__(SyncTrainer(TrainerOptions(**(defaults | options)), generation=generation))
         self.effects = self.feed(ShardUp(0, "A"), ShardUp(1, "B"))
         self.welcome(0, "A", version)

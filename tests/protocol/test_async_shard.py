@@ -23,7 +23,7 @@ class AsyncRig(Rig):
     """An async shard of two buckets, with peers "a" and "b" introduced."""
 
     def __init__(self, *, version: int = 0, ledger: Ledger | None = None, **options: Any) -> None:
-        defaults: dict[str, Any] = dict(shard=0, buckets=(0, 1), batches=(4,) * 4, passes=2, run="j", secret="p")
+        defaults: dict[str, Any] = dict(shard=0, buckets=(0, 1), batches=(4,) * 4, passes=2, run="j")
         super().__init__(
             AsyncShard(
                 AsyncOptions(**(defaults | options)), incarnation="i0", generation=0, version=version, ledger=ledger
@@ -33,7 +33,7 @@ class AsyncRig(Rig):
             self.hello(peer)
 
     def hello(self, peer: str) -> list[Any]:
-        return self.feed(Received(peer, Hello("j", "p", peer)))
+        return self.feed(Received(peer, Hello("j", peer)))
 
     def push(
         self,
@@ -184,7 +184,7 @@ def test_a_trainer_on_a_new_connection_still_computes_from_what_it_had() -> None
     rig = AsyncRig(compensate=True)
     pull(rig, "a")
     rig.batch("b", 0)
-    rig.feed(Received("a again", Hello("j", "p", "a")))
+    rig.feed(Received("a again", Hello("j", "a")))
     (apply,) = of(ApplyBatch, rig.batch("a again", 1, version=0))
     assert (apply.base, apply.staleness) == (0, 1)
 
@@ -227,7 +227,7 @@ def test_the_ledger_is_told() -> None:
 def test_what_does_not_belong_here_is_refused_and_changes_nothing() -> None:
     rig = AsyncRig()
     assert codes(rig.push("x", 0, 0)) == ["unknown-peer"]
-    assert codes(rig.feed(Received("x", Hello("j", "other", "x")))) == ["denied"]
+    assert codes(rig.feed(Received("x", Hello("other", "x")))) == ["denied"]
     assert codes(rig.push("a", 0, 0, generation=1)) == ["not-ready"]
     assert codes(rig.push("a", 0, 0, generation=-1)) == ["stale-generation"]
     for bad in (dict(batch=4), dict(batch=-1), dict(bucket=2), dict(chunk=-1), dict(payload=None)):

@@ -45,9 +45,7 @@ class Rig(rigs.Rig):
     """A trainer with two shards, of two buckets and one."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(
-            AsyncTrainer(TrainerOptions("t", BUCKETS, run="j", secret="p", **{"retry_interval": 1.0} | options))
-        )
+        super().__init__(AsyncTrainer(TrainerOptions("t", BUCKETS, run="j", **{"retry_interval": 1.0} | options)))
 
     def get(self, shard: int, message: Any, payload: Any = None) -> list[Any]:
         return self.feed(FromShard(shard, message, payload))
@@ -97,7 +95,7 @@ def counts(effects: list[Any]) -> list[str]:
 
 def test_it_meets_a_shard_and_asks_for_its_buckets() -> None:
     rig = Rig()
-    assert sent(rig.feed(ShardUp(0, "i")), Hello) == [(0, Hello("j", "p", "t"))]
+    assert sent(rig.feed(ShardUp(0, "i")), Hello) == [(0, Hello("j", "t"))]
     effects = rig.get(0, Welcome(0, "i", 3, 12))
     assert sent(effects, Pull) == [(0, Pull(3, -1, 0)), (0, Pull(3, -1, 1))]
     assert not rig.machine.has(0, 0)

@@ -23,7 +23,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.rig = ShardRig(shards=2, reduce=True)
-        self.rig.feed(Received("shard-1", Hello("j", "p", "shard-1")))
+        self.rig.feed(Received("shard-1", Hello("j", "shard-1")))
 
     def close(self) -> list[Any]:
         step = self.rig.machine.version
@@ -77,7 +77,7 @@ def test_missing_partial_sums_are_asked_for_again() -> None:
     pair.close()
     pair.rig.feed(PartialsReady(0, "own"))
     assert pair.rig.pass_time(0.5, Tick()) == []
-    assert [e.message for e in pair.rig.pass_time(0.5, Tick())] == [Hello("j", "p", "shard-0"), PartialsQuery(0, 0, 0)]
+    assert [e.message for e in pair.rig.pass_time(0.5, Tick())] == [Hello("j", "shard-0"), PartialsQuery(0, 0, 0)]
     assert pair.rig.pass_time(0.5, Tick()) == []
 
 

@@ -85,7 +85,7 @@ class Shard(RuleBasedStateMachine):
 
     @rule(peer=PEERS)
     def hello(self, peer: str) -> None:
-        self.take(self.rig.feed(Received(peer, Hello("j", "p", peer))))
+        self.take(self.rig.feed(Received(peer, Hello("j", peer))))
 
     @rule()
     def tick(self) -> None:
@@ -104,7 +104,7 @@ class SyncShardMachine(Shard):
     def start(self, reduce: bool, every: int, recovery: bool) -> None:
         options = dict(reduce=reduce, checkpoint_every=every, recovery=recovery)
         self.rig: Any = ShardRig(slots=SLOTS, shards=2, total_steps=STEPS, **options)
-        self.rig.feed(Received("shard-1", Hello("j", "p", "shard-1")))
+        self.rig.feed(Received("shard-1", Hello("j", "shard-1")))
         self.versions = [0]  # of the present generation, from its beginning
         self.told: dict[str, tuple[int, int]] = {}
 

@@ -54,7 +54,7 @@ def arrive(rig: TrainerRig, version: int) -> None:
 
 def test_a_trainer_introduces_itself_and_waits_for_every_shard() -> None:
     rig = TrainerRig()
-    assert sent(rig.effects) == [(0, Hello("j", "p", "t")), (1, Hello("j", "p", "t"))]
+    assert sent(rig.effects) == [(0, Hello("j", "t")), (1, Hello("j", "t"))]
     machine = SyncTrainer(TrainerOptions("t", ((0,), (0,)), 10), generation=0)
     machine.step(ShardUp(0, "A"), 0.0)
     machine.step(SlotGained(0), 0.0)
@@ -293,9 +293,9 @@ def test_late_welcomes_of_replaced_incarnations_do_not_count() -> None:
 def test_a_shard_that_forgot_this_trainer_is_greeted_again_once() -> None:
     rig = TrainerRig((0,), version=4)
     rig.feed(Begin())
-    assert sent(rig.refused(1, "unknown-peer", 4)) == [(1, Hello("j", "p", "t"))]
+    assert sent(rig.refused(1, "unknown-peer", 4)) == [(1, Hello("j", "t"))]
     assert sent(rig.refused(1, "unknown-peer", 4)) == []
-    assert sent(rig.pass_time(0.5, Tick())) == [(1, Hello("j", "p", "t"))]
+    assert sent(rig.pass_time(0.5, Tick())) == [(1, Hello("j", "t"))]
 
 
 # -- generations --------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_a_refusal_as_stale_waits_for_the_watch() -> None:
     assert rig.machine.next_work() is None
     assert counted(rig.feed(Pushed(0, 0, 4, "g"), Pushed(1, 0, 4, "g"), Closed(2))) == ["void-push"] * 2
     effects = rig.feed(Rollback(1, 2))
-    assert sent(effects) == [(0, Hello("j", "p", "t")), (1, Hello("j", "p", "t"))]
+    assert sent(effects) == [(0, Hello("j", "t")), (1, Hello("j", "t"))]
     rig.welcome(0, "A", 2)
     rig.welcome(1, "B", 2)
     assert rig.machine.next_work() == Work(2, 0)

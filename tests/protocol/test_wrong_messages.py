@@ -76,7 +76,7 @@ def test_batches_that_the_plan_does_not_have(message: Message) -> None:
 
 def test_a_shard_knows_the_newest_connection_of_each_peer() -> None:
     rig = ShardRig()
-    rig.feed(Received("a again", Hello("j", "p", "a")))
+    rig.feed(Received("a again", Hello("j", "a")))
     assert rig.machine.peers == {"b": "b", "a again": "a"}
     assert codes(rig.feed(Received("a", Query()))) == ["unknown-peer"], "it says hello again"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import graphft
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.coordination.run_record import guest_login, put_job
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.messages import BatchAck, BatchPush, Hello, Parameters, Pull, Welcome
 from graphft.runtime.roles.pserver.pserver import Pserver
@@ -32,10 +32,11 @@ class Trainer:
     """Pushes gradients that the test makes up to one shard, of one bucket; it keeps what the shard sends."""
 
     def __init__(self, name: str, shard: Pserver, stack: ExitStack) -> None:
-        self.job, self.client = shard.job, ZmqClient(name, login=shard.member.login)
+        login = stack.enter_context(guest_login(shard.member.etcd, shard.member.keys))
+        self.job, self.client = shard.job, ZmqClient(name, login=login)
         stack.callback(self.client.close)
-        self.client.connect(0, shard.member.address)
-        self.client.send(0, Hello(self.job.run_id, shard.member.secret, name))
+        self.client.connect(0, shard.member.registration().keyed_address)
+        self.client.send(0, Hello(self.job.run_id, name))
         self._get(Welcome)
         self.client.send(0, Pull(0, -1, 0))
         self.version, self.values = self._bucket()

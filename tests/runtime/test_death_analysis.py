@@ -83,14 +83,20 @@ def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
     named = Job.make(coordinated.source, coordinated.config.replace(name=keys.job))
     named.save(deaths.job_dir / "job")
     deaths.job_dir /= "job"
-    etcd.put(keys.secret, b"the secret")
     change = Change("released", reason="it failed once") if counted else None
-    report = Mock(return_value=change)
+    admitted = []
+
+    def admit(*args: object, **_: object) -> Change | None:
+        admitted.append(etcd.get(keys.guests + args[2].keys.public) is not None)
+        return change
+
+    report = Mock(side_effect=admit)
     monkeypatch.setattr(death_analysis, "report_failed", report)
     WorkRecord(record_path(deaths.job_dir, 0)).begin(Phase.COMPUTING, Place(1, 2, 3), claim=7)
     found = deaths.died("trainer 0", 0, identify(), -signal.SIGSEGV)
     reason = "trainer 0 died (killed by SIGSEGV) while computing batch 3 of chunk 2 in pass 1"
     report.assert_called_once_with(etcd, keys, ANY, Place(1, 2, 3), claim=7, reason=reason, deadline=REPORT_SECONDS)
-    assert report.call_args.args[2].admits(named.run_id.encode(), b"the secret")
+    assert admitted == [True], "the coordinator knows the launcher's key, as long as it reports"
+    assert not etcd.range(keys.guests).kvs
     assert found.blamed is change
     assert kinds(etcd, keys) == ["step-failed"] * counted

@@ -14,7 +14,7 @@ from graphft.transpiler.job import Job
 from graphft.transpiler.layout import ALL_NORMS
 from tests.support.programs_by_hand import linear, linear_job
 
-LOGIN = Login("a run", "its secret")
+LOGIN = Login()
 
 
 @pytest.fixture(scope="module")

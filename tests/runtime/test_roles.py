@@ -58,7 +58,7 @@ def test_a_sync_shard_forgets_a_trainer_that_is_gone(scene: Stage) -> None:
     role, trainers = make(scene, RoleSpec("pserver", 0)), [scene.trainer(0), scene.trainer(1)]
     member, shard = role.member, role.server
     shard.machine = SyncShard(
-        SyncOptions(shard=0, shards=3, slots=1, buckets=(0,), total_steps=8, run=member.keys.job, secret=role.job.hash),
+        SyncOptions(shard=0, shards=3, slots=1, buckets=(0,), total_steps=8, run=member.keys.job),
         incarnation=member.id,
         generation=0,
         version=0,
@@ -67,7 +67,7 @@ def test_a_sync_shard_forgets_a_trainer_that_is_gone(scene: Stage) -> None:
     until(lambda: {gone, stays} <= member.view.trainers.keys())
     shard.follow()
     for peer in (f"{gone}#1", f"{gone}#2", f"{stays}#1", "shard-1#1"):
-        shard.step(Received(peer, Hello(member.keys.job, role.job.hash, peer.rsplit("#")[0]), None))
+        shard.step(Received(peer, Hello(member.keys.job, peer.rsplit("#")[0]), None))
         shard.step(Received(peer, Pull(0, 1, 0), None))
     scene.etcd.delete(scene.keys.trainer(gone))
     until(lambda: gone not in member.view.trainers)

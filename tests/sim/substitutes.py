@@ -102,6 +102,9 @@ class _Secrets:
     def token_hex(self, count: int) -> str:
         return f"{self._world.random.getrandbits(8 * count):0{2 * count}x}"
 
+    def token_bytes(self, count: int) -> bytes:
+        return self._world.random.randbytes(count)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(secrets, name)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.protocol.messages import Message, encode
-from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint
+from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint, split_key
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Reply, Sent
 from graphft.runtime.transport.wire import Malformed, accept, count_sent, frame_bytes
 
@@ -305,6 +305,7 @@ class SimClient:
 
     def connect(self, shard: int, address: str) -> None:
         self._check_open()
+        address = split_key(address)[1]
         split_endpoint(address)
         self.disconnect(shard)
         self._links[shard] = _Link(self, shard, address)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import zmq
-
-from graphft.runtime.protocol.messages import Message, decode
+from graphft.runtime.protocol.messages import Message
+from graphft.runtime.transport import Login
 from graphft.runtime.transport.port import ClientTransport, Limits, Received, ServerTransport
 from graphft.runtime.transport.zeromq import ZmqClient, ZmqServer
 from tests.sim.transport import SimNetwork
@@ -20,33 +19,33 @@ WAIT = 120.0
 class ZmqRig:
     def __init__(self) -> None:
         self._open: list[ServerTransport | ClientTransport] = []
-        self._context = zmq.Context()
 
     def server(self) -> ServerTransport:
-        return self._keep(ZmqServer(LIMITS))
+        return self._keep(ZmqServer(LIMITS, Login(admits=lambda public: True)))
 
     def client(self, identity: str = "t0") -> ClientTransport:
-        return self._keep(ZmqClient(identity, LIMITS))
+        return self._keep(ZmqClient(identity, LIMITS, Login()))
 
     def _keep(self, transport):  # type: ignore[no-untyped-def]
         self._open.append(transport)
         return transport
 
     def exchange_raw(self, address: str, parts: Sequence[bytes], server: ServerTransport) -> Message | None:
-        """Sends these parts as a stranger would; returns the answer, if one comes."""
-        with self._context.socket(zmq.DEALER) as socket:
-            socket.linger = 0
-            socket.connect(address)
-            socket.send_multipart(parts)
-            end = time.monotonic() + WAIT
-            while time.monotonic() < end and not any(k.startswith("refused") for k in server.counters):
-                assert server.poll(0.05) == []
-            return decode(socket.recv()) if socket.poll(int(1000 * WAIT)) else None
+        """Sends these parts from a peer that is let in; returns the answer, if one comes."""
+        client = ZmqClient("stranger", LIMITS, Login())
+        self._keep(client).connect(0, address)
+        link = client._links[0]
+        assert link.channel is not None
+        link.socket.send_multipart([link.channel.seal(parts[0], None, [*parts, None][1]), *parts[1:]])
+        end = time.monotonic() + WAIT
+        while time.monotonic() < end and not any(k.startswith("refused") for k in server.counters):
+            assert server.poll(0.05) == []
+        reply = client.receive(WAIT)
+        return reply.message if reply else None
 
     def close(self) -> None:
         for transport in self._open:
             transport.close()
-        self._context.destroy(linger=0)
 
 
 class SimRig:

@@ -40,7 +40,7 @@ def test_loopback_is_known() -> None:
 VALID = [
     encode(m)
     for m in (
-        Hello("run", "secret", "t"),
+        Hello("run", "t"),
         Query(),
         Push(1, 2, 3, 4, 5, True),
         PartialsQuery(1, 2, 0),

@@ -94,7 +94,6 @@ class BatchServer(ShardServer):
                 batches=self.config.plan.batches.tolist(),
                 passes=self.config.plan.passes,
                 run=self.member.job.run_id,
-                secret=self.member.secret,
                 checkpoint_every=o.checkpoint_every,
                 max_staleness=o.max_staleness,
                 compensate=self._compensates,

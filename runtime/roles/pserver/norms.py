@@ -50,7 +50,7 @@ class PartialSumsExchange:
         for shard, record in view.pservers.items():
             if shard != self.shard and self._connected.get(shard) != record.id:
                 self._connected[shard] = record.id
-                self.client.connect(shard, record.address)
+                self.client.connect(shard, record.keyed_address)
 
     def send(self, view: JobView, effect: SendShard) -> None:
         """Sends, best effort: what is lost is asked for again. Answers are not read."""

@@ -111,7 +111,6 @@ class RoundServer(ShardServer):
                 buckets=tuple(self.buffers.buckets),
                 total_steps=options.total_steps,
                 run=self.member.job.run_id,
-                secret=self.member.secret,
                 checkpoint_every=options.checkpoint_every,
                 checkpoint_steps=self.validated | passes,
                 reduce=exchanges,

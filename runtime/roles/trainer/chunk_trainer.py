@@ -47,7 +47,7 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
         super().__post_init__()
         self._answer_seconds = push_timeout_of(self.program)
         me, buckets = self.member, buckets_of(self.program, self.member.config.pservers)
-        options = TrainerOptions(me.id, buckets, run=me.job.run_id, secret=me.secret, retry_interval=1.0)
+        options = TrainerOptions(me.id, buckets, run=me.job.run_id, retry_interval=1.0)
         self.machine = AsyncTrainer(options)
         self.shards.machine = self.machine
 

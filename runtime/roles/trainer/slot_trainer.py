@@ -66,7 +66,7 @@ class SyncComm(ShardLink, CommPort):
         self._stall = STALL_SECONDS
         me, config = self.member, self.member.config
         buckets = buckets_of(self.program, config.pservers)
-        self._options = TrainerOptions(me.id, buckets, config.total_steps, me.job.run_id, me.secret)
+        self._options = TrainerOptions(me.id, buckets, config.total_steps, me.job.run_id)
 
     @property
     def interrupted(self) -> bool:

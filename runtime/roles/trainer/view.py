@@ -113,7 +113,7 @@ class TrainerView(ViewPort):
             if not self.begun(view):
                 return False
             before, self._known = self._known, view
-            addresses = {record.id: record.address for record in view.pservers.values()}
+            addresses = {record.id: record.keyed_address for record in view.pservers.values()}
             self.state.addresses = addresses | self.state.addresses
             self.state.control.extend(self.changes(before, view))
         self.member.wake()
