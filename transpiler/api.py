@@ -19,6 +19,7 @@ from graphft.data import DataSpec
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Program
 from graphft.ir.verify import verify
+from graphft.optim.grad_scaler import UPDATE
 from graphft.optim.training import tell_changed_optimizer
 from graphft.options import find_device, unknown_option
 from graphft.reducers import columns_of
@@ -106,6 +107,13 @@ def transpile(
         **{**defaults, **options},
     )
     check_effects(config, [*options, "validate"])
+    if program.find_op(UPDATE) is not None and not (config.sync and config.on_nonfinite == "skip"):
+        raise UsageError(
+            "the program has a gradient scaler: steps that overflow are to be left out, by all shards alike; here sync "
+            f"is {config.sync}, on_nonfinite {config.on_nonfinite!r}",
+            rule="option",
+            help='transpile(..., sync=True, on_nonfinite="skip"); bfloat16 needs no scaler',
+        )
     for device in (config.device, config.pserver_device):
         find_device(device)
     verify(program, require_values=True)

@@ -192,7 +192,7 @@ def scalers_refused() -> Iterator[None]:
 
     def refuse(scaler: Any, outputs: Any) -> Any:
         if threading.get_ident() == mine and scaler.is_enabled():
-            help = "leave it out: torch.autocast works without a scaler (bfloat16 needs none)"
+            help = "leave it out; float16 needs minimize(..., grad_scaler=graphft.GradScaler()), bfloat16 none"
             raise UsageError("loss_fn scales the loss by a GradScaler", rule="side-effect", help=help)
         return scale(scaler, outputs)
 
