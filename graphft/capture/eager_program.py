@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graphft.capture.guards import leaves
+from graphft.capture.guards import leaves, nodes
 from graphft.capture.locations import error_line, line_of
 from graphft.capture.loss_fn import LossFn, shown
 from graphft.capture.module_pickle import Packed, copy_of, pack, source_digest
@@ -86,7 +85,7 @@ def _run_once(
     """Runs a copy's step on the example, or on a made-up batch, and leaves torch's generator as it was.
 
     Returns the batch, the results by name, the names of the buffers that the step changes, whether it draws from
-    Python's or NumPy's generator, and whether an op that takes a parameter has a gradient in float16.
+    Python's or NumPy's generator, and whether a gradient on the way is in float16.
     """
     draws, dtypes = False, set[torch.dtype]()
 
@@ -100,13 +99,10 @@ def _run_once(
     step = ModuleStep(packed.model, call, packed.training, seeds=packed.training)
     own = tensors_of(step.model)
 
-    def note(node: Any) -> str:
-        dtypes.update(gradient.dtype for gradient in node._input_metadata)
-        return ""
-
     def look(loss: Tensor) -> None:
+        dtypes.update(gradient.dtype for node in nodes(loss) for gradient in node._input_metadata)
         known = {id(t) for t in own.values()}
-        reached = [leaf for leaf, _ in leaves(loss, note) if isinstance(leaf, nn.Parameter)]
+        reached = [leaf for leaf, _ in leaves(loss, lambda node: "") if isinstance(leaf, nn.Parameter)]
         outside = [leaf for leaf in reached if id(leaf) not in known]
         if outside and step.training:
             what = "the loss depends on a parameter, %s, that is none of the model's: it does not train"

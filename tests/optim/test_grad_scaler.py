@@ -138,11 +138,29 @@ def test_without_the_scale_small_gradients_are_lost_and_with_it_they_are_not(cap
     assert caplog.text.count("small gradients become 0") == 1
 
 
+class Doubled(nn.Linear):
+    """Its weight goes through float32 before it comes to float16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, Twice.apply(self.weight), self.bias)
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * gradient
+
+
 @pytest.mark.parametrize("capture", [True, False], ids=["captured", "one-op"])
 def test_float16_without_a_scaler_is_told(capture: bool, caplog: pytest.LogCaptureFixture) -> None:
-    program(in_half, None, capture=capture)
-    assert "backward computes in float16 without a gradient scaler" in caplog.text
-    caplog.clear()
+    for model in (network(), Doubled(8, 3, bias=False)):
+        program(in_half, None, model=model, capture=capture)
+        assert "backward computes in float16 without a gradient scaler" in caplog.text
+        caplog.clear()
     with caplog.at_level(logging.WARNING):
         program(in_half, capture=capture)
         program(classify, None, capture=capture)
