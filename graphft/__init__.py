@@ -14,6 +14,7 @@ _PUBLIC = {
     "graphft.ir.parser": ("parse",),
     "graphft.ir": ("Block", "Kind", "Operator", "Program", "Ref", "Sym", "Type", "Variable", "grad_name"),
     "graphft.errors": ("GraphftError", "ProgramError"),
+    "graphft.optim.grad_scaler": ("GradScaler",),
     "graphft.optim.optimizers": ("SGD", "Adagrad", "Adam", "AdamW", "ClipByGlobalNorm", "ClipByValue", "RMSprop"),
     "graphft.ir.storage": ("load_program", "save_program"),
     "graphft.optim.training": ("minimize",),

@@ -77,16 +77,16 @@ def checked_keywords(
     return checked
 
 
-def find_device(device: str | torch.device) -> None:
-    """Raises UsageError[device] where there is no such device to compute on."""
+def find_device(device: str | torch.device, here: bool = True) -> None:
+    """Raises UsageError[device] where there is no such device to compute on; not `here`: if no machine has one."""
     import torch
 
     reason = "tensors there have no data" if str(device).startswith("meta") else ""
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device=device) if here else torch.device(device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = describe(error).splitlines()[0]
     if reason:
         there = f"{socket.gethostname()} with torch {torch.__version__}"
         text = f"the program is to compute on {device}, which is not on {there}: {reason}"
-        raise UsageError(text, rule="device", help='device "cpu"; or make the job where it is')
+        raise UsageError(text, rule="device", help='device "cpu"; or run it where there is one')

@@ -21,15 +21,16 @@ def _declared(operator: Operator, block: Block) -> Sequence[Type]:
 
 @op("eager_step", infer=_declared, writes=("buffers",), effect=True)
 def eager_step(
-    ctx: Context, code: Tensor, inputs: Any, parameters: Any, fixed: Any, buffers: Any, *, source: str
+    ctx: Context, code: Tensor, inputs: Any, parameters: Any, fixed: Any, buffers: Any, *scale: Tensor, source: str
 ) -> tuple[Tensor, ...]:
     """Runs the pickled module and loss under torch's autograd: forward, backward, and what they do to buffers.
 
     Operands are lists: the batch, parameters that are trained, tensors that stay, buffers that the step changes.
     Results are the loss, the tensors that `loss_fn` returns beside it, and a gradient for each parameter (zeros where
-    the loss does not depend on it). Random numbers come from torch's default generator. `source`: a digest of the code.
+    the loss does not depend on it), times `scale`, if it is given. Random numbers come from torch's default generator.
+    `source`: a digest of the code.
     """
-    packed, results, changed = _run(ctx, code, source, inputs, (*parameters, *fixed, *buffers))
+    packed, results, changed = _run(ctx, code, source, inputs, (*parameters, *fixed, *buffers), *scale)
     for name, buffer in zip(packed.written, buffers, strict=True):
         if name in changed:
             buffer.copy_(changed.pop(name))
@@ -56,7 +57,12 @@ def eager_forward(ctx: Context, code: Tensor, inputs: Any, tensors: Any, *, sour
 
 
 def _run(
-    ctx: Context, code: Tensor, source: str, inputs: Sequence[Tensor], tensors: Sequence[Tensor]
+    ctx: Context,
+    code: Tensor,
+    source: str,
+    inputs: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    scale: Tensor | None = None,
 ) -> tuple[Packed, tuple[Tensor, ...], dict[str, Tensor]]:
     """Returns the module, which each context unpickles once; the results, as the program names them; the buffers that
     the step has changed."""
@@ -66,7 +72,7 @@ def _run(
         packed.model.to(ctx.device)
     step = ModuleStep(packed.model, packed.call, packed.training, packed.draws)
     feeds = dict(zip(packed.inputs, inputs, strict=True))
-    results, changed = step.run(dict(zip(packed.tensors, tensors, strict=True)), feeds)
+    results, changed = step.run(dict(zip(packed.tensors, tensors, strict=True)), feeds, scale=scale)
     if differing := results.keys() ^ set(packed.results):
         raise UsageError(
             f"the step gives other results than when the program was built: {', '.join(sorted(differing))}",

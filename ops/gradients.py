@@ -120,3 +120,20 @@ def dc_asgd(
         mean.mul_(decay).add_(grad.square().mul_(1 - decay))
         change.div_(mean.add(1e-7).sqrt_())
     grad.add_(change)
+
+
+@op("update_scale", writes=("scale", "growth_tracker"))
+def update_scale(
+    ctx: Context,
+    scale: Tensor,
+    growth_tracker: Tensor,
+    *,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    found_inf: bool = False,
+) -> None:
+    """Evolves the loss scale in place, as torch.amp.GradScaler.update. `growth_tracker`, an int32, counts the steps
+    since it was changed last. `found_inf`: a gradient of the step is not finite."""
+    found = torch.full_like(scale, found_inf)
+    torch._amp_update_scale_(scale, growth_tracker, found, growth_factor, backoff_factor, growth_interval)

@@ -25,6 +25,7 @@ from graphft.capture.weights import listed, load_weights, saved_variables
 from graphft.errors import ProgramError, UsageError
 from graphft.ir import Block, Kind, Operator, Program, Variable
 from graphft.ops.context import Context
+from graphft.optim.grad_scaler import UPDATE
 from graphft.options import find_device
 from graphft.reducers import columns_of
 from graphft.runtime.data import IN_ORDER, open_reader
@@ -79,6 +80,12 @@ class Executor:
                 f"program '{program.name}' has no block {block}",
                 rule="no-block",
                 help=f"its blocks are {', '.join(program.blocks) or 'none'}",
+            )
+        if block == "step" and any(op.type == UPDATE for op in program.blocks[block].ops):
+            raise UsageError(
+                f"program '{program.name}' has a gradient scaler: an executor cannot leave a step out that overflows",
+                rule="grad-scaler",
+                help='run it as a job: graphft.transpile(program, on_nonfinite="skip", ...).run()',
             )
         wanted = [fetch] if isinstance(fetch, (str, Variable)) else list(fetch)
         names = tuple(w if isinstance(w, str) else w.name for w in wanted)

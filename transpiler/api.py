@@ -19,6 +19,7 @@ from graphft.data import DataSpec
 from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Program
 from graphft.ir.verify import verify
+from graphft.optim.grad_scaler import UPDATE
 from graphft.optim.training import tell_changed_optimizer
 from graphft.options import find_device, unknown_option
 from graphft.reducers import columns_of
@@ -78,8 +79,8 @@ def transpile(
 
     Where the program has fewer slices than `pservers`, the job has as many pservers as slices, and a warning says so.
 
-    Raises GraphftError for an option that is unknown, makes no sense or has no effect in this job, a device that this
-    machine does not have, a program that is not minimized or not well-formed, and data that does not fit the program.
+    Raises GraphftError for an option that is unknown, makes no sense or has no effect in this job, a device that no
+    machine has, a program that is not minimized or not well-formed, and data that does not fit the program.
     `program` is not changed."""
     if unknown := [n for n in options if n not in OPTIONS]:
         raise unknown_option("transpile", unknown[0], (*OPTIONS, *NOT_SAVED), _ELSEWHERE)
@@ -106,8 +107,15 @@ def transpile(
         **{**defaults, **options},
     )
     check_effects(config, [*options, "validate"])
+    if program.find_op(UPDATE) is not None and not (config.sync and config.on_nonfinite == "skip"):
+        raise UsageError(
+            "the program has a gradient scaler: steps that overflow are to be left out, by all shards alike; here sync "
+            f"is {config.sync}, on_nonfinite {config.on_nonfinite!r}",
+            rule="option",
+            help='transpile(..., sync=True, on_nonfinite="skip"); bfloat16 needs no scaler',
+        )
     for device in (config.device, config.pserver_device):
-        find_device(device)
+        find_device(device, here=False)  # a job may be written where it cannot run
     verify(program, require_values=True)
     evaluation = evaluation_of(program, validate) if validate is not None else None
     prediction, origin = _prediction(program, predict) if predict is not None else None, program.origin

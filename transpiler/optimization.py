@@ -12,6 +12,7 @@ import torch
 from graphft.errors import ProgramError
 from graphft.ir import Arg, Block, Kind, Operator, Program, Ref, Variable, registry
 from graphft.ir.literals import resolve
+from graphft.optim.grad_scaler import UPDATE
 from graphft.optim.optimizers import CLIP_OPS, OPTIMIZER_OPS, SCALAR_STATE
 from graphft.optim.training import GLOBAL_STEP
 
@@ -33,16 +34,25 @@ class Optimization:
     """Clip ops behind it (all, where there is none), by gradient."""
     schedule: list[Operator]
     """Ops that compute the learning rates and count the steps, in order."""
+    scaler: Operator | None = None
+    """`update_scale`, where the loss is scaled."""
 
     @property
     def ops(self) -> list[Operator]:
         clips = [op for ops in (*self.before_norm.values(), *self.clips.values()) for op in ops]
-        return [*self.updates.values(), *([self.norm] if self.norm else []), *clips, *self.schedule]
+        single = [op for op in (self.norm, self.scaler) if op is not None]
+        return [*self.updates.values(), *single, *clips, *self.schedule]
 
-    def state_of(self, parameter: Variable) -> list[Variable]:
-        """Returns the optimizer state of a parameter."""
-        assert parameter.program is not None
-        return [parameter.program.variables[r.name] for r in state_operands(self.updates[parameter.name])]
+    @property
+    def evolvers(self) -> dict[str, Operator]:
+        """The op that evolves each parameter, and the loss scale."""
+        return self.updates | ({self.scaler.operand("scale").name: self.scaler} if self.scaler is not None else {})
+
+    def state_of(self, variable: Variable) -> list[Variable]:
+        """Returns the state of what evolves a variable; a buffer of the model has none."""
+        assert variable.program is not None
+        op = self.evolvers.get(variable.name)
+        return [variable.program.variables[r.name] for r in state_operands(op)] if op is not None else []
 
 
 def find_optimization(block: Block) -> Optimization:
@@ -58,14 +68,15 @@ def find_optimization(block: Block) -> Optimization:
     for i, op in enumerate(block.ops):
         if op.type in CLIP_OPS and op.operand("grad").name in gradients:
             (before if i < norm_at else after).setdefault(op.operand("grad").name, []).append(op)
-    found = Optimization(updates, norms[0] if norms else None, before, after, _schedule(block, updates))
+    scaler = block.program.find_op(UPDATE)
+    found = Optimization(updates, norms[0] if norms else None, before, after, _schedule(block, updates, scaler), scaler)
     _check_alone(block, found)
     return found
 
 
 def state_operands(update: Operator) -> tuple[Ref, ...]:
-    """Returns the state that an optimizer op evolves beside the parameter: every operand behind the learning rate."""
-    given = ("param", "grad", "lr")
+    """Returns the state that an op evolves beside the parameter (or the loss scale): its last operands."""
+    given = ("param", "grad", "lr", "scale")
     return tuple(r for s in registry.require(update).slots if s.name not in given for r in update.operands(s.name))
 
 
@@ -93,9 +104,9 @@ def _updates(block: Block) -> dict[str, Operator]:
     return updates
 
 
-def _schedule(block: Block, updates: dict[str, Operator]) -> list[Operator]:
+def _schedule(block: Block, updates: dict[str, Operator], scaler: Operator | None) -> list[Operator]:
     """Returns the ops that the learning rates, and state of no parameter, come from."""
-    own = {r.name for op in updates.values() for r in state_operands(op)}
+    own = {r.name for op in (*updates.values(), *([scaler] if scaler else [])) for r in state_operands(op)}
     needed = {op.operand("lr").name for op in updates.values()}
     needed |= {v.name for v in block.program.of_kind(Kind.STATE) if v.name not in own}
     taken: set[int] = set()

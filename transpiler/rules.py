@@ -224,6 +224,19 @@ def _finite_check(programs: Programs) -> Found:
                 yield f"skip_block is {name!r}, on_nonfinite is {wanted!r}", block, i
 
 
+@_rule("loss-scale", "the shard with the loss scale evolves it: in its optimize block, and otherwise in its skip block")
+def _loss_scale(programs: Programs) -> Found:
+    for block, i, _ in _ops(programs.trainer, "update_scale"):
+        yield "a trainer evolves the loss scale, which is a shard's", block, i
+    for program in programs.pservers:
+        found = list(_ops(program, "update_scale"))
+        for block, i, op in found:
+            if attr(op, "found_inf") != (block.name == "skip"):
+                yield f"update_scale in block {block.name} has found_inf = {attr(op, 'found_inf')}", block, i
+        if len({str(op.args) for _, _, op in found}) > 1 or len(found) not in (0, 2):
+            yield f"{program.name} has {len(found)} update_scale ops, expected 2 of the same scale, or none", None
+
+
 _OWN_CLAIMS = ("etcd_get_chunk", "etcd_complete_chunk", "etcd_enqueue_todo", "etcd_enqueue_timeout")
 _ASKS = {"find_coordinator": "init", "get_task": "step", "finish_task": "step", "fail_task": "failed"}
 _ASKS |= {"renew_tasks": "daemon"}

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from graphft.capture.guards import leaves
+from graphft.capture.guards import leaves, nodes
 from graphft.capture.locations import error_line, line_of
 from graphft.capture.loss_fn import LossFn, shown
 from graphft.capture.module_pickle import Packed, copy_of, pack, source_digest
@@ -28,6 +28,8 @@ log = logging.getLogger("graphft")
 
 CODE = "module@CODE"
 """The constant that holds the pickled module."""
+HALF = "half"
+"""Attribute of a program whose one op computes gradients in float16."""
 _SIZES = (7, 11, 13, 17, 19, 23, 29, 31)
 """A made-up batch has these sizes, one for each named dimension."""
 
@@ -47,7 +49,7 @@ def emit_eager(
     tensors = tensors_of(model)
     trained = [n for n, p in model.named_parameters() if p.requires_grad and training]
     packed = Packed(model, call, training, tuple(inputs), tuple(trained))
-    feeds, results, written, draws = _run_once(copy_of(packed), tensors, inputs, example)
+    feeds, results, written, draws, half = _run_once(copy_of(packed), tensors, inputs, example)
     fixed = [n for n in tensors if n not in trained and n not in written]
     source = source_digest(packed)
     packed = replace(packed, fixed=tuple(fixed), written=tuple(written), results=tuple(results))
@@ -58,6 +60,8 @@ def emit_eager(
         program.variable(name, _type(results[name], sizes))
     for name in trained:
         program.variable(grad_name(name), _type(tensors[name], {}))
+    if half:
+        program.attrs[HALF] = True
     if extras:
         program.attrs["extras"] = tuple(extras)
     program.variable(CODE, Type("uint8", tuple(code.shape)), Kind.CONST, code)
@@ -77,13 +81,13 @@ def emit_eager(
 
 def _run_once(
     packed: Packed, values: Mapping[str, Tensor], inputs: Mapping[str, Type], example: Mapping[str, Tensor] | None
-) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str], bool]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str], bool, bool]:
     """Runs a copy's step on the example, or on a made-up batch, and leaves torch's generator as it was.
 
-    Returns the batch, the results by name, the names of the buffers that the step changes, and whether it draws from
-    Python's or NumPy's generator.
+    Returns the batch, the results by name, the names of the buffers that the step changes, whether it draws from
+    Python's or NumPy's generator, and whether a gradient on the way is in float16.
     """
-    draws = False
+    draws, dtypes = False, set[torch.dtype]()
 
     def call(model: nn.Module, **given: Tensor) -> object:
         nonlocal draws
@@ -96,6 +100,7 @@ def _run_once(
     own = tensors_of(step.model)
 
     def look(loss: Tensor) -> None:
+        dtypes.update(gradient.dtype for node in nodes(loss) for gradient in node._input_metadata)
         known = {id(t) for t in own.values()}
         reached = [leaf for leaf, _ in leaves(loss, lambda node: "") if isinstance(leaf, nn.Parameter)]
         outside = [leaf for leaf in reached if id(leaf) not in known]
@@ -119,7 +124,7 @@ def _run_once(
             rule="example",
             help="build(..., example={...}) gives a batch of real data to run it on, once",
         ) from error
-    return feeds, results, list(changed), draws and packed.training
+    return feeds, results, list(changed), draws and packed.training, torch.float16 in dtypes
 
 
 def _made_up(inputs: Mapping[str, Type]) -> dict[str, Tensor]:

@@ -169,19 +169,25 @@ def refuse_outside(loss: Tensor, own: Mapping[str, Tensor], line_of: Callable[[A
     )
 
 
+def nodes(loss: Tensor) -> Iterator[Any]:
+    """The nodes of the autograd graph, each once, in the order from the loss backwards."""
+    seen, waiting = {loss.grad_fn}, [loss.grad_fn]
+    while waiting:
+        if (node := waiting.pop()) is not None:
+            yield node
+            new = [following for following, _ in node.next_functions if following not in seen]
+            seen.update(new)
+            waiting += dict.fromkeys(new)
+
+
 def leaves(loss: Tensor, line_of: Callable[[Any], str]) -> list[tuple[Tensor, str]]:
     """(leaf that gets a gradient, the user's line that uses it), each once, in the order from the loss backwards."""
     found: dict[int, tuple[Tensor, str]] = {}
-    seen, waiting = {loss.grad_fn}, [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        for following, _ in node.next_functions if node is not None else ():
+    for node in nodes(loss):
+        for following, _ in node.next_functions:
             leaf = getattr(following, "variable", None)
             if isinstance(leaf, Tensor):
                 found.setdefault(id(leaf), (leaf, line_of(node)))
-            elif following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
     return list(found.values())
 
 
@@ -192,7 +198,7 @@ def scalers_refused() -> Iterator[None]:
 
     def refuse(scaler: Any, outputs: Any) -> Any:
         if threading.get_ident() == mine and scaler.is_enabled():
-            help = "leave it out: torch.autocast works without a scaler (bfloat16 needs none)"
+            help = "leave it out; float16 needs minimize(..., grad_scaler=graphft.GradScaler()), bfloat16 none"
             raise UsageError("loss_fn scales the loss by a GradScaler", rule="side-effect", help=help)
         return scale(scaler, outputs)
 

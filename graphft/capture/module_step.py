@@ -89,12 +89,13 @@ class ModuleStep:
         values: Mapping[str, Tensor],
         feeds: Mapping[str, Tensor],
         look: Callable[[Tensor], None] = lambda loss: None,
+        scale: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gives the model's tensors their `values`, in place, and computes.
 
         Returns loss, extras and gradients (zero where the loss does not depend on a parameter) by name, and the new
         values of the buffers that the step has changed. Raises GraphftError[loss], and [parameter-written]. `look` is
-        called with the loss before backward.
+        called with the loss before backward. Gradients are those of the loss times `scale`.
         """
         tensors = tensors_of(self.model)
         trainable = {n: p for n, p in self.model.named_parameters() if p.requires_grad and self.training}
@@ -115,7 +116,7 @@ class ModuleStep:
             loss, extras = loss_and_extras(result, {*feeds, *tensors}, self.training)
             look(loss)
             if self.training:
-                loss.backward()
+                loss.backward(scale.to(loss.dtype) if scale is not None else None)
         for name, parameter in trainable.items():  # by value as well: a write through .data is no version
             if parameter._version != versions[name] or not same_bits(parameter, before[name]):
                 raise parameter_written(name)

@@ -235,7 +235,7 @@ class Reference:
     def make(self) -> Any:
         """Makes the dataset. Raises UsageError when it is not map-style, or the function fails."""
         function = self.resolve()
-        with _user_code(str(self), f"it is called with {self.args or 'no arguments'}", "dataset"):
+        with _user_code(f"{self} in {os.getcwd()}", f"it is called with {self.args or 'no arguments'}", "dataset"):
             made = function(**self.args)
         if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
             text = f"{self} returned a {type(made).__name__}, which is no map-style dataset"

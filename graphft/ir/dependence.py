@@ -30,6 +30,17 @@ def alias_classes(block: Block) -> Callable[[str], str]:
     return find
 
 
+def last_writes(block: Block) -> dict[str, int]:
+    """Returns by variable the last op that produces it or changes its memory, under whatever name."""
+    same_memory = alias_classes(block)
+    changed: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for i, op in enumerate(block.ops):
+        changed.update({same_memory(n): i for n in memory_writes(op, block)})
+        last.update(dict.fromkeys(op.writes, i))
+    return {n: max(last.get(n, -1), changed.get(same_memory(n), -1)) for n in block.program.variables}
+
+
 def _aliases(op: Operator) -> Iterator[tuple[str, str]]:
     """(result, operand) pairs that may share memory, as torch's schema of the op has it. Our own ops have none."""
     definition = registry.get(op.type)

@@ -5,6 +5,7 @@ Block `step` then ends with
     schedule ops           %lr (float64[]; %lr_1 ... where parameter groups differ) from %global_step
     clip ops               in place on the gradients
     one optimizer op per parameter: `adam(%w, %w@GRAD, %lr, *state) {...}`, in place on parameter and state
+    update_scale(...)      with a `grad_scaler` (optim/grad_scaler.py)
     increment(%global_step)
 
 `%global_step` (int64[]) counts completed steps. State variables are called `<parameter>@<state>`.
@@ -35,6 +36,7 @@ from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad
 from graphft.ir.dependence import alias_classes
 from graphft.ir.literals import dtype_of
 from graphft.ir.symbolic import Symbols
+from graphft.optim.grad_scaler import GradScaler, computes_half, find_seed, scale_gradients
 from graphft.optim.optimizers import OPTIMIZERS, SCALAR_STATE, SGD, AdamW, Clip, ClipByValue, Group, Optimizer
 from graphft.schedule import Rate
 
@@ -50,11 +52,13 @@ def minimize(
     clip: Clip | None = None,
     *,
     model: torch.nn.Module | None = None,
+    grad_scaler: GradScaler | None = None,
 ) -> None:
     """Appends to block `step` what evolves the program's parameters (see the module's docstring).
 
     A torch.optim instance (SGD, Adam, AdamW, Adagrad, RMSprop) needs `model`, the module that the program was built
     from: its parameter groups, with their options and state, are taken over; parameters in no group become frozen.
+    `grad_scaler`: scales the loss, for float16; the job must be sync, with `on_nonfinite="skip"`.
     Raises GraphftError, and leaves the program as it was, for what it cannot follow or compute.
     """
     if "step" not in program.blocks or GLOBAL_STEP in program.variables:
@@ -81,20 +85,34 @@ def minimize(
             rule="optimizer-option",
             help="write graphft.ClipByGlobalNorm(1.0), or graphft.ClipByValue(limit)",
         )
+    if not isinstance(grad_scaler, (GradScaler, type(None))):
+        raise UsageError(
+            f"a graphft.GradScaler is expected, got {type(grad_scaler).__module__}.{type(grad_scaler).__name__}",
+            rule="optimizer-option",
+            help="write grad_scaler=graphft.GradScaler(init_scale=2.0**16), with the options of torch.amp.GradScaler",
+        )
     block, group_of = program.blocks["step"], {name: g for g in groups for name in g.parameters}
     parameters = [v for v in program.of_kind(Kind.PARAM) if v.name in group_of]
     _require_gradients(block, parameters)
+    seed = find_seed(block, parameters) if grad_scaler is not None else None
     rates = {g.optimizer.lr: trace_schedule(g.optimizer.lr) for g in groups}
 
     if left_out := [v.name for v in program.of_kind(Kind.PARAM) if v.name not in group_of]:
         log.warning("parameters in no group of the optimizer will not train: %s", listed(left_out))
         for name in left_out:
             program.variables[name].kind = Kind.FROZEN
+    if grad_scaler is None and computes_half(block):
+        log.warning(
+            "backward computes in float16 without a gradient scaler: small gradients become 0. Give minimize(..., "
+            "grad_scaler=graphft.GradScaler()), or use bfloat16, which needs none"
+        )
+    update = scale_gradients(block, seed, grad_scaler, parameters) if grad_scaler and seed else None
     step = program.variable(GLOBAL_STEP, Type("int64", ()), Kind.STATE, torch.zeros((), dtype=torch.int64))
     lrs = {rate: append_schedule(block, traced, step, program.fresh("lr")) for rate, traced in rates.items()}
     _append_clip(block, clip, [program.variables[grad_name(v.name)] for v in parameters])
     for v in parameters:
         _append_update(block, v, group_of[v.name], lrs[group_of[v.name].optimizer.lr])
+    block.ops += [update] if update is not None else []
     block.append_op("increment", step)
     if isinstance(optimizer, torch.optim.Optimizer):
         program.taken_over = (optimizer, _options_of(optimizer))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import bisect
 import functools
 import io
+import os
 import random
 import threading
 from abc import ABC, abstractmethod
@@ -271,11 +272,15 @@ GOOD_NEIGHBOURS = 5
 """A chunk is bad when so many reads of neighbours have succeeded, and its own failed each time; not before 1.5 s."""
 _STORAGE = {"adlfs", "aiohttp", "azure", "botocore", "gcsfs", "google", "http", "requests", "s3fs", "urllib3"}
 """Packages whose exceptions tell of a network or a service, where they are no OSError."""
+_NOTHING_THERE = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
 def is_of_storage(error: BaseException | None) -> bool:
-    """True if the error, or one that caused it, is of storage or the network: it may be another one later."""
+    """True if the error, or one that caused it, is of storage or the network: it may be another one later. A relative
+    path, where there is nothing, is of this process's folder."""
     while error is not None:
+        if isinstance(error, _NOTHING_THERE) and error.filename and not os.path.isabs(error.filename):
+            return "://" in str(error.filename)
         packages = {str(base.__module__).partition(".")[0] for base in type(error).__mro__}
         if isinstance(error, OSError) or packages & _STORAGE:
             return True

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, Run
-
-DEFAULTS = {"trainer": {"CPU": 1}, "pserver": {"CPU": 0}, "coordinator": {"CPU": 0}}
-"""By role, what one process takes, unless `resources=` says otherwise. A pserver takes nothing: when a node is lost,
-there is room for it among trainers, without which they cannot go on."""
+from graphft.transpiler.config import JobConfig
+from graphft.transpiler.record import read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +25,14 @@ class Ray:
             raise UsageError("the engine ray needs the package ray", rule="engine", help="pip install graphft[ray]")
         from graphft.runtime.engines.ray_engine import RayEngine
 
-        resources = {role: {**usual, **run.resources.get(role, {})} for role, usual in DEFAULTS.items()}
-        return RayEngine(run, self.address, resources)
+        return RayEngine(run, self.address, resources_of(read_record(run.job_dir).config, run.resources))
+
+
+def resources_of(config: JobConfig, given: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns what one process of each role takes: what is `given`, else this. A pserver takes no CPU: when a node is
+    lost, there is room for it among trainers, without which they cannot go on. Ray hides GPUs that nobody asks for."""
+    usual: dict[str, dict[str, float]] = {"trainer": {"CPU": 1}, "pserver": {"CPU": 0}, "coordinator": {"CPU": 0}}
+    for role, device in (("trainer", config.device), ("pserver", config.pserver_device)):
+        if device.startswith("cuda"):
+            usual[role]["GPU"] = 1
+    return {role: {**wants, **given.get(role, {})} for role, wants in usual.items()}

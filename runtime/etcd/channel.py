@@ -211,36 +211,38 @@ class Channel:
 
     def repeat(self, method: Callable[..., Any], request: Any, deadline: float | None = None) -> Any:
         """Makes a call that may be made any number of times, until `deadline` seconds have passed."""
-        return self.attempt(lambda timeout: self.once(method, request, timeout), request, deadline)
+        return self.attempt(lambda timeout, wait: self.once(method, request, timeout, wait=wait), request, deadline)
 
     def attempt(
         self,
-        call: Callable[[float], Any],
+        call: Callable[[float, bool], Any],
         request: Any,
         deadline: float | None = None,
         *,
         repeats: bool = True,
         silent: Callable[[float, int, grpc.RpcError], EtcdError] | None = None,
     ) -> Any:
-        """Makes `call(timeout)` until it answers, or once, if it must not be repeated.
+        """Makes `call(timeout, wait)` until it answers, or once, if it must not be repeated. Each second try waits for
+        a connection: gRPC before 1.80 connects only meanwhile. The others are told why there is none.
 
         When `deadline` seconds have passed, raises what `silent` makes of (seconds, tries, last error), by default
         `EtcdUnreachable`. `request` is named when etcd refuses it.
         """
         started = time.monotonic()
         limit = self.deadline if deadline is None else deadline
-        pause, tries = FIRST_PAUSE, 0
+        pause, tries, why = FIRST_PAUSE, 0, None
         while True:
             left = max(0.01, started + limit - time.monotonic())
             tries += 1
             try:
-                return call(min(self.timeout, left) if repeats else left)
+                return call(min(self.timeout, left) if repeats else left, tries % 2 == 0 or not repeats)
             except grpc.RpcError as e:
                 if e.code() not in NO_ANSWER:
                     raise self.refused(e, request) from None
+                why = e if why is None or e.code() is Code.UNAVAILABLE else why
                 seconds = time.monotonic() - started
                 if not repeats or seconds + pause >= limit:
-                    raise (silent or self._unreachable)(seconds, tries, e) from None
+                    raise (silent or self._unreachable)(seconds, tries, why) from None
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE)
 

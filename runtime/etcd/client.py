@@ -124,10 +124,10 @@ class Etcd(Channel):
         )
         tries = 0
 
-        def call(timeout: float) -> Any:
+        def call(timeout: float, wait: bool) -> Any:
             nonlocal tries
             tries += 1
-            return self.once(self._kv.Txn, request, timeout, wait=verify is None)
+            return self.once(self._kv.Txn, request, timeout, wait=wait)
 
         left = started + limit - time.monotonic()
         answer = self.attempt(call, request, left, repeats=verify is not None, silent=self._ambiguous)
@@ -148,11 +148,11 @@ class Etcd(Channel):
     def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int:
         """Renews a lease; returns its TTL in seconds. `LeaseLost` when it has expired (etcd answers TTL 0)."""
 
-        def call(timeout: float) -> int:
-            method = self._lease.LeaseKeepAlive
-            answer = self.logged_in(
-                lambda metadata: next(method(iter([request]), timeout=timeout, metadata=metadata), None), timeout
-            )
+        def renew(request: Any, **rest: Any) -> Any:
+            return next(self._lease.LeaseKeepAlive(iter([request]), **rest), None)
+
+        def call(timeout: float, wait: bool) -> int:
+            answer = self.once(renew, request, timeout, wait=wait)
             if answer is None:
                 raise StreamEnded("etcd ended the stream of a lease's renewals", rule="etcd-lease")
             return int(answer.TTL)

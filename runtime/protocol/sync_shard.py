@@ -69,7 +69,7 @@ class SyncShard(Shard):
         self.waiting: dict[tuple[str, int], None] = {}
         """(peer, bucket) that get the next version, in the order of asking."""
         self.previous: Source = ""
-        """The source of version - 1: nothing; after a skipped round, the current one."""
+        """The source of version - 1: nothing; after a round without data, the current one."""
         self.checkpoints: set[int] = set()
         self.wanted = options.total_steps
         """Steps that are wanted so far; the next one may take any time."""
@@ -224,7 +224,7 @@ class SyncShard(Shard):
             why = f"not finite: slot {', '.join(map(str, nonfinite))}" if nonfinite else "all without data"
             skipped = RoundSkipped(self.version, f"{reason}, {why}", nonfinite, contributions)
             self.partial_sums.offer(self.version, None)
-            return [skipped, *self._advance("current", skipped.reason)]
+            return [skipped, *self._advance("previous" if nonfinite else "current", skipped.reason)]
         if self.options.reduce:
             self.phase = "summing"
             return [ComputePartials(self.version, contributions, reason)]

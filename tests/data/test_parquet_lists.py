@@ -61,7 +61,12 @@ def test_lists_lie_beside_other_fields(tmp_path: Path) -> None:
     assert found["one"].tolist() == ROWS
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 2)])
+WRITTEN = pytest.mark.skipif(
+    int(pa.__version__.split(".")[0]) < 26, reason="pyarrow before 26 writes no null among lists of fixed size"
+)
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pytest.param(pa.list_(pa.float32(), 2), marks=WRITTEN)])
 def test_nulls_are_nan(tmp_path: Path, kind: pa.DataType) -> None:
     values = [[1.0, 2.0], None, [3.0, None], [4.0, 5.0]] * 3
     spec = described(write(tmp_path, {"e": pa.array(values, kind)}), {"e": "e"})

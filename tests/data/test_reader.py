@@ -91,7 +91,7 @@ def test_user_code_that_exits() -> None:
     with pytest.raises(GraphftError, match=r"reading chunk 2 .*SystemExit") as error:
         one_pass(reader, 5)
     assert error.value.rule == "read"
-    with pytest.raises(GraphftError, match="exits failed: SystemExit"):
+    with pytest.raises(GraphftError, match=r"exits in \S+ failed: SystemExit"):
         dataset(f"{DATASETS}:exits")
 
 

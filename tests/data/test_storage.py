@@ -8,9 +8,11 @@ from pathlib import Path
 
 import fsspec.exceptions
 import pytest
+import torch
+from torch import Tensor
 
-from graphft.data import files
-from graphft.errors import GraphftError
+from graphft.data import dataset, files
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.data import open_reader
 from graphft.runtime.data.reader import GOOD_NEIGHBOURS, WAIT_SECONDS, Patience, is_of_storage, neighbours
 from graphft.runtime.roles.trainer import batches as storage_wait
@@ -26,6 +28,12 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ("error", "expected"),
     [
         (FileNotFoundError("f"), True),
+        (FileNotFoundError(2, "not there", "/mnt/f"), True),
+        (FileNotFoundError(2, "not there", "s3://bucket/f"), True),
+        (OSError(5, "input/output error", "data/f"), True),
+        (FileNotFoundError(2, "not there", "data/f"), False),
+        (caused(GraphftError("x"), NotADirectoryError(20, "no directory", Path("data/f"))), False),
+        (PermissionError(13, "denied", "f"), False),
         (ConnectionResetError(), True),
         (fsspec.exceptions.FSTimeoutError(), True),
         (http.client.IncompleteRead(b""), True),
@@ -86,7 +94,7 @@ def test_probes_of_files(tmp_path: Path) -> None:
 def test_data_that_is_away_at_the_start_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "f").write_bytes(b"y\n1\n2\n")
     spec = files(str(tmp_path / "f"), "csv", {"y": "y"})
-    tries = []
+    tries, told = [], list[str]()
 
     def make() -> object:
         tries.append(time.monotonic())
@@ -95,10 +103,27 @@ def test_data_that_is_away_at_the_start_is_waited_for(tmp_path: Path, monkeypatc
         return open_reader(spec, ".", 0)
 
     (tmp_path / "f").rename(tmp_path / "away")
-    assert open_when_there(make).spec == spec  # type: ignore[arg-type]
+    assert open_when_there(make, told.append).spec == spec  # type: ignore[arg-type]
     assert len(tries) == 3
+    assert [text.startswith("waiting for storage: ") and str(tmp_path / "f") in text for text in told] == [True]
     (tmp_path / "f").unlink()
     monkeypatch.setattr(storage_wait, "START_SECONDS", 0.5)
     with pytest.raises(GraphftError, match="could not be opened for") as error:
-        open_when_there(lambda: open_reader(spec, ".", 0))
+        open_when_there(lambda: open_reader(spec, ".", 0), print)
     assert error.value.rule == AWAY
+
+
+def squares(path: str) -> list[tuple[Tensor]]:
+    return [(torch.tensor(float(line)),) for line in Path(path).read_text().split()]
+
+
+def test_a_relative_path_in_another_folder_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends with 2: it is not started again."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "squares").write_text("1 4 9 16")
+    monkeypatch.chdir(tmp_path / "in")
+    spec = dataset(squares, {"path": "squares"}, columns=("x",), chunk_size=2)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=rf"squares in {tmp_path} failed: .*No such file.*'squares'") as error:
+        open_when_there(lambda: open_reader(spec, ".", 0), pytest.fail)
+    assert "'path': 'squares'" in error.value.help

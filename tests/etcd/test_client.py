@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from etcd.servers import enable_login, value
 
@@ -62,6 +63,34 @@ def test_nobody_there_is_a_clear_error_soon() -> None:
         assert f"127.0.0.1:{port}" in str(caught.value)
         with pytest.raises(EtcdUnreachable):  # never sent, hence not ambiguous
             client.txn([], [put_op("/a", b"")], deadline=0.3)
+
+
+class NoAnswer(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self.code, self.details = (lambda: code), (lambda: details)
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_tries_wait_for_a_connection_and_tell_why_there_is_none(waiting: int) -> None:
+    """gRPC before 1.80 connects only while a call waits; a call that waits is not told what is wrong."""
+    tries: list[bool] = []
+
+    def method(request: object, *, wait_for_ready: bool, **rest: object) -> str:
+        tries.append(wait_for_ready)
+        if not wait_for_ready:
+            raise NoAnswer(grpc.StatusCode.UNAVAILABLE, "a bad certificate")
+        if tries.count(True) <= waiting:
+            raise NoAnswer(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        return "answer"
+
+    with Etcd(["127.0.0.1:1"]) as client:
+        assert client.repeat(method, None, deadline=60) == "answer"
+        assert tries == [False, True] * (waiting + 1)
+        tries.clear()
+        waiting = 1 << 30
+        with pytest.raises(EtcdUnreachable, match="UNAVAILABLE, a bad certificate"):
+            client.repeat(method, None, deadline=0.2)
+        assert True in tries
 
 
 def test_reads_and_puts_outlast_lost_answers(far: Etcd, proxy: Proxy, prefix: str) -> None:

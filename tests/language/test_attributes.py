@@ -55,6 +55,8 @@ def operands(definition: OpDef, attrs: dict[str, Any]) -> list[Any]:
         "square_sum": lambda: vector(0.3, 0.2, 0.1),
         "max_exp_avg_sq": lambda: vector(5.0, 6.0, 7.0),
         "mean_square": lambda: vector(0.3, 0.2, 0.1),
+        "scale": lambda: torch.tensor([4.0]),
+        "growth_tracker": lambda: torch.tensor([1], dtype=torch.int32),
         "backup": lambda: vector(1.0, 1.0, 1.0),
     }
     there = [s for s in definition.slots if s.name != "max_exp_avg_sq" or attrs["amsgrad"]]
@@ -72,6 +74,7 @@ BASE: dict[str, dict[str, Any]] = {
     "adagrad": {"lr_decay": 0.1},
     "adam": {"eps": 0.1},
     "adamw": {"eps": 0.1},
+    "update_scale": {"growth_factor": 2.0},
 }
 """Values at which the other attributes show."""
 
@@ -131,6 +134,8 @@ def test_a_kernel_sees_its_attribute(definition: OpDef, attr: Attr) -> None:
     given = {a.name: value(a) if a.required else a.default for a in definition.attrs} | BASE.get(definition.name, {})
     if definition.name == "squared_norms":
         given["unit"] = 1
+    if attr.name == "backoff_factor":
+        given["found_inf"] = True
     assert seen(definition, given) != seen(definition, given | {attr.name: another(attr, given[attr.name])})
 
 

@@ -21,7 +21,7 @@ from graphft.runtime.protocol.events import (
     RoundSkipped,
     ShardDown,
 )
-from graphft.runtime.protocol.messages import BatchAck, BatchPush, Push, Refused
+from graphft.runtime.protocol.messages import BatchAck, BatchPush, Parameters, Push, Refused
 from tests.protocol import test_async_trainer
 from tests.protocol.rigs import ShardRig, TrainerRig, codes, of
 from tests.protocol.test_async_shard import AsyncRig, acks
@@ -75,6 +75,8 @@ def test_one_slot_that_is_not_finite_makes_a_shard_leave_the_step_out(reduce: bo
     assert (skipped.step, skipped.nonfinite) == (0, (1,))
     assert not of(ApplyRound, effects) + of(ComputePartials, effects)
     assert rig.machine.version == 1
+    (before,) = of(Parameters, rig.pull("b", 0))
+    assert (before.message.version, before.source) == (0, "previous"), "the skip block may have changed the loss scale"
     push(rig, 0, True)
     assert of(ComputePartials if reduce else ApplyRound, push(rig, 1, True)), "the next step is an ordinary one"
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from graphft.errors import UsageError
 from graphft.runtime.execute import accelerator
 
 
@@ -24,6 +25,12 @@ def test_each_process_has_a_device_of_its_own_while_there_are(
     assert accelerator.own_device("cuda", 5) == "cuda:1"
     assert "1 is shared" in caplog.text
     assert [accelerator.own_device(device, 0) for device in ("cpu", "cuda:1")] == ["cpu", "cuda:1"]
+
+
+def test_a_role_ends_where_its_device_is_missing() -> None:
+    with pytest.raises(UsageError, match=r"compute on cuda:99, which is not on \S+ with torch") as caught:
+        accelerator.own_device("cuda:99", 0)
+    assert (caught.value.rule, "run it where there is one" in caught.value.help) == ("device", True)
 
 
 @pytest.mark.slow

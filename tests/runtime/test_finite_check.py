@@ -57,6 +57,15 @@ def test_a_gradient_is_named_with_the_column_that_may_cause_it() -> None:
     assert not found.records
 
 
+def test_a_bucket_may_have_two_slices_of_a_gradient() -> None:
+    program = linear_job(pservers=2, trainers=1, ft=False).trainer_program()
+    send = next(op for op in program.blocks["step"].ops if op.type == "send" and "w@GRAD" in op.reads)
+    send.args = (*send.args, *send.args)
+    found, gradient = FiniteCheck(program, {}), torch.full((200, 1), math.nan)
+    found.look_at_bucket(send.attrs["shard"], send.attrs["bucket"], gradient.view(-1), [gradient] * len(send.args))
+    assert found.gradients == {"w": 200}
+
+
 def test_a_loss_is_told_with_what_is_known_of_its_cause() -> None:
     found = check(x=torch.zeros(3))
     found.look_at_loss(torch.tensor(math.inf))

@@ -103,11 +103,11 @@ def async_variant(number: int) -> Variant:
 @functools.cache
 def make_job(variant: Variant) -> Job:
     options = dict(variant.options)
-    clip, optimizer = options.pop("clip", False), options.pop("optimizer", "")
+    clip, optimizer, half = options.pop("clip", False), options.pop("optimizer", ""), options.pop("half", False)
     if "validate_every" in options:
         options["validate"] = _held_out(options.pop("validate_every"), options.pop("decides"))
     return graphft.transpile(
-        _curved(optimizer, clip) if variant.sync else _counting(),
+        _curved(optimizer, clip, half) if variant.sync else _counting(),
         data=_in_chunks(graphft.arrays(**_columns(variant)), variant.chunks),
         batch_size=variant.batch,
         ft=True,
@@ -158,12 +158,19 @@ def _columns(variant: Variant) -> dict[str, Tensor]:
 
 
 @functools.cache
-def _curved(optimizer: str, clip: bool) -> Program:
+def _curved(optimizer: str, clip: bool, half: bool) -> Program:
+    """`half`: in float16, with a loss scale that overflows every few steps, and that every gradient is rounded by."""
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.float16, enabled=half):
+            return nn.functional.mse_loss(model(x), y)
+
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-    program = graphft.build(model, lambda m, x, y: nn.functional.mse_loss(m(x), y), {"x": (None, 8), "y": (None, 4)})
+    program = graphft.build(model, loss, {"x": (None, 8), "y": (None, 4)})
     made = graphft.SGD(lr=0.1, momentum=0.9) if optimizer == "SGD" else graphft.Adam(lr=0.02)
-    graphft.minimize(program, made, graphft.ClipByGlobalNorm(0.5) if clip else None)
+    scaler = graphft.GradScaler(2.0**20, 9.7, 0.3, 2) if half else None
+    graphft.minimize(program, made, graphft.ClipByGlobalNorm(0.5) if clip else None, grad_scaler=scaler)
     return program
 
 
@@ -185,8 +192,10 @@ def _counting() -> Program:
 
 
 def with_nonfinite(variant: Variant, seed: int) -> Variant:
-    """The same job with a few records that are not finite, whose steps are to be discarded."""
+    """The same job with a few records that are not finite, whose steps are to be discarded; or in float16."""
     records = random.Random(seed).sample(range(sum(variant.chunks)), min(2, sum(variant.chunks)))
+    if variant.sync and seed % 2 == 0:
+        return with_options(variant, on_nonfinite="skip", half=True)
     return replace(with_options(variant, on_nonfinite="skip"), nonfinite=tuple(sorted(records)))
 
 

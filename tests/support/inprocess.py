@@ -33,6 +33,7 @@ class Trainer(TrialBatch, LocalPort):
         self.blocks = Blocks(program, self.ctx, Progress())
         self.located: Located | None = None
         self.pushed: Pushed = {}
+        self.finite = True
 
     def compute(self, step: int, slot: int) -> None:
         self.located = found = self.job.config.plan.locate(step, slot)
@@ -41,7 +42,7 @@ class Trainer(TrialBatch, LocalPort):
             self.work = ChunkWork(found.pass_index, found.chunk, found.batch, found.samples, seed)
             self.ctx.step, self.ctx.slot, self.ctx.comm = step, slot, (comm := LocalComm(self.job, self.shards))
             self.blocks.run("step")
-            self.pushed = comm.pushed
+            self.pushed, self.finite = comm.pushed, comm.finite
 
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[Tensor]:
         found = self.batches(work)
@@ -61,21 +62,31 @@ class Trainer(TrialBatch, LocalPort):
 
 
 class InProcess:
-    """All roles of a job. `run` trains it to its end; `model()` is the model then."""
+    """All roles of a job. `run` trains it to its end; `model()` is the model then, `skipped` has the steps that were
+    left out."""
 
     def __init__(self, job: Job, batches: Batches) -> None:
         self.job, self.shards = job, LocalShards(job)
         self.trainer = Trainer(job, self.shards, batches)
+        self.skipped: list[int] = []
 
     def run(self, steps: int | None = None) -> None:
-        config = self.job.config
-        for step in range(config.total_steps if steps is None else steps):
-            contributions: dict[int, tuple[int, Pushed]] = {}
-            for slot in range(config.trainers if config.sync else 1):
-                self.trainer.compute(step, slot)
-                if self.trainer.located is not None:
-                    contributions[slot] = self.trainer.located.samples, self.trainer.pushed
+        for step in range(self.job.config.total_steps if steps is None else steps):
+            self.run_step(step)
+
+    def run_step(self, step: int) -> None:
+        config, finite = self.job.config, True
+        contributions: dict[int, tuple[int, Pushed]] = {}
+        for slot in range(config.trainers if config.sync else 1):
+            self.trainer.compute(step, slot)
+            if self.trainer.located is not None:
+                contributions[slot] = self.trainer.located.samples, self.trainer.pushed
+                finite = finite and self.trainer.finite
+        if finite or config.on_nonfinite != "skip":
             self.shards.apply(contributions)
+        else:
+            self.shards.leave_out()
+            self.skipped.append(step)
 
     def model(self) -> dict[str, Tensor]:
         return assemble(self.job.trainer_program(), [shard.scope for shard in self.shards.shards])

@@ -11,7 +11,9 @@ from graphft.ir import Kind, Program, Type
 from graphft.transpiler.job import Job
 
 
-def linear(features: int = 200, optimizer: object = None, clip: object = None, minimized: bool = True) -> Program:
+def linear(
+    features: int = 200, optimizer: object = None, clip: object = None, minimized: bool = True, scaler: Any = None
+) -> Program:
     """Linear regression: loss = mean((x w + b - y)^2), minimized by SGD."""
     program = Program("linear", {"loss": "loss"})
     torch.manual_seed(0)
@@ -27,7 +29,7 @@ def linear(features: int = 200, optimizer: object = None, clip: object = None, m
     step.append_op("aten.sum.dim_IntList", error, [0], outputs="b@GRAD")
     step.append_op("aten.mm", step.append_op("aten.t", x), error, outputs="w@GRAD")
     if minimized:
-        graphft.minimize(program, optimizer or graphft.SGD(lr=0.05, momentum=0.9), clip)
+        graphft.minimize(program, optimizer or graphft.SGD(lr=0.05, momentum=0.9), clip, grad_scaler=scaler)
     return program
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,10 +49,17 @@ def test_options(options: dict[str, Any]) -> None:
     assert [*options][-1] in str(refused("option", **options))
 
 
-def test_what_the_data_or_the_machine_lacks() -> None:
+def test_what_the_data_lacks_and_what_is_no_device() -> None:
     refused("short-chunks", batch_size=64)
-    refused("device", device="cuda:99")
-    refused("device", device="meta")
+    for option in ("device", "pserver_device"):
+        for device in ("meta", "cudda", "cuda:x"):
+            assert device in str(refused("device", **{option: device}))
+
+
+def test_a_job_is_written_on_a_machine_without_its_devices(tmp_path: Path) -> None:
+    transpile(device="cuda:99", pserver_device="cuda").save(tmp_path / "job")
+    config = Job.load(tmp_path / "job").config
+    assert (config.device, config.pserver_device) == ("cuda:99", "cuda")
 
 
 def test_an_unknown_option_is_told_with_what_is_meant() -> None:

@@ -21,10 +21,10 @@ def regression(**options: object) -> Job:
     return graphft.transpile(linear(), data=data, batch_size=4, **{**SMALL, **options})
 
 
-def mlp(**options: object) -> Job:
+def mlp(scaler: graphft.GradScaler | None = None, **options: object) -> Job:
     """Adam, a schedule, clipping by global norm."""
-    program = _captured("mlp")
-    graphft.minimize(program, graphft.Adam(lr=graphft.schedule.cosine(0.01, 100)), graphft.ClipByGlobalNorm(1.0))
+    program, adam = _captured("mlp"), graphft.Adam(lr=graphft.schedule.cosine(0.01, 100))
+    graphft.minimize(program, adam, graphft.ClipByGlobalNorm(1.0), grad_scaler=scaler)
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 8), y=torch.zeros(32, 4))
     return graphft.transpile(program, data=data, batch_size=4, **{**SMALL, **options})
 
@@ -75,6 +75,7 @@ JOBS = {
 # A variant of a job, by what its programs have that those of the other have not.
 VARIANTS = {
     "mlp_s2_skip_ft": ("mlp_s2_ft", lambda: mlp(**TWO, on_nonfinite="skip")),
+    "mlp_s2_scaler_ft": ("mlp_s2_skip_ft", lambda: mlp(graphft.GradScaler(), **TWO, on_nonfinite="skip")),
     "mlp_s2_on_demand_ft": ("mlp_s2_ft", lambda: mlp(**TWO, epochs=2, passes_on_demand=True)),
     "mlp_s2_coordinator_ft": ("mlp_s2_ft", lambda: mlp(**TWO, dispatch="coordinator")),
     "mlp_s2_async_ft": ("mlp_s2_ft", lambda: mlp(**TWO, sync=False, max_staleness=4)),

@@ -17,10 +17,10 @@ from graphft.transpiler.programs import Programs, run_passes
 from tests.support.programs_by_hand import linear
 
 
-def transpiled(**options: object) -> Job:
+def transpiled(scaler: graphft.GradScaler | None = None, **options: object) -> Job:
     """Two shards, three slices, a global norm."""
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-    program = linear(clip=graphft.ClipByGlobalNorm(1.0))
+    program = linear(clip=graphft.ClipByGlobalNorm(1.0), scaler=scaler)
     return graphft.transpile(
         program, data=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64, min_block=64, **options
     )
@@ -30,6 +30,7 @@ def transpiled(**options: object) -> Job:
 def jobs() -> dict[str, Job]:
     return {
         "sync": transpiled(),
+        "scaled": transpiled(graphft.GradScaler(), on_nonfinite="skip"),
         "dc_asgd": transpiled(sync=False, mode="dc_asgd"),
         "geo_sgd": transpiled(sync=False, mode="geo_sgd", local_steps=2),
         "coordinator": transpiled(dispatch="coordinator"),
@@ -72,6 +73,11 @@ def kind(name: str, kind: Kind, role: str) -> Callable[[Programs], None]:
     return lambda p: setattr(p.by_name()[role].variables[name], "kind", kind)
 
 
+def scale_on_trainer(p: Programs) -> None:
+    p.trainer.variable("loss_scale@growth_tracker", Type("int32", ()), Kind.STATE)
+    p.trainer.blocks["step"].ops.append(op_of(p.pservers[1], "update_scale"))
+
+
 BREAKS: list[tuple[str, str, Callable[[Programs], object]]] = [
     ("sync", "slice-cover", slices((0, 64, 0), (128, 200, 1))),
     ("sync", "slice-cover", slices((0, 128, 0), (100, 200, 1))),
@@ -109,6 +115,11 @@ BREAKS: list[tuple[str, str, Callable[[Programs], object]]] = [
     ("sync", "finite-check", lambda p: op_of(p.trainer, "send").attrs.pop("check")),
     ("sync", "finite-check", remove("check_finite")),
     ("sync", "finite-check", change("send_barrier", on_nonfinite="skip")),
+    ("scaled", "finite-check", change("listen_and_serv", "pserver0", "pserver1", skip_block="")),
+    ("scaled", "loss-scale", lambda p: p.pservers[1].blocks["skip"].ops.pop()),
+    ("scaled", "loss-scale", lambda p: p.pservers[1].blocks["skip"].ops[-1].attrs.pop("found_inf")),
+    ("scaled", "loss-scale", lambda p: p.pservers[1].blocks["optimize.loss_scale"].ops[0].attrs.update(found_inf=True)),
+    ("scaled", "loss-scale", scale_on_trainer),
     ("sync", "config-agree", change("listen_and_serv", "pserver0", "pserver1", total_steps=99)),
     ("sync", "config-agree", change("listen_and_serv", "pserver0", "pserver1", slots=4)),
     ("sync", "config-agree", change("etcd_claim_slots", slots=4)),

@@ -4,12 +4,14 @@ is checked, and metrics go along."""
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import torch
 
 from graphft.capture.loss_fn import reported
 from graphft.ir import Block, Kind, Operator, Ref, Type
-from graphft.ir.dependence import alias_classes, memory_writes
+from graphft.ir.dependence import last_writes
+from graphft.optim.grad_scaler import UPDATE
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.layout import SKIPPED_STEPS, Bucket, buckets_of, gradient_of, pushed_as
 from graphft.transpiler.programs import Programs, order_blocks
@@ -50,7 +52,7 @@ def insert_communication(job: Programs, config: JobConfig) -> None:
 def _insert_transfers(block: Block, buckets: tuple[Bucket, ...], fetch: Operator, end: Operator) -> None:
     before: dict[int, list[Operator]] = defaultdict(list)
     behind: dict[int, list[Operator]] = defaultdict(list)
-    last_write = _last_writes(block)
+    last_write = last_writes(block)
     receives = sorted(((_first_use(block, b), b) for b in buckets), key=lambda p: p[0])
     for at, b in receives:
         before[at].append(_transfer(block, "recv", b))
@@ -79,20 +81,10 @@ def _first_use(block: Block, bucket: Bucket) -> int:
     return next((i for i, op in enumerate(block.ops) if names.intersection((*op.reads, *op.writes))), 0)
 
 
-def _last_writes(block: Block) -> dict[str, int]:
-    """Returns by variable the last op that produces it or changes its memory, under whatever name."""
-    same_memory = alias_classes(block)
-    changed: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for i, op in enumerate(block.ops):
-        changed.update({same_memory(n): i for n in memory_writes(op, block)})
-        last.update(dict.fromkeys(op.writes, i))
-    return {n: max(last.get(n, -1), changed.get(same_memory(n), -1)) for n in block.program.variables}
-
-
 def check_finite(job: Programs, config: JobConfig) -> None:
     """Checks the loss right behind the op that makes it, and the gradients as they are sent; `send_barrier` says what
-    becomes of a contribution that is not finite. "skip": a pserver counts these in the state `%skipped_steps`."""
+    becomes of a contribution that is not finite. "skip": a pserver counts these in the state `%skipped_steps`, and
+    lowers the loss scale that it holds."""
     if config.on_nonfinite == "warn":
         return
     step, loss = job.trainer.blocks["step"], str(job.trainer.attrs["loss"])
@@ -107,7 +99,10 @@ def check_finite(job: Programs, config: JobConfig) -> None:
     for program in job.pservers if config.on_nonfinite == "skip" else ():
         zero = torch.zeros((), dtype=torch.int64)
         count = program.variable(SKIPPED_STEPS, Type("int64", ()), Kind.STATE, zero)
-        program.block("skip").append_op("increment", count.ref)
+        skip = program.block("skip")
+        skip.append_op("increment", count.ref)
+        if (update := program.find_op(UPDATE)) is not None:
+            skip.ops.append(replace(update, attrs=update.attrs | {"found_inf": True}))
         program.blocks["serve"].ops[-1].attrs["skip_block"] = "skip"
         order_blocks(program, "init", "serve", "schedule", "reduce", "skip")
 

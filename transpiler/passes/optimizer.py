@@ -41,8 +41,7 @@ def split_optimizer(job: Programs, config: JobConfig) -> None:
     for program in job.pservers:
         owned = _owned(source, program)
         for s in owned:
-            variable = source.variables[s.variable]
-            _declare(program, source, s, found.state_of(variable) if s.variable in found.updates else ())
+            _declare(program, source, s, found.state_of(source.variables[s.variable]))
         if found.schedule:
             block = program.block("schedule")
             for op in found.schedule:
@@ -174,8 +173,11 @@ def _reduce(program: Program, source: Program, found: Optimization, norm: Operat
 
 def _optimize(program: Program, source: Program, found: Optimization, s: Slice, sync: bool) -> None:
     block = program.block(f"optimize.{s.name}")
-    if s.variable not in found.updates:
+    if s.variable not in found.evolvers:
         block.append_op("assign", Ref(s.name), Ref(grad_name(s.name)))
+        return
+    if s.variable not in found.updates:  # the loss scale: what trainers send back of it is not looked at
+        block.ops.append(with_operands(found.evolvers[s.variable], {}))
         return
     update, variable = found.updates[s.variable], source.variables[s.variable]
     gradient = update.operand("grad").name

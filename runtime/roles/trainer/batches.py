@@ -109,8 +109,9 @@ class Loading:
         self.end.now(status)
 
 
-def open_when_there(make: Callable[[], Reader]) -> Reader:
-    """Returns `make()`, which is called again while storage is away, for START_SECONDS. Raises GraphftError then."""
+def open_when_there(make: Callable[[], Reader], tell: Callable[[str], object]) -> Reader:
+    """Returns `make()`, which is called again while storage is away, for START_SECONDS. Raises GraphftError then.
+    `tell`: called once, with the reason, if the second call fails as well."""
     patience = Patience(time.monotonic(), START_SECONDS)
     while True:
         try:
@@ -124,7 +125,7 @@ def open_when_there(make: Callable[[], Reader]) -> Reader:
                     rule=AWAY,
                     help=error.help,
                 ) from error
-            log.warning("waiting for storage: %s", error.message)
+            (tell if patience.tries == 2 else log.warning)(f"waiting for storage: {error.message}")
         time.sleep(patience.pause)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from graphft.errors import UsageError
-from graphft.ir import Kind, Program
+from graphft.ir import Kind, Program, refs
 from graphft.runtime.execute.finite import is_finite, listed, nonfinite_of, nonfinite_rows
 from graphft.transpiler.layout import gradient_of
 
@@ -50,7 +50,7 @@ class FiniteCheck:
     def __post_init__(self) -> None:
         self._parameter = {gradient_of(v): v.name for v in self.program.of_kind(Kind.PARAM)}
         self._operands = {
-            (op.attrs["shard"], op.attrs["bucket"]): op.reads
+            (op.attrs["shard"], op.attrs["bucket"]): [ref.name for ref in refs(op.args)]
             for op in self.program.blocks["step"].ops
             if op.type == "send"
         }

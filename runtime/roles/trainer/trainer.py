@@ -152,7 +152,10 @@ class Trainer(Role):
 
     def _open(self, spec: DataSpec, root: Path, cached_chunks: int, thread: ThreadPoolExecutor) -> Reader:
         make = functools.partial(open_reader, spec, root, self.config.seed, cached_chunks, thread)
-        return make() if spec.kind == "arrays" else open_when_there(make)
+        return make() if spec.kind == "arrays" else open_when_there(make, self._tell_of_wait)
+
+    def _tell_of_wait(self, text: str) -> None:
+        self.member.events.emit("storage-wait", f"trainer {self.member.index} is {text}")
 
     def _leaves_now(self) -> bool:
         """True if this process is to end while it loads."""
