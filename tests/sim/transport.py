@@ -120,12 +120,10 @@ class SimNetwork:
         return True
 
     def cut(self, address: str) -> None:
-        """Breaks the connections to a server; what is in flight is lost. They are made again at once."""
+        """Breaks the connections to a server; what is in flight is lost. The next message makes one again."""
         for link in self.links:
-            if link.address == address and link.server is not None:
-                server = link.server
+            if link.address == address:
                 link.unplug()
-                link.plug(server)
 
 
 class _Flight:
@@ -157,27 +155,21 @@ class _SimSent:
 
 
 class _Link:
-    """One connection of a client to the server at an address, whichever that is at the time."""
+    """One connection of a client to the server that was at an address when it was made; None: it is broken.
+    `doubtful`: the server has not answered yet."""
 
     def __init__(self, client: SimClient, shard: int, address: str) -> None:
         network = client.network
         self.client, self.shard, self.address, self.network = client, shard, address, network
         self.peer = f"{client.identity}#{next(network.numbers)}".encode()
-        self.server: SimServer | None = None
-        self._waiting: deque[_Flight] = deque()
+        self.server, self.doubtful = network.servers.get(address), True
         self._unread: list[_Flight] = []
         self._life = 0
         """Counts the times the connection was made; arrivals of an earlier one are lost."""
         self._last = {True: 0.0, False: 0.0}
         network.links.append(self)
-        if address in network.servers:
-            self.plug(network.servers[address])
-
-    def plug(self, server: SimServer) -> None:
-        self.server = server
-        server.peers[self.peer] = self
-        while self._waiting:
-            self.fly(self._waiting.popleft(), up=True)
+        if self.server is not None:
+            self.server.peers[self.peer] = self
 
     def unplug(self) -> None:
         if self.server is not None:
@@ -191,13 +183,11 @@ class _Link:
     def close(self) -> None:
         self.unplug()
         self.network.links.remove(self)
-        for flight in self._waiting:
-            flight.lose()
 
     def fly(self, flight: _Flight, up: bool) -> None:
         """Schedules the message's copies; `up`: from the client to the server."""
         if self.server is None:
-            self._waiting.append(flight)
+            flight.lose()
             return
         fates = self.network.schedule.next()
         if not fates or not self.network.passes(self.client.identity, self.address, flight.parts[0]):
@@ -217,6 +207,7 @@ class _Link:
         if up:
             self.server.take(self.peer, flight.read())
         else:
+            self.doubtful = False
             self.client.take(self.shard, flight.read())
 
 
@@ -255,9 +246,6 @@ class SimServer:
             )
         self._address = address
         self._network.servers[address] = self
-        for link in self._network.links:
-            if link.address == address:
-                link.plug(self)
         return address
 
     def poll(self, timeout_s: float | None) -> list[Received]:
@@ -321,11 +309,15 @@ class SimClient:
     def send(self, shard: int, message: Message, frame: Frame | None = None) -> Sent:
         self._check_open()
         flight = _flight(self.network, encode(message), frame)
-        if shard not in self._links:
+        link = self._links.get(shard)
+        if link is not None and link.server is None:
+            link.close()
+            link = self._links[shard] = _Link(self, shard, link.address)
+        if link is None or link.server is None or (flight.sent is not None and link.doubtful):
             self.counters["unroutable"] += 1
             return Released()
         count_sent(self.counters, flight.parts[1] if frame is not None else None)
-        self._links[shard].fly(flight, up=True)
+        link.fly(flight, up=True)
         return flight.sent or Released()
 
     def send_parts(self, shard: int, parts: Sequence[bytes]) -> None:
