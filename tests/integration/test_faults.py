@@ -15,6 +15,7 @@ from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration import training
+from tests.integration.impostor import ANSWERED, BOUND, HEARD, LOGINS, Impostor
 from tests.integration.plays import (
     RUN,
     SCRIPT,
@@ -50,6 +51,28 @@ def test_the_undisturbed_run_equals_training_in_one_process(undisturbed: Played)
 def holders(status: JobStatus) -> set[int]:
     """Indices of the trainers that hold slots."""
     return {int(name.split("-")[0]) for name in status.slots.values()}
+
+
+def test_who_takes_a_dead_pservers_port_is_nobody(
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
+) -> None:
+    impostors = []
+
+    def take_ports(status: JobStatus) -> bool:
+        if at(10 + 10 * len(impostors))(status):
+            dead, living = (status.pservers[index]["address"] for index in (0, 1))
+            impostors.append(Impostor(dead, living))
+            return True
+        return False
+
+    try:
+        played = play(training.job(program, pace=pace.file), folder, [Act(take_ports, kill("pserver", 0))] * 3)
+    finally:
+        counts = [impostor.end() for impostor in impostors]
+    assert_same_bits(played.state, undisturbed.state)
+    assert [one[BOUND] for one in counts] == [1, 1, 1]
+    assert sum(one[LOGINS] for one in counts), "nobody has connected to it: the test shows nothing"
+    assert not any(one[HEARD] or one[ANSWERED] for one in counts)
 
 
 def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
