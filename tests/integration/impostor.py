@@ -24,14 +24,16 @@ class Impostor:
 
     def __init__(self, dead: str, living: str) -> None:
         fork = multiprocessing.get_context("fork")
-        self._counts = fork.Array("i", len(COUNTS), lock=False)
-        self._process = fork.Process(target=_main, args=(dead, living, self._counts))
+        self.counts = fork.Array("i", len(COUNTS), lock=False)
+        self._process = fork.Process(target=_main, args=(dead, living, self.counts))
         self._process.start()
 
-    def end(self) -> list[int]:
+    def __enter__(self) -> Impostor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.join()
-        return list(self._counts)
 
 
 def _main(dead: str, living: str, counts: Any) -> None:

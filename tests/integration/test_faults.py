@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -56,23 +58,28 @@ def holders(status: JobStatus) -> set[int]:
 def test_who_takes_a_dead_pservers_port_is_nobody(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
-    impostors = []
+    """While etcd is frozen the trainers cannot know that another process listens at the port."""
+    with ExitStack() as stack:
 
-    def take_ports(status: JobStatus) -> bool:
-        if at(10 + 10 * len(impostors))(status):
+        def take_port(status: JobStatus) -> bool:
+            if not at(10)(status):
+                return False
             dead, living = (status.pservers[index]["address"] for index in (0, 1))
-            impostors.append(Impostor(dead, living))
+            impostors.append(stack.enter_context(Impostor(dead, living)))
             return True
-        return False
 
-    try:
-        played = play(training.job(program, pace=pace.file), folder, [Act(take_ports, kill("pserver", 0))] * 3)
-    finally:
-        counts = [impostor.end() for impostor in impostors]
+        def freeze_and_kill(supervisor: Supervisor) -> bool:
+            (etcd,) = etcds_of(folder)
+            etcd.suspend()
+            threading.Timer(2.0, etcd.resume).start()
+            return kill("pserver", 0)(supervisor)
+
+        impostors: list[Impostor] = []
+        played = play(training.job(program, pace=pace.file), folder, [Act(take_port, freeze_and_kill)])
+        (counts,) = (list(impostor.counts) for impostor in impostors)
     assert_same_bits(played.state, undisturbed.state)
-    assert [one[BOUND] for one in counts] == [1, 1, 1]
-    assert sum(one[LOGINS] for one in counts), "nobody has connected to it: the test shows nothing"
-    assert not any(one[HEARD] or one[ANSWERED] for one in counts)
+    assert min(counts[BOUND], counts[LOGINS]) > 0, "nobody has connected to it: the test shows nothing"
+    assert (counts[HEARD], counts[ANSWERED]) == (0, 0)
 
 
 def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
