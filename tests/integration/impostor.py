@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from graphft.runtime.protocol.messages import Hello, Parameters, Pull, Query, Welcome, decode, encode
+from graphft.runtime.protocol.messages import Parameters, Pull, Query, Welcome, decode, encode
 
 NOBODY = 65534
 COUNTS = BOUND, LOGINS, HEARD, ANSWERED = range(4)
@@ -64,7 +64,7 @@ def _main(dead: str, living: str, counts: Any) -> None:
                 socket.linger, socket.plain_username, socket.plain_password = 0, name, proof
                 socket.routing_id = name.rpartition(b":")[2]
                 socket.connect(living)
-                for message in (Hello("", name.decode()), Query(), Pull(0, -1, 0)):
+                for message in (Query(), Pull(0, -1, 0)):
                     socket.send(encode(message))
                 counts[ANSWERED] += socket.poll(100)
 
