@@ -7,6 +7,7 @@ import json
 import os
 import pkgutil
 import runpy
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,6 +105,11 @@ def _parser() -> argparse.ArgumentParser:
     help = "also if processes of it are registered, and known to be dead: they would end with an error"
     forget.add_argument("--force", action="store_true", help=help)
     forget.set_defaults(command=_forget)
+
+    user = commands.add_parser("etcd-user", help="make a user of a shared etcd that may touch one job's records only")
+    user.add_argument("job", metavar="NAME", help="the job's name")
+    user.add_argument("--etcd", required=True, help="host:port[,host:port...]; $GRAPHFT_ETCD_USER has root's rights")
+    user.set_defaults(command=_etcd_user)
 
     show = commands.add_parser("show", help="print programs of a job, or a saved program")
     show.add_argument("path", help="a job's folder, the URL of its storage, or a program's folder")
@@ -222,4 +228,14 @@ def _forget(options: argparse.Namespace) -> int:
     with connect(options.etcd) as etcd:
         spec = forget_dead(etcd, Keys(options.job), options.force)
     print(f"forgotten: run {describe_run(spec)}; its folder stays, and can be gone on with from its checkpoints")
+    return EXIT_OK
+
+
+def _etcd_user(options: argparse.Namespace) -> int:
+    user, password = f"graphft-{options.job}", secrets.token_urlsafe(24)
+    with connect(options.etcd) as etcd:
+        etcd.grant(user, password, Keys(options.job).everything)
+    if "GRAPHFT_ETCD_USER" not in os.environ:
+        tell("this etcd asks nobody for a login yet: etcdctl user add root; etcdctl auth enable")
+    print(f"GRAPHFT_ETCD_USER={user}\nGRAPHFT_ETCD_PASSWORD={password}")
     return EXIT_OK

@@ -15,6 +15,7 @@ import grpc
 import pytest
 from etcd.servers import enable_login, value
 
+from graphft.runtime.cli import main
 from graphft.runtime.etcd import (
     Ambiguous,
     EmbeddedEtcd,
@@ -180,6 +181,27 @@ def test_login(tmp_path: Path) -> None:
             assert watch.wait(lambda view: "/b" in view, 60)
             lease, _ = client.lease_grant(60)
             assert client.lease_keepalive_once(lease) == 60
+
+
+def test_a_user_of_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with EmbeddedEtcd(tmp_path) as server:
+        command = ["etcd-user", "mine", "--etcd", ",".join(server.endpoints)]
+        assert main(command) == 0
+        assert "auth enable" in capsys.readouterr().err
+        enable_login(server)
+        for name, value in (("USER", "root"), ("PASSWORD", "secret")):
+            monkeypatch.setenv(f"GRAPHFT_ETCD_{name}", value)
+        assert main(command) == 0  # a new password
+        told = dict(line.split("=", 1) for line in capsys.readouterr().out.split())
+        user, password = told["GRAPHFT_ETCD_USER"], told["GRAPHFT_ETCD_PASSWORD"]
+        with Etcd(server.endpoints, user, password, timeout=10, deadline=60) as client:
+            for key in ("/mine/spec", "/mine.events/1"):
+                client.put(key, b"1")
+                assert [kv.key for kv in client.range(key).kvs] == [key]
+            for key in ("/mine-2/spec", "/min", "/other/spec"):
+                with pytest.raises(EtcdError) as caught:
+                    client.put(key, b"1")
+                assert caught.value.rule == "etcd-denied"
 
 
 def test_tls(tmp_path: Path) -> None:
