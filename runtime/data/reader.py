@@ -73,7 +73,7 @@ class Reader(ABC):
     calling_thread = False
     """True if the thread that uses a batch must wait while it is made (it draws from torch's generator)."""
     differs = ""
-    """Warns of records that are other ones in this process than in the script."""
+    """Warns of a record that is rounded otherwise in this process than where the data was described."""
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         self.spec, self.seed = spec, seed
