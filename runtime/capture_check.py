@@ -27,7 +27,7 @@ from graphft.ir import GRAD, Kind, Program, Type, grad_name
 from graphft.ir.literals import evaluate, names_in
 from graphft.ir.registry import writes_of
 from graphft.ops.context import Context
-from graphft.runtime.data import open_reader
+from graphft.runtime.data import CHANGED, open_reader
 from graphft.runtime.execute.lowering import lower
 
 log = logging.getLogger("graphft")
@@ -94,6 +94,8 @@ def check_on_data(program: Program, data: DataSpec, batch_size: int, seed: int, 
         reader = open_reader(data, "", seed)
         batches = [reader.batch(0, 0, i, size) for i in range(STEPS) if i * size < data.chunks[0].records]
     except GraphftError as error:
+        if error.rule == CHANGED:
+            raise
         log.info("the program is not compared with its module: %s", error.message)
         return
     feeds = [{name: batch[name] for name in columns} for batch in batches]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from graphft.ir import Program
 
-FORMAT = 4
-"""Number of the folder's format; raised when an older graphft could not read it."""
+FORMAT = 5
+"""Number of the folder's format; raised when another graphft could not read it."""
 RECORD, MARKER = "job.json", "storage.json"
 VALIDATION = "validation"
 """Folder of what it validates with, if it does."""

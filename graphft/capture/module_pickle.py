@@ -112,9 +112,9 @@ def copy_of(packed: Packed) -> Packed:
 
 def _pickled(packed: Packed, digest: bool) -> bytes:
     """Pickles it, code of the user's own modules by value, with the globals that it uses as they are now."""
-    own = [m for m in [*sys.modules.values()] if _is_of_user(m) and m.__name__ in sys.modules]
+    own = {m.__name__: m for m in [*sys.modules.values()] if _is_of_user(m) and m.__name__ in sys.modules}
     known = set(cloudpickle.list_registry_pickle_by_value())
-    for module in own:
+    for module in own.values():
         cloudpickle.register_pickle_by_value(module)
     file = io.BytesIO()
     try:
@@ -126,9 +126,8 @@ def _pickled(packed: Packed, digest: bool) -> bytes:
             help="keep open files, locks, generators, torch.jit and parametrizations out of the module and of loss_fn",
         ) from error
     finally:
-        for module in own:
-            if module.__name__ not in known:
-                cloudpickle.unregister_pickle_by_value(module)
+        for name in own.keys() - known:
+            cloudpickle.unregister_pickle_by_value(own[name])
     return file.getvalue()
 
 

@@ -13,13 +13,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from graphft.data.randomness import CONSTRUCTION_SEED, own_generators, seed_generators, seeded, states
+from graphft.data.randomness import CONSTRUCTION_SEED, kept, own_generators, seed_generators, seeded, states
 from graphft.data.spec import ChunkInfo, DataSpec, check_columns, digest, split
+from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe, shown_plainly
 from graphft.ir import Type
 
@@ -28,10 +29,10 @@ log = logging.getLogger("graphft")
 DEFAULT_COLUMNS = ("x", "y")
 """The names of a dataset's parts where none are given."""
 SEED = 1
-_RECORD = "record "
-SHOWN = 4
 SAMPLED = 5
 """Evenly spaced records that are read, the first and the last among them."""
+KEPT = 256
+"""Of each column of these, about so many evenly spaced numbers are kept: they show what differs, and how much."""
 
 
 @shown_plainly
@@ -46,8 +47,9 @@ def dataset(
 
     `make` is `"module:function"`, `"path/to/file.py:function"`, or a function or class at the top level of a module
     or script; it is called again wherever the data is read (a script is then loaded as a module, so what must run
-    only once belongs under `if __name__ == "__main__":`). `args` must be JSON-serialisable. Items are tuples, whose
-    parts are named by `columns`, or dicts with the `columns` among their keys; `default_collate` makes them batches.
+    only once belongs under `if __name__ == "__main__":`), and what it makes there must have the records that it has
+    here. `args` must be JSON-serialisable. Items are tuples, whose parts are named by `columns`, or dicts with the
+    `columns` among their keys; `default_collate` makes them batches.
 
     A dataset that draws random numbers (augmentation) is `random`: its batches are seeded, and not made ahead of use.
     This is found out by reading some items, or later. Raises GraphftError for a dataset whose items differ when they
@@ -55,28 +57,32 @@ def dataset(
     """
     reference = Reference.of(make, {} if args is None else args)
     names = check_columns(columns)
-    with _as_in_roles():
-        made = reference.make()
+    with one_thread():
+        made = reference.make(None if isinstance(make, str) else make)
         if (records := len(made)) == 0:
             raise GraphftError(
                 f"the dataset of {reference} has no records", rule="short-data", help="give at least one"
             )
-        types, draws, items = _inspect(reference, made, names)
+        with kept(own_generators(made)):  # some may be the script's
+            types, draws, samples = _inspect(reference, made, names)
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
     fingerprint = {
         "code": reference.code_digest(),
         "args": digest(json.dumps(reference.args, sort_keys=True)),
         "records": str(records),
-        **items,
+        **{f"record {i}": digest(*(kept[0] for kept in columns.values())) for i, columns in samples.items()},
     }
-    source = {**asdict(reference), "random": random or draws, "fingerprint": fingerprint}
-    return DataSpec("dataset", types, chunks, source)
+    found = {"fingerprint": fingerprint, "samples": samples, "folder": os.getcwd(), "argv": [*sys.argv]}
+    return DataSpec("dataset", types, chunks, {**asdict(reference), "random": random or draws, **found})
 
 
-def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[dict[str, Type], bool, dict[str, str]]:
+Samples = dict[str, dict[str, list[str]]]  # by record and column: the column's digest, and some of its numbers
+
+
+def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[dict[str, Type], bool, Samples]:
     """Reads some of the dataset's items, twice each, with the same seeds. Returns a batch's types, True if random
-    numbers were drawn, and digests of the items by name. Raises GraphftError if they differ, or most cannot be read."""
-    own, types, digests, draws = own_generators(made), dict[str, Type](), dict[str, str](), False
+    numbers were drawn, and the items. Raises GraphftError if they differ, or most cannot be read."""
+    own, types, samples, draws = own_generators(made), dict[str, Type](), Samples(), False
     sampled = list(dict.fromkeys(round(i * (len(made) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)))
     unreadable, failed = [], None
     for index in sampled:
@@ -90,14 +96,14 @@ def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[d
             continue  # a damaged record is its chunk's matter, when it is read
         draws |= drew
         found = {name: _type(name, value) for name, value in one.items()}
-        digests[f"{_RECORD}{index}"] = _digest(one)
+        samples[str(index)] = {name: [_digest(value), *_numbers(value)] for name, value in sorted(one.items())}
         types = types or found
         where = f"record {index} of the dataset of {reference}"
         if found != types:
             help = "give all items one shape and dtype, in __getitem__: pad what is shorter (there is no collate_fn)"
             text = f"{where} has {_listed(found)}, and those before {_listed(types)}"
             raise UsageError(text, rule="dataset", help=help)
-        if changing := [name for name in one if _digest({name: one[name]}) != _digest({name: two[name]})]:
+        if changing := [name for name in one if _digest(one[name]) != _digest(two[name])]:
             text = f"{where} is another one when it is read again, with the same seeds: {', '.join(changing)} differs"
             help = "make what is random from the item's index, or by a generator that is global or in its attributes"
             raise GraphftError(text, rule="dataset-changes", help=help)
@@ -107,35 +113,47 @@ def _inspect(reference: Reference, made: Any, columns: Sequence[str]) -> tuple[d
         raise UsageError(f"{text}: {describe(failed or OSError())}", rule="dataset", help=help) from failed
     if unreadable:
         log.warning("%s; such records are discarded", text)
-    return types, draws, digests
+    return types, draws, samples
 
 
-def difference(reference: Reference, made: Any, spec: DataSpec) -> str:
-    """Returns a warning if a record is another one here than when the data was described; "" if none is.
-
-    No error: the processes of a job are compared with each other (`roles/trainer/step_check.py`), and the script's may
-    differ from all of them, as by its PYTHONHASHSEED."""
-    own = own_generators(made)
-    for name, known in spec.fingerprint().items():
-        if name.startswith(_RECORD):
-            try:
-                found, _ = _read(made, int(name.removeprefix(_RECORD)), tuple(spec.columns), own)
-            except (Exception, SystemExit) as error:  # its chunk's matter, when it is read
-                log.info("%s is not compared: %s", name, describe(error))
+def compare(reference: Reference, made: Any, spec: DataSpec) -> str:
+    """Compares the records that were read when the data was described. Returns a warning if one differs no more than
+    another machine may round, else "". Raises UsageError[data-changed] for another record."""
+    own, warning = own_generators(made), ""
+    for record, columns in spec.source["samples"].items():
+        try:
+            found, _ = _read(made, int(record), spec.columns, own)
+            digests = {column: _digest(found[column]) for column in columns}
+        except (Exception, SystemExit) as error:  # its chunk's matter, when it is read
+            log.info("record %s is not compared: %s", record, describe(error))
+            continue
+        for column, (known, *before) in columns.items():
+            if digests[column] == known:
                 continue
-            if _digest(found) != known:
-                shown = ", ".join(f"{column} {value.flatten()[:SHOWN].tolist()}" for column, value in found.items())
-                return (
-                    f"{name} of the dataset of {reference} is ANOTHER one in this process than in the script, here it "
-                    f"begins {shown}: a Dataset is made anew in each process, which knows nothing of variables that "
-                    "the script sets after the import, of sys.argv and of its folder; give all as args="
-                )
-    return ""
+            value, numbers = found[column], _numbers(found[column])
+            pairs = ((a, b) for a, b in zip(before, numbers, strict=False) if a != b)
+            was, here = next(pairs, (f"digest {known}", f"digest {digests[column]}"))
+            warning = f"column {column} of record {record} of the dataset of {reference} has {here} in this process, "
+            warning += f"and had {was} when the data was described"
+            if not (value.is_floating_point() or value.is_complex()) or not _close(before, numbers, value.dtype):
+                help = "a Dataset is made anew in each process: give as args= what it depends on, as a variable that "
+                help += "the script sets after the import or below its main guard, the environment, the order of a set"
+                raise UsageError(warning, rule=CHANGED, help=help)
+    return warning and f"{warning}, as rounding may do"
+
+
+def _close(before: Sequence[str], numbers: Sequence[str], dtype: Any) -> bool:
+    """True if numbers of this dtype are the same in about half of their digits."""
+    import torch
+
+    one, two = (torch.tensor([complex(n) for n in of], dtype=torch.complex128) for of in (before, numbers))
+    eps, size = torch.finfo(dtype).eps, float(one.abs().nan_to_num(0, 0, 0).norm())
+    return len(one) == len(two) and torch.allclose(one, two, eps**0.5, eps * size, equal_nan=True)
 
 
 @contextlib.contextmanager
-def _as_in_roles() -> Iterator[None]:
-    """Has torch compute with one thread, as roles do: sums, and so records, have other bits with more."""
+def one_thread() -> Iterator[None]:
+    """Has torch compute with one thread: sums, and so records, have other bits with more."""
     import torch
 
     threads = torch.get_num_threads()
@@ -157,15 +175,17 @@ def _read(made: Any, index: int, columns: Sequence[str], own: Sequence[Any]) -> 
         return batch, states() != before
 
 
-def _digest(batch: Mapping[str, Any]) -> str:
-    """Returns the digest of dtype, shape and bits of a batch of one record, by column."""
+def _digest(value: Any) -> str:
+    """Returns the digest of dtype, shape and bits of a column of a batch."""
     import torch
 
-    parts: list[Any] = []
-    for name, value in sorted(batch.items()):
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        parts += [f"{name} {value.dtype}{list(value.shape)}\n", flat.view(torch.uint8).numpy()]
-    return digest(*parts)
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return digest(f"{value.dtype}{list(value.shape)}\n", flat.view(torch.uint8).numpy())
+
+
+def _numbers(value: Any) -> list[str]:
+    flat = value.detach().cpu().flatten()
+    return [str(number) for number in flat[:: max(1, len(flat) // KEPT)].tolist()]
 
 
 def _type(column: str, value: Any) -> Type:
@@ -224,7 +244,8 @@ class Reference:
         """Returns the function. Raises UsageError when it is not there."""
         if self.path and self.path not in sys.path:
             sys.path.insert(0, self.path)  # as where the script runs
-        with _user_code(f"importing {self}", "give module:function or file.py:function, of one at the top level"):
+        help = "name one at a module's top level, where what is to run once is below `if __name__ == '__main__':`"
+        with _user_code(f"importing {self}", help):
             found: Any = _load(self.file) if self.file else importlib.import_module(self.module)
             for part in self.name.split("."):
                 found = getattr(found, part)
@@ -232,9 +253,10 @@ class Reference:
             raise _refused(f"{self} is no function", "name the function (or class) that returns the dataset")
         return found
 
-    def make(self) -> Any:
-        """Makes the dataset. Raises UsageError when it is not map-style, or the function fails."""
-        function = self.resolve()
+    def make(self, function: Callable[..., Any] | None = None) -> Any:
+        """Makes the dataset, with the script's own `function` where that is at hand. Raises UsageError when it is not
+        map-style, or the function fails."""
+        function = self.resolve() if function is None else function
         with _user_code(f"{self} in {os.getcwd()}", f"it is called with {self.args or 'no arguments'}", "dataset"):
             made = function(**self.args)
         if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
@@ -263,7 +285,17 @@ def _from_text(text: str, args: dict[str, Any]) -> Reference:
     if where.endswith(".py"):
         file = os.path.abspath(os.path.expanduser(where))
         return Reference("", file, os.path.dirname(file), name, args)
-    return Reference(where, "", os.getcwd(), name, args)
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)  # behind the others: what is named like one of theirs is not meant
+    reference = Reference(where, "", "", name, args)
+    reference.resolve()
+    found = getattr(sys.modules[where], "__file__", None)
+    return replace(reference, path=_home(where, found)) if found else reference
+
+
+def _home(name: str, file: str) -> str:
+    """Returns the folder in which Python finds the module `name` as this file."""
+    return str(Path(file).absolute().parents[name.count(".") + (Path(file).name == "__init__.py")])
 
 
 def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
@@ -276,13 +308,11 @@ def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
     if "<" in name or module is None or file is None:
         help = "define it at the top level of a .py file: no lambda, no inner function, no cell of a notebook"
         raise _refused(f"{make!r} cannot be found again by another process", help)
-    file = os.path.abspath(file)
     if module.__name__ == "__main__" and not getattr(module, "__package__", None):
         file = os.path.realpath(file)  # beside which Python looks for modules
         return Reference("", file, os.path.dirname(file), name, args)
     spec_name = module.__spec__.name if module.__spec__ is not None else module.__name__
-    up = spec_name.count(".") + (Path(file).name == "__init__.py")
-    return Reference(spec_name, "", str(Path(file).parents[up]), name, args)
+    return Reference(spec_name, "", _home(spec_name, file), name, args)
 
 
 _TAKEN_AS = {

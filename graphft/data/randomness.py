@@ -73,10 +73,22 @@ def python_states() -> tuple[object, ...]:
 
 
 def own_generators(dataset: Any) -> list[Any]:
-    """Returns the generators of torch, NumPy and Python that `dataset` keeps, in the order in which they are found."""
+    """Returns the generators of torch, NumPy and Python that `dataset` keeps, in the order in which they are found: its
+    module's last, as `__main__` may have more of them than the module that it is loaded as elsewhere."""
     module = sys.modules.get(type(dataset).__module__)
     candidates = [*vars(module).values()] if module is not None else []
-    return [value for value in (*candidates, *_inside(dataset, DEPTH, set())) if is_own(value)]
+    return [value for value in (*_inside(dataset, DEPTH, set()), *candidates) if is_own(value)]
+
+
+@contextlib.contextmanager
+def kept(generators: Iterable[Any]) -> Iterator[None]:
+    """Lets the generators go on where they were, afterwards."""
+    saved = [(own, own.__reduce__()[2]) for own in (getattr(g, "bit_generator", g) for g in generators)]
+    try:
+        yield
+    finally:
+        for own, state in saved:
+            own.__setstate__(state)
 
 
 def seed_generators(generators: Iterable[Any], seed: int) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FOLDER = "data"
 """The part of the job's folder in which `DataSpec.store` puts arrays."""
-AS_FOUND = ("fingerprint", "stamps")
+AS_FOUND = ("fingerprint", "stamps", "samples", "folder", "argv")
 """Entries of `DataSpec.source` that say what the data was when it was described: no part of `DataSpec.options`."""
 DIGITS = 16
 """Hexadecimal digits of a digest."""

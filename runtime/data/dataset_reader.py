@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.data import default_collate
 
 from graphft.data import ChunkInfo, DataSpec, Reference, python_states, seeded
-from graphft.data.datasets import difference, named
+from graphft.data.datasets import compare, named, one_thread
 from graphft.data.randomness import is_own, own_generators, seed_generators
 from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe
@@ -50,21 +50,21 @@ class DatasetReader(Reader):
 
     def _open(self) -> None:
         reference, before = Reference.from_json(self.spec.source), thread_settings()
-        self._dataset = reference.make()
-        self._own = own_generators(self._dataset)
-        _check_settings(before, thread_settings(), "making the dataset")
+        with one_thread():  # as it was described with
+            self._dataset = reference.make()
+            self._own = own_generators(self._dataset)
+            _check_settings(before, thread_settings(), "making the dataset")
+            if reference.code_digest() != self.spec.fingerprint()["code"]:
+                what = f"the source of the dataset, {reference.file or reference.module}, was changed since then"
+                help = "put it back as it was; or run the changed script again, which begins a run of its own"
+                raise UsageError(what, rule=CHANGED, help=help)
+            if (records := len(self._dataset)) != self.spec.records:
+                what = f"the dataset of {reference} has {records} records, the job expects {self.spec.records}"
+                raise UsageError(what, rule=CHANGED, help="describe the data and the job again")
+            self.differs = compare(reference, self._dataset, self.spec)
+        if self.differs:
+            log.warning("%s", self.differs)
         self._settings = process_settings() | before  # a thread of its own begins with the same
-        if reference.code_digest() != self.spec.fingerprint()["code"]:
-            what = f"the source of the dataset, {reference.file or reference.module}, was changed since then"
-            help = "put it back as it was; or run the changed script again, which begins a run of its own"
-            raise UsageError(what, rule=CHANGED, help=help)
-        if len(self._dataset) != self.spec.records:
-            what = f"the dataset of {reference} has {len(self._dataset)} records, the job expects {self.spec.records}"
-            raise UsageError(what, rule="data", help="describe the data and the job again")
-        if torch.get_num_threads() == 1:  # as it was described with: with more, sums have other bits
-            self.differs = difference(reference, self._dataset, self.spec)
-            if self.differs:
-                log.warning("%s", self.differs)
 
     def _read(self, info: ChunkInfo, order: np.ndarray, key: BatchKey, ahead: bool) -> Batch:
         indices = [int(i) + info.start for i in order]

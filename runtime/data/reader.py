@@ -73,7 +73,7 @@ class Reader(ABC):
     calling_thread = False
     """True if the thread that uses a batch must wait while it is made (it draws from torch's generator)."""
     differs = ""
-    """Warns of records that are other ones in this process than in the script."""
+    """Warns of a record that is rounded otherwise in this process than where the data was described."""
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         self.spec, self.seed = spec, seed
@@ -270,8 +270,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds between two tries: each pause is twice the one before, less up to a half of it by chance."""
 GOOD_NEIGHBOURS = 5
 """A chunk is bad when so many reads of neighbours have succeeded, and its own failed each time; not before 1.5 s."""
-_STORAGE = {"adlfs", "aiohttp", "azure", "botocore", "gcsfs", "google", "http", "requests", "s3fs", "urllib3"}
-"""Packages whose exceptions tell of a network or a service, where they are no OSError."""
+_REMOTE = {"adlfs", "aiohttp", "asyncio", "azure", "botocore", "gcsfs", "google", "http", "requests", "s3fs", "urllib3"}
+"""Packages whose exceptions tell of a network or a service, where they are no OSError (asyncio's: on Python 3.10)."""
 _NOTHING_THERE = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
@@ -282,7 +282,7 @@ def is_of_storage(error: BaseException | None) -> bool:
         if isinstance(error, _NOTHING_THERE) and error.filename and not os.path.isabs(error.filename):
             return "://" in str(error.filename)
         packages = {str(base.__module__).partition(".")[0] for base in type(error).__mro__}
-        if isinstance(error, OSError) or packages & _STORAGE:
+        if isinstance(error, OSError) or packages & _REMOTE:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False

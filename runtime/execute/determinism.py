@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,9 +46,15 @@ _DENORMAL, _ONE = 1e-310, 1.0
 
 def enforce(config: JobConfig) -> None:
     """Sets this process's threads and oneDNN's vector units as the job says, and compares what cannot be set any more.
+    Datasets are read in the folder, and with the arguments (sys.argv), of the script that described them.
 
     Before anything is computed. Raises GraphftError[determinism] where this machine differs; `exact=False`: warns.
     """
+    for spec in (config.data, *([config.validate.data] if config.validate else [])):
+        if spec.kind == "dataset":
+            sys.argv = [*spec.source["argv"]]
+            if os.path.isdir(spec.source["folder"]):  # as it may not be on another machine
+                os.chdir(spec.source["folder"])
     torch.set_num_threads(config.threads)
     os.environ.pop("DNNL_" + ONEDNN_ISA.partition("_")[2], None)  # its older name
     os.environ[ONEDNN_ISA] = config.onednn_isa or "DEFAULT"

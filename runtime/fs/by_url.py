@@ -8,7 +8,7 @@ import posixpath
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from graphft.disk.fileio import Writer
 from graphft.errors import UsageError
@@ -146,6 +146,12 @@ class RenamingFS(FsspecFS):
     But pyarrow's rename replaces a file that is there: two processes that create the same file in the same moment are
     not told apart, and the later one's is there then.
     """
+
+    def open(self, path: str) -> BinaryIO:
+        file: Any = super().open(path)
+        if not hasattr(file._inner, "readinto"):  # fsspec before 2026.9
+            file._inner.readinto = file._inner.stream.readinto
+        return cast(BinaryIO, file)
 
     def create(self, path: str, data: bytes) -> bool:
         scratch = f"{path}.{uuid.uuid4().hex}.new"

@@ -283,7 +283,7 @@ INDENT = 13 * " "
 
 def replay(options: argparse.Namespace) -> int:
     """Prints to stdout, and its progress to stderr."""
-    folder = local_folder(find_run(options.job))
+    folder = local_folder(find_run(options.job)).absolute()
     job = Job.load(folder)
     _check(job, options.step, options.slot)
     enforce(job.config)

@@ -136,7 +136,8 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, told: Callable[[Role], Non
     prepare_structs()
     try:
         with contextlib.ExitStack() as stack:
-            embedded, job_dir = None, Path(job_dir)
+            embedded, job_dir = None, Path(job_dir).absolute()
+            stack.callback(os.chdir, os.getcwd())  # `enforce` changes it
             if spec.embed_etcd and not job.config.etcd_endpoints:
                 stack.enter_context(locked(job_dir))
                 take_storage(job_dir)

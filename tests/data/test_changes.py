@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -112,11 +113,29 @@ def test_a_dataset_whose_source_was_edited_is_refused(tmp_path: Path) -> None:
     assert refused.value.rule == CHANGED
 
 
-def test_a_dataset_that_another_process_makes_otherwise_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script sets what its module's Dataset depends on: no other process knows of that."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr("tests.data.datasets.SCALE", 100)
-    spec = DataSpec.from_json(dataset("tests.data.datasets:Scaled").to_json())
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.bool, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_record_that_another_process_makes_otherwise(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another record is refused, one that is rounded otherwise is told of."""
+    row = torch.tensor([0.25, 3.0, 0.0] if dtype.is_floating_point else [1, 1, 0]).to(dtype)
+    row = torch.cat([row, row[:1] / 0]) if dtype == torch.float32 else row  # inf
+
+    def described() -> DataSpec:
+        return DataSpec.from_json(json.loads(json.dumps(dataset("tests.data.datasets:Given").to_json())))
+
+    monkeypatch.setattr("tests.data.datasets.ROW", row)
+    spec = described()
     assert open_reader(spec, ".", 0).differs == ""
-    monkeypatch.setattr("tests.data.datasets.SCALE", 1)
-    assert "record 1 of the dataset of tests.data.datasets:Scaled is ANOTHER one" in open_reader(spec, ".", 0).differs
+    changed = row.clone()
+    changed[0] = 0
+    monkeypatch.setattr("tests.data.datasets.ROW", changed)
+    with pytest.raises(GraphftError, match=r"column x of record 0 of .*:Given has .* in this process") as caught:
+        open_reader(spec, ".", 0)
+    assert caught.value.rule == CHANGED
+    if dtype.is_floating_point or dtype.is_complex:
+        rounded = row.clone()
+        rounded[0] *= 1 + torch.finfo(dtype).eps
+        monkeypatch.setattr("tests.data.datasets.ROW", rounded)
+        assert "when the data was described, as rounding may do" in open_reader(spec, ".", 0).differs

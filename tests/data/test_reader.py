@@ -103,27 +103,42 @@ def test_errors_name_the_chunk(name: str, message: str) -> None:
 
 
 SCRIPT = """
-import json, sys
+import json
 import torch
-from graphft.data import DataSpec, dataset
+from graphft.data import dataset
+from graphft.errors import UsageError
+from graphft.runtime.data import open_reader
 from helper import LENGTH
 
+SIGN = 1
+
 class Data:
+    def __init__(self): self.noise = torch.Generator()
     def __len__(self): return LENGTH
-    def __getitem__(self, i): return torch.tensor(float(i)), i
+    def __getitem__(self, i): return i + torch.rand((), generator=self.noise), SIGN * i
 
 if __name__ == "__main__":
+    of_the_script = torch.Generator().manual_seed(5)
     print(json.dumps(dataset(Data, chunk_size=3).to_json()))
+    assert torch.equal(of_the_script.get_state(), torch.Generator().manual_seed(5).get_state())
+    SIGN = -1
+    try:
+        open_reader(dataset(Data, chunk_size=3), ".", 0)
+    except UsageError as error:
+        print(error.message)
 """
 
 
 def test_script_is_loaded_as_a_module(tmp_path: Path) -> None:
-    """A class of a script, described by the script itself, is found again by another process elsewhere."""
+    """A class of a script, described by the script itself, is found again by another process elsewhere. A variable that
+    the script sets below its main guard is not the module's; a generator that it makes there is none of the data's."""
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text("LENGTH = 7\n")
     shown = run(str(tmp_path / "script.py"), "")
     assert shown.returncode == 0, shown.stderr
-    spec = DataSpec.from_json(json.loads(shown.stdout))
+    described, refused = shown.stdout.splitlines()
+    assert "script.py:Data has 2 in this process, and had -2 when the data was described" in refused
+    spec = DataSpec.from_json(json.loads(described))
     assert sorted(one_pass(open_reader(spec, ".", 0), 2)["y"].tolist()) == list(range(7))
 
 
