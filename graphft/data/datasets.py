@@ -136,8 +136,8 @@ def compare(reference: Reference, made: Any, spec: DataSpec) -> str:
             warning = f"column {column} of record {record} of the dataset of {reference} has {here} in this process, "
             warning += f"and had {was} when the data was described"
             if not (value.is_floating_point() or value.is_complex()) or not _close(before, numbers, value.dtype):
-                help = "a Dataset is made anew in each process: give as args= what it depends on, as a variable that "
-                help += "the script sets after the import or below its main guard, the environment, the order of a set"
+                help = "a Dataset is made anew in each process: seed what its module draws, and give as args= what the "
+                help += "script sets after the import or below its main guard, the environment, the order of a set"
                 raise UsageError(warning, rule=CHANGED, help=help)
     return warning and f"{warning}, as rounding may do"
 

@@ -30,11 +30,11 @@ def test_a_child_finds_modules_where_its_parent_does(tmp_path: Path) -> None:
         for name in ("helper", "queue"):
             (folder / f"{name}.py").write_text("")
     (script.parent / "queue.py").unlink()
-    (script.parent / "types.py").write_text("")
     child = "import graphft.__main__, helper, queue; print(helper.__file__, queue.__file__)"
     script.write_text(
         "import os, subprocess\n"
         "from graphft.runtime.process.role_process import module_paths, python\n"
+        "open(os.path.join(os.path.dirname(__file__), 'types.py'), 'w').close()\n"  # this process has its own already
         f"command = [*python()[:-2], '-c', {child!r}]\n"
         "subprocess.run(command, env={**os.environ, **module_paths()}, check=True)\n"
     )

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import IO
 
 MARK = "GRAPHFT_TEST_SESSION"
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -131,18 +132,18 @@ def main(folder: str, *arguments: str) -> int:
     )
     assert there.stdin is not None
     assert there.stdout is not None
-    threading.Thread(target=_relay, args=(0, there.stdin.fileno()), daemon=True).start()
+    threading.Thread(target=_relay, args=(0, there.stdin), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(255))  # and the command's stdin ends
-    _relay(there.stdout.fileno(), 1)
+    _relay(there.stdout.fileno(), sys.stdout.buffer)
     status = there.wait()
     return status if status >= 0 else 255
 
 
-def _relay(source: int, target: int) -> None:
-    with contextlib.suppress(BrokenPipeError):
+def _relay(source: int, target: IO[bytes]) -> None:
+    with contextlib.suppress(BrokenPipeError), target:
         while data := os.read(source, 1 << 16):
-            os.write(target, data)
-    os.close(target)
+            target.write(data)
+            target.flush()
 
 
 if __name__ == "__main__":
