@@ -19,7 +19,7 @@ import zmq
 from group import Group, Member, main_of, report, rounds_to_run
 
 from graphft.runtime.process.role_process import role_environment
-from graphft.runtime.protocol.messages import Parameters, Push
+from graphft.runtime.protocol.messages import Parameters, Push, Query
 from graphft.runtime.transport import Login, ZmqClient, ZmqServer
 from graphft.runtime.transport.buffers import BucketBuffers, as_tensor, byte_view, unpack
 from graphft.runtime.transport.port import Sent
@@ -97,6 +97,9 @@ def our_server(width: str) -> None:
     report(server.bind())
     while True:
         for peer, message, frame in server.poll(None):
+            if isinstance(message, Query):
+                server.send(peer, Parameters(0, 0, 0), b"")
+                continue
             assert isinstance(message, Push)
             assert frame is not None
             peers.add(peer)
@@ -127,6 +130,8 @@ def our_trainer(address: str, slot: str, width: str) -> None:
     buffers = [BucketBuffers(g, s) for (g, _), s in zip(members, slices, strict=True)]
     client = ZmqClient(f"trainer{slot}", login=ANYBODY)
     client.connect(0, address)
+    client.send(0, Query())
+    client.receive(None)  # the server has proven who it is: now it gets large frames
 
     def exchange() -> None:
         for index, (gradients, _) in enumerate(members):

@@ -3,13 +3,15 @@
 Each process makes a Curve25519 key pair when it starts and writes its public key into its record in etcd, which is what
 trust rests on. Of the two keys of a connection's ends both derive the same three secrets (X25519, HKDF): the proof that
 lets the client in, and one AES-256-GCM key for each direction. A header is encrypted, and so is a small frame; a large
-one travels readable, and is authenticated with its header. ZeroMQ's own CURVE encrypts every byte with XSalsa20, which
-takes four times the processor time of the transfer itself (`benchmarks/transport.py`).
+one travels readable, and is authenticated with its header. On loopback a connection whose ends have proven who they are
+is the kernel's to guard: behind the first messages the others go as they are. ZeroMQ's own CURVE encrypts every byte
+with XSalsa20: an echo of 8 MB then runs at 0.22 of its speed.
 """
 
 from __future__ import annotations
 
 import secrets
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,9 +21,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-NUMBER, LENGTH = 12, 4
-"""Bytes of a message's number, which is AES-GCM's nonce, and of the length of its inner frame."""
-OVERHEAD = NUMBER + LENGTH + 16
+NONCE, LENGTH = struct.Struct(">IQ"), struct.Struct(">I")
+"""A message's number is AES-GCM's nonce; it begins with zeros, as no header does. Behind the header stands one more
+than the length of the frame that is encrypted with it; 0 without one."""
+NONE = LENGTH.pack(0)
+OVERHEAD = NONCE.size + LENGTH.size + 16
 """Bytes by which a sealed message is longer than its header and inner frame."""
 
 
@@ -47,35 +51,43 @@ class KeyPair:
 
 
 class Channel:
-    """One end of a connection. `proof`: shows the server that the client has the key it names."""
+    """One end of a connection. `proof`: shows the server that the client has the key it names. `local`: the peer, on
+    this machine, has proven who it is, and its messages need not be sealed any more; `bare`: nor those to it."""
+
+    __slots__ = ("_opener", "_received", "_sealer", "_sent", "bare", "local", "proof")
 
     def __init__(self, proof: str, sealer: AESGCM, opener: AESGCM) -> None:
         self.proof = proof
         self._sealer, self._opener = sealer, opener
         self._sent = self._received = 0
+        self.bare = self.local = False
 
     def seal(self, header: bytes, inner: memoryview | None, outer: memoryview | None) -> bytes:
         """Returns the header and the `inner` frame encrypted; the `outer` one is authenticated with them."""
         self._sent += 1
-        number = self._sent.to_bytes(NUMBER, "big")
-        length = 0 if inner is None else inner.nbytes + 1
-        plain = b"".join([inner or b"", header, length.to_bytes(LENGTH, "big")])
-        return number + self._sealer.encrypt(number, plain, outer)
+        nonce = NONCE.pack(0, self._sent)
+        plain = header + NONE if inner is None else b"".join([inner, header, LENGTH.pack(inner.nbytes + 1)])
+        return nonce + self._sealer.encrypt(nonce, plain, outer)
 
-    def open(self, sealed: memoryview, outer: memoryview | None) -> tuple[memoryview, memoryview | None]:
-        """Returns header and frame of what `seal` made. Raises Forged."""
-        number = bytes(sealed[:NUMBER])
-        if int.from_bytes(number, "big") <= self._received:
-            raise Forged(f"number {number.hex()} after {self._received}: it has arrived before")
+    def open(self, header: memoryview, outer: memoryview | None) -> tuple[memoryview, memoryview | None]:
+        """Returns header and frame of a message of the peer's. Raises Forged."""
+        if self.local and header.nbytes and header[0]:
+            self.bare = True  # the client knows by now who this server is
+            return header, outer
         try:
-            # A bytearray, as torch refuses to share memory that cannot be written.
-            plain = memoryview(bytearray(self._opener.decrypt(number, sealed[NUMBER:], outer)))
-        except (InvalidTag, ValueError) as error:
+            nonce = header[: NONCE.size].tobytes()
+            _, number = NONCE.unpack(nonce)
+            if number <= self._received:
+                raise Forged(f"number {number} after {self._received}: it has arrived before")
+            plain = self._opener.decrypt(nonce, header[NONCE.size :], outer)
+        except (InvalidTag, ValueError, struct.error) as error:
             raise Forged(f"not sealed with the peer's key: {error!r}") from None
-        self._received = int.from_bytes(number, "big")
-        length = int.from_bytes(plain[-LENGTH:], "big")
-        inner = plain[: length - 1] if length else None
-        return plain[max(0, length - 1) : -LENGTH], outer if inner is None else inner
+        self._received = number
+        if plain.endswith(NONE):
+            return memoryview(plain)[: -LENGTH.size], outer
+        view = memoryview(bytearray(plain))  # torch shares no memory that cannot be written
+        (length,) = LENGTH.unpack(view[-LENGTH.size :])
+        return view[length - 1 : -LENGTH.size], view[: length - 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,7 @@ def send_message(
     """Queues header and frame on the socket (after the routing part, if any), and counts them."""
     count_sent(counters, frame)
     header = encode(message)
-    if channel is not None:
+    if channel is not None and not channel.bare:
         inner = None if frame is None or frame.nbytes >= limits.zero_copy_from else frame
         frame = frame if inner is None else None
         header = channel.seal(header, inner, frame)

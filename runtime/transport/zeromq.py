@@ -19,7 +19,7 @@ import zmq
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.protocol.messages import Message
-from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint, split_key, with_key
+from graphft.runtime.transport.address import WILDCARDS, endpoint, is_loopback, split_endpoint, split_key, with_key
 from graphft.runtime.transport.channel import Channel, Login
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Reply, Sent
 from graphft.runtime.transport.wire import (
@@ -35,7 +35,7 @@ from graphft.runtime.transport.wire import (
     send_message,
 )
 
-RELINK_SECONDS = 0.05
+RELINK_SECONDS, LOOK_SECONDS = 0.05, 0.005
 """A connection that has broken is made anew after this time at the earliest."""
 BROKEN = (
     zmq.EVENT_DISCONNECTED
@@ -63,9 +63,21 @@ class Link:
         self.doubtful = self.channel is not None
         self._monitor = self.socket.get_monitor_socket(BROKEN) if self.doubtful else None
 
+        self._looked = 0.0
+
     @property
     def broken(self) -> bool:
-        return self._monitor is not None and readable(self._monitor)
+        """Looks every few milliseconds: what is sent meanwhile is lost with the connection."""
+        if self._monitor is None or time.monotonic() < self._looked + LOOK_SECONDS:
+            return False
+        self._looked = time.monotonic()
+        return readable(self._monitor)
+
+    def believe(self) -> None:
+        """The shard has answered."""
+        self.doubtful = False
+        if self.channel is not None:
+            self.channel.local = self.channel.bare = is_loopback(split_endpoint(self.address)[0])
 
     def close(self) -> None:
         if self._monitor is not None:
@@ -211,7 +223,8 @@ class ZmqClient:
                     with contextlib.suppress(Malformed):  # counted; a client answers nothing
                         found = accept([p.buffer for p in parts], self._limits, self.counters, link.channel)
                         self._inbox.append(Reply(shard, *found))
-                        link.doubtful = False
+                        if link.doubtful:
+                            link.believe()
         return self._inbox.popleft() if self._inbox else None
 
     def wake(self) -> None:
@@ -319,6 +332,7 @@ class ZmqServer:
             return None
         self._channels = {r: one for r, one in self._channels.items() if self._login.admits(one[0])}
         self._channels[peer] = found[0], found[2]
+        found[2].local = is_loopback(str(part.get("Peer-Address")).removeprefix("::ffff:"))
         return found[2]
 
     def send(self, peer: bytes, message: Message, frame: Frame | None = None) -> Sent:

@@ -16,7 +16,7 @@ from transport.rigs import LIMITS, WAIT, collect
 
 from graphft.errors import UsageError
 from graphft.runtime.protocol.messages import Hello, Pull, Push, Query, Welcome, encode
-from graphft.runtime.transport import KeyPair, Login, ZmqClient, ZmqServer
+from graphft.runtime.transport import KeyPair, Login, ZmqClient, ZmqServer, zeromq
 from graphft.runtime.transport.address import split_key, with_key
 from graphft.runtime.transport.channel import Channel, Forged
 from graphft.runtime.transport.port import Limits
@@ -65,8 +65,10 @@ def job() -> Iterator[Job]:
     job.server.close()
 
 
+@pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES.keys())
-def test_members_hear_each_other(job: Job, frame: bytes | None) -> None:
+def test_members_hear_each_other(job: Job, frame: bytes | None, local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "is_loopback", lambda host: local)
     client = job.member()
     client.send(0, Query())
     (got,) = collect(job.server, 1)
@@ -167,6 +169,8 @@ def test_a_frame_belongs_to_its_header() -> None:
     assert server.open(memoryview(sealed), memoryview(b"frame"))[0] == b"header"
     with pytest.raises(Forged):
         server.open(memoryview(sealed), memoryview(b"frame"))
+    with pytest.raises(Forged):  # bare, but not from this machine
+        server.open(memoryview(b"header"), memoryview(b"frame"))
     echo: Channel = one.channel(two.public, b"c", server=False)
     with pytest.raises(Forged):  # each direction has a key of its own
         echo.open(memoryview(client.seal(b"header", None, None)), None)
