@@ -62,7 +62,6 @@ class Link:
     def __post_init__(self) -> None:
         self.doubtful = self.channel is not None
         self._monitor = self.socket.get_monitor_socket(BROKEN) if self.doubtful else None
-
         self._looked = 0.0
 
     @property
