@@ -32,7 +32,7 @@ SEED = 1
 SAMPLED = 5
 """Evenly spaced records that are read, the first and the last among them."""
 KEPT = 256
-"""Of each column of these, about so many evenly spaced numbers are kept: they show what differs, and how much."""
+"""About so many evenly spaced numbers of each of their columns are kept: they show what differs, and how much."""
 
 
 @shown_plainly

@@ -51,7 +51,7 @@ class Registration(msgspec.Struct, frozen=True):
 
     @property
     def keyed_address(self) -> str:
-        """Where others reach this process, and the key by which they know it."""
+        """Says where others reach this process, and by which key they know it."""
         return with_key(self.address, self.key)
 
 

@@ -1,4 +1,4 @@
-"""Who a peer is: key pairs of processes, the log-in at ZeroMQ's handshake, and sealed messages.
+"""Tells who a peer is: key pairs of processes, the proof at ZeroMQ's handshake, sealed messages.
 
 Each process makes a Curve25519 key pair when it starts and writes its public key into its record in etcd, which is what
 trust rests on. Of the two keys of a connection's ends both derive the same three secrets (X25519, HKDF): the proof that

@@ -1,4 +1,4 @@
-"""What processes ask Ray for."""
+"""Processes ask Ray for what they need."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_frame_belongs_to_its_header() -> None:
 
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_listener_without_the_key_of_the_record_learns_nothing(job: Job, asks: bool) -> None:
-    """Who takes a dead server's port sees no readable byte of a message, and is not believed."""
+    """A process that takes a dead server's port sees no readable byte of a message, and is not believed."""
     client = job.member()
     client.send(0, Query())
     (got,) = collect(job.server, 1)
