@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import graphft
+from graphft.runtime.data import open_reader
 from graphft.runtime.execute import accelerator
 from graphft.runtime.transport.buffers import BucketBuffers, CopyStream, DeviceBucket, unpack
 from graphft.transpiler.job import Job
@@ -265,7 +266,9 @@ def step(folder: Path) -> str:
     plain = seconds(lambda: one(eager))
     with process_group(folder):
         ddp = seconds(functools.partial(one, nn.parallel.DistributedDataParallel(eager)))
-    return f"{watch.ms_per_step:.1f} ms a step; eager {1e3 * plain:.1f} ms, DDP {1e3 * ddp:.1f} ms for as many samples"
+    exchanged = 2 * 2 * 4 * sum(p.numel() for p in eager.parameters()) / watch.ms_per_step / 1e6  # there and back
+    others = f"eager {1e3 * plain:.1f} ms, DDP {1e3 * ddp:.1f} ms for as many samples"
+    return f"{watch.ms_per_step:.1f} ms a step, {exchanged:.3f} GB/s exchanged; {others}"
 
 
 @contextmanager
@@ -288,6 +291,38 @@ def kills(folder: Path) -> str:
     assert same(quiet, killed), "other bits than without a kill"
     times = ", ".join(f"{name} {at:.1f} s" for name, at in watch.recovered.items())
     return f"the same bits after kills; next step seen (looked at twice a second) after: {times}"
+
+
+def half(folder: Path) -> str:
+    """float16 with a gradient scaler that overflows at first, beside torch's: the same scales, steps left out alike."""
+    case, steps, options = CASES["mlp"](), 24, {"init_scale": 2.0**30, "growth_interval": 4}
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, torch.float16):
+            return F.mse_loss(model(x).float(), y)
+
+    eager, columns = copy.deepcopy(case.model).to(DEVICE), case.batch(8 * steps)
+    program = graphft.build(case.model.to(DEVICE), loss_fn, case.inputs)
+    graphft.minimize(program, graphft.SGD(lr=0.1), grad_scaler=graphft.GradScaler(**options))
+    data = graphft.arrays(chunk_size=8 * steps, **columns)
+    shape: dict[str, Any] = {"trainers": 1, "pservers": 2, "ft": True, "data": data, "batch_size": 8}
+    job = graphft.transpile(program, on_nonfinite="skip", **shape)
+    result = job.run(job_dir=folder / "job", quiet=True)
+    scaler, optimizer, scales = torch.amp.GradScaler(DEVICE, **options), torch.optim.SGD(eager.parameters(), 0.1), []
+    reader = open_reader(job.config.data, ".", job.config.seed)
+    for batch in (reader.batch(0, 0, number, 8) for number in range(steps)):
+        scales.append(scaler.get_scale())
+        optimizer.zero_grad()
+        scaler.scale(loss_fn(eager, **{name: values.to(DEVICE) for name, values in batch.items()})).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert [scale for _, scale in result.metrics["loss_scale"]] == scales, f"{result.metrics['loss_scale']}, {scales}"
+    left_out = sum(after < before for before, after in zip(scales, [*scales[1:], scaler.get_scale()], strict=True))
+    assert result.skipped_steps == left_out
+    weights = load_file(result.model)
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(weights[name], value.cpu())
+    return f"the scales of torch.amp.GradScaler, {left_out} of {steps} steps left out, the same weights"
 
 
 def large(folder: Path) -> str:
@@ -317,7 +352,7 @@ def pservers(folder: Path) -> str:
     return f"the same bits with pserver_device={DEVICE!r}"
 
 
-ROWS: dict[str, Callable[[Path], str]] = {f.__name__: f for f in (bits, copies, step, kills, pservers, large)}
+ROWS: dict[str, Callable[[Path], str]] = {f.__name__: f for f in (bits, half, copies, step, kills, pservers, large)}
 
 
 def main() -> int:

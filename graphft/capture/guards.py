@@ -6,6 +6,7 @@ over another module, or a model keep layers in a plain list.
 
 from __future__ import annotations
 
+import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,8 @@ from graphft.capture.locations import TORCH, error_line
 from graphft.capture.loss_fn import shown
 from graphft.errors import GraphftError, UsageError
 from graphft.ir.symbolic import Symbols
+
+log = logging.getLogger("graphft")
 
 _META = tuple(
     TORCH + folder
@@ -192,9 +195,10 @@ def leaves(loss: Tensor, line_of: Callable[[Any], str]) -> list[tuple[Tensor, st
 
 
 @contextmanager
-def scalers_refused() -> Iterator[None]:
-    """Raises UsageError[side-effect] if this thread scales a loss meanwhile: nothing would undo that."""
-    scale, mine = torch.amp.GradScaler.scale, threading.get_ident()
+def precision_watched(device: torch.device) -> Iterator[None]:
+    """Raises UsageError[side-effect] if this thread scales a loss meanwhile: nothing would undo that. Warns of autocast
+    for devices of another type than the model's, which the program would be without."""
+    scale, cast, mine = torch.amp.GradScaler.scale, torch.autocast.__init__, threading.get_ident()
 
     def refuse(scaler: Any, outputs: Any) -> Any:
         if threading.get_ident() == mine and scaler.is_enabled():
@@ -202,8 +206,17 @@ def scalers_refused() -> Iterator[None]:
             raise UsageError("loss_fn scales the loss by a GradScaler", rule="side-effect", help=help)
         return scale(scaler, outputs)
 
-    torch.amp.GradScaler.scale = refuse  # type: ignore[assignment, method-assign]
+    def warn(autocast: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        enabled = kwargs.get("enabled", args[1] if len(args) > 1 else True)
+        if threading.get_ident() == mine and enabled and device_type != device.type:
+            text = (
+                "torch.autocast(%r) does nothing to a model on %s: the program has no mixed precision. Build it with "
+            )
+            log.warning(text + "the model on the device that is to train it", device_type, device.type)
+        cast(autocast, device_type, *args, **kwargs)
+
+    torch.amp.GradScaler.scale, torch.autocast.__init__ = refuse, warn  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
+        torch.amp.GradScaler.scale, torch.autocast.__init__ = scale, cast  # type: ignore[method-assign]

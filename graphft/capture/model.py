@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from graphft.capture.eager_program import emit_eager
-from graphft.capture.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured, refuse_outside, scalers_refused
+from graphft.capture.guards import SCRIPTED, WITHOUT_CAPTURE, assumptions, captured, precision_watched, refuse_outside
 from graphft.capture.loss_fn import LossFn, check_names, input_type, loss_and_extras, with_targets
 from graphft.capture.module_step import (
     check_buffer,
@@ -285,7 +285,8 @@ class _Step:
         trainable = {n: tensors[n] for n in self.state.trainable if self.training}
         # Backward as well: hooks, autograd functions and checkpoints read the module while it runs.
         with _reparametrize_module(self.model, given, tie_weights=True):
-            with scalers_refused(), torch.set_grad_enabled(self.training):
+            device = next((value.device for value in values), torch.device("cpu"))
+            with precision_watched(device), torch.set_grad_enabled(self.training):
                 result = self.loss_fn(self.model, **feeds)
             refuse_gradients(trainable.values())
             loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors}, self.training)

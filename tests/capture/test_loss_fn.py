@@ -258,3 +258,12 @@ def test_a_sum_is_told(loss: Loss, caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_a_mean_is_not(loss: Loss, caplog: pytest.LogCaptureFixture) -> None:
     assert warnings_of(loss, caplog, CLASSES) == []
+
+
+def test_autocast_for_another_device_is_no_silence(caplog: pytest.LogCaptureFixture) -> None:
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return model(x).sum()
+
+    graphft.build(nn.Linear(3, 2), loss_fn, {"x": (None, 3)})
+    assert "torch.autocast('cuda') does nothing to a model on cpu" in caplog.text
