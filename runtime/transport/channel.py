@@ -97,12 +97,9 @@ class Login:
     keys: KeyPair = field(default_factory=KeyPair, repr=False)
     admits: Callable[[str], bool] = lambda _: False
 
-    def name(self, connection: bytes) -> str:
-        """Returns the user name that a client shows at the handshake: its public key, and the connection's name."""
-        return f"{self.keys.public}:{connection.decode()}"
-
     def accept(self, name: str) -> tuple[str, bytes, Channel] | None:
-        """Returns the public key, the connection and the server's end of it; None if its key is not let in."""
+        """Returns the public key and the connection that a client names at the handshake, and the server's end of it;
+        None if that key is not let in."""
         public, _, connection = name.partition(":")
         if not self.admits(public):
             return None

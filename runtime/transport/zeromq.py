@@ -128,7 +128,7 @@ class ZmqClient:
             else:
                 socket.reconnect_ivl, socket.connect_timeout = -1, int(1000 * self._limits.heartbeat_timeout)
                 channel = self._login.keys.channel(public, connection, server=False)
-                socket.plain_username = self._login.name(connection).encode()
+                socket.plain_username = f"{self._login.keys.public}:".encode() + connection
                 socket.plain_password = channel.proof.encode()
             link = Link(address, socket, channel)
             socket.connect(address_of_socket)
