@@ -236,6 +236,6 @@ def _etcd_user(options: argparse.Namespace) -> int:
     with connect(options.etcd) as etcd:
         etcd.grant(user, password, Keys(options.job).everything)
     if "GRAPHFT_ETCD_USER" not in os.environ:
-        tell("this etcd asks nobody for a login yet: etcdctl user add root; etcdctl auth enable")
-    print(f"GRAPHFT_ETCD_USER={user}\nGRAPHFT_ETCD_PASSWORD={password}")
+        tell("this etcd asks nobody for a login: `etcdctl user add root`, `etcdctl auth enable` (package etcd-client)")
+    print(f"export GRAPHFT_ETCD_USER={user}\nexport GRAPHFT_ETCD_PASSWORD={password}")
     return EXIT_OK

@@ -16,7 +16,7 @@ import graphft  # what runs programs and reads data is the runtime's, which this
 from graphft.capture.loss_fn import check_metrics
 from graphft.capture.weights import SAVED, load_weights, tell_changed_weights
 from graphft.data import DataSpec
-from graphft.errors import GraphftError, ProgramError, UsageError
+from graphft.errors import GraphftError, ProgramError, UsageError, shown_plainly
 from graphft.ir import Kind, Program
 from graphft.ir.verify import verify
 from graphft.optim.grad_scaler import UPDATE
@@ -47,6 +47,7 @@ _ELSEWHERE = {
 }
 
 
+@shown_plainly
 def transpile(
     program: Program,
     *,

@@ -34,13 +34,14 @@ from graphft.capture.module_step import (
 )
 from graphft.capture.tracing import Recorder, Traced, emit, settle, storage, trace
 from graphft.data import python_states
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, shown_plainly
 from graphft.ir import Kind, Program, Type, grad_name
 from graphft.ir.symbolic import Symbols
 
 log = logging.getLogger("graphft")
 
 
+@shown_plainly
 def build(
     model: nn.Module,
     loss_fn: LossFn,

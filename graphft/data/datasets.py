@@ -31,6 +31,10 @@ DEFAULT_COLUMNS = ("x", "y")
 SEED = 1
 SAMPLED = 5
 """Evenly spaced records that are read, the first and the last among them."""
+MADE_ANEW = (
+    "a Dataset is made anew in each process: seed what its module draws, and give as args= what the script sets after "
+    "the import or below its main guard, the environment, the order of a set"
+)
 KEPT = 256
 """About so many evenly spaced numbers of each of their columns are kept: they show what differs, and how much."""
 
@@ -136,9 +140,7 @@ def compare(reference: Reference, made: Any, spec: DataSpec) -> str:
             warning = f"column {column} of record {record} of the dataset of {reference} has {here} in this process, "
             warning += f"and had {was} when the data was described"
             if not (value.is_floating_point() or value.is_complex()) or not _close(before, numbers, value.dtype):
-                help = "a Dataset is made anew in each process: seed what its module draws, and give as args= what the "
-                help += "script sets after the import or below its main guard, the environment, the order of a set"
-                raise UsageError(warning, rule=CHANGED, help=help)
+                raise UsageError(warning, rule=CHANGED, help=MADE_ANEW)
     return warning and f"{warning}, as rounding may do"
 
 

@@ -31,7 +31,7 @@ from graphft import schedule
 from graphft.capture.locations import error_line
 from graphft.capture.tracing import Traced, emit, trace
 from graphft.capture.weights import listed, require_unchanged
-from graphft.errors import GraphftError, ProgramError, UsageError
+from graphft.errors import GraphftError, ProgramError, UsageError, shown_plainly
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
 from graphft.ir.dependence import alias_classes
 from graphft.ir.literals import dtype_of
@@ -46,6 +46,7 @@ GLOBAL_STEP = "global_step"
 """Name of the variable that counts completed steps."""
 
 
+@shown_plainly
 def minimize(
     program: Program,
     optimizer: Optimizer | torch.optim.Optimizer,

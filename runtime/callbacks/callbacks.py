@@ -129,6 +129,4 @@ class Logger:
 def check_library(name: str, callback: str) -> None:
     """Raises UsageError if it is not installed. It is loaded when the callback first needs it."""
     if importlib.util.find_spec(name) is None:
-        raise UsageError(
-            f"callback {callback} needs the package {name}", rule="callbacks", help=f'pip install "graphft[{name}]"'
-        )
+        raise UsageError(f"callback {callback} needs the package {name}", rule="callbacks", help=f"pip install {name}")

@@ -8,7 +8,12 @@ from typing import Any
 
 def add_parser(commands: Any) -> None:
     add = (parser := commands.add_parser("chaos", help="run a job under faults, and compare it")).add_argument
-    add("--job", default="", metavar="DIR", help="a saved job; if it is complete, it is the run that is compared with")
+    add(
+        "--job",
+        default="",
+        metavar="JOB",
+        help="a job's name or folder; a complete run is the one that is compared with",
+    )
     add("--faults", type=int, default=50, metavar="N", help="how many (default: 50)")
     add("--seed", type=int, default=0, help="of the schedule (default: 0)")
     add("--kinds", default="", metavar="K,K...", help="only these kinds of faults (default: all)")

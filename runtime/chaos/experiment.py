@@ -23,6 +23,7 @@ from graphft.runtime.chaos.run import ChaosOptions, Report, Run
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore, checkpoints_of
 from graphft.runtime.coordination.result_files import read_validations
+from graphft.runtime.coordination.runs import find_folder
 from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 from graphft.runtime.protocol.ledger import ALL, Ledger
@@ -45,7 +46,7 @@ def chaos(options: argparse.Namespace) -> int:
     chosen = ChaosOptions(options.faults, options.seed, kinds, options.patience)
     name = Path(options.job or options.script).resolve().name.removesuffix(".py")
     work = Path(options.dir or f"jobs/{name}-chaos-{options.seed}")
-    source = Path(options.job or work / "job")
+    source = find_folder(options.job) if options.job else work / "job"
     if options.script:
         save_script(options.script, options.args, source)
     report = run_chaos(prepare(source, work, options.patience), chosen, console.print)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.data import default_collate
 
 from graphft.data import ChunkInfo, DataSpec, Reference, python_states, seeded
-from graphft.data.datasets import compare, named, one_thread
+from graphft.data.datasets import MADE_ANEW, compare, named, one_thread
 from graphft.data.randomness import is_own, own_generators, seed_generators
 from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe
@@ -60,7 +60,7 @@ class DatasetReader(Reader):
                 raise UsageError(what, rule=CHANGED, help=help)
             if (records := len(self._dataset)) != self.spec.records:
                 what = f"the dataset of {reference} has {records} records, the job expects {self.spec.records}"
-                raise UsageError(what, rule=CHANGED, help="describe the data and the job again")
+                raise UsageError(what, rule=CHANGED, help=MADE_ANEW)
             self.differs = compare(reference, self._dataset, self.spec)
         if self.differs:
             log.warning("%s", self.differs)

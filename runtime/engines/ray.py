@@ -22,7 +22,7 @@ class Ray:
     def open(self, run: Run) -> Engine:
         """Raises UsageError if Ray is not installed here, and ConnectionError if there is none at `address`."""
         if importlib.util.find_spec("ray") is None:
-            raise UsageError("the engine ray needs the package ray", rule="engine", help="pip install graphft[ray]")
+            raise UsageError("the engine ray needs the package ray", rule="engine", help="pip install 'ray>=2.40'")
         from graphft.runtime.engines.ray_engine import RayEngine
 
         return RayEngine(run, self.address, resources_of(read_record(run.job_dir).config, run.resources))

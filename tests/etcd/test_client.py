@@ -192,7 +192,7 @@ def test_a_user_of_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         for name, value in (("USER", "root"), ("PASSWORD", "secret")):
             monkeypatch.setenv(f"GRAPHFT_ETCD_{name}", value)
         assert main(command) == 0  # a new password
-        told = dict(line.split("=", 1) for line in capsys.readouterr().out.split())
+        told = dict(line.removeprefix("export ").split("=", 1) for line in capsys.readouterr().out.splitlines())
         user, password = told["GRAPHFT_ETCD_USER"], told["GRAPHFT_ETCD_PASSWORD"]
         with Etcd(server.endpoints, user, password, timeout=10, deadline=60) as client:
             for key in ("/mine/spec", "/mine.events/1"):
