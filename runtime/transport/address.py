@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import os
 import socket
@@ -67,6 +68,11 @@ def network_identity() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + " " + os.readlink("/proc/self/ns/net")
     except OSError:
         return socket.gethostname()
+
+
+def network_digest() -> str:
+    """Returns a short name of `network_identity`."""
+    return hashlib.blake2b(network_identity().encode(), digest_size=8).hexdigest()
 
 
 def advertise_host(toward: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> str:

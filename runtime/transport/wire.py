@@ -29,8 +29,9 @@ PARTS = 4
 """Parts of a message that are looked at: a routing id, a header, a frame, and one that should not be there."""
 # Combined once, as plain numbers: arithmetic on pyzmq's enumerations takes longer than sending.
 DONTWAIT, DONTWAIT_MORE, POLLIN = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
-PATIENCE_SECONDS, LOOK_SECONDS, MOST_WAITING = 1.0, 0.005, 1000
-"""A client whose key is not known yet is let wait so long: it registers, then connects, and the view is later."""
+PATIENCE_SECONDS, LOOK_SECONDS, MOST_WAITING = 0.5, 0.005, 32
+"""A client whose key is not known yet is let wait so long: it registers, then connects, and the view is later. So many
+at a time: what strangers make a server keep has a bound."""
 HANDSHAKES = "inproc://zeromq.zap.01"
 """ZeroMQ asks there, in each context, whether it may let a peer in (its RFC 27, ZAP)."""
 
@@ -102,8 +103,8 @@ class Gate:
 
     def __init__(self, context: zmq.Context, login: Login, counters: Counter[str]) -> None:
         self._login, self._counters = login, counters
-        self._let_in: set[str] = set()
-        """Names of connections: each is let in once, as what it shows may have been recorded."""
+        self._newest: dict[str, int] = {}
+        """By public key, the number of its newest connection: each is let in once, as its proof may be recorded."""
         socket = context.socket(zmq.ROUTER)
         socket.linger = 0
         socket.bind(HANDSHAKES)
@@ -127,8 +128,8 @@ class Gate:
         if found is None and name and time.monotonic() < end:
             return False
         known = found is not None and hmac.compare_digest(proof, found[2].proof.encode())
-        if known and name not in self._let_in:
-            self._let_in = {name, *(n for n in self._let_in if self._login.admits(n.partition(":")[0]))}
+        if found is not None and known and found[1] > self._newest.get(found[0], 0):
+            self._newest[found[0]] = found[1]
             status, user = b"200", shown
         else:
             self._counters["refused.login"] += 1

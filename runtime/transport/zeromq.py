@@ -18,8 +18,16 @@ from dataclasses import dataclass, field
 import zmq
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.protocol.messages import Message
-from graphft.runtime.transport.address import WILDCARDS, endpoint, is_loopback, split_endpoint, split_key, with_key
+from graphft.runtime.protocol.messages import Message, Refused
+from graphft.runtime.transport.address import (
+    WILDCARDS,
+    endpoint,
+    is_loopback,
+    network_digest,
+    split_endpoint,
+    split_key,
+    with_key,
+)
 from graphft.runtime.transport.channel import Channel, Login
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Reply, Sent
 from graphft.runtime.transport.wire import (
@@ -45,43 +53,40 @@ BROKEN = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
 """Events of a socket that has no connection any more, or never got one."""
-NOBODY: tuple[str, Channel | None] = ("", None)
+GONE = Refused("unknown-peer", "the connection broke", -1, -1)
+"""Told to a client as if by its shard, which does not know it any more indeed."""
 
 
 @dataclass
 class Link:
     """A connection to a shard, which ZeroMQ does not make again by itself: who listens at its address later may be
-    anybody. `doubtful`: the shard has not proven yet, by an answer, that it has the key of its record."""
+    anybody. `doubtful`: the shard has not proven yet, by an answer, that it has the key of its record. `told`: the
+    client knows that the connection broke."""
 
     address: str
     socket: zmq.Socket
     channel: Channel | None
     doubtful: bool = field(init=False)
+    told: bool = False
     opened: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.doubtful = self.channel is not None
-        self._monitor = self.socket.get_monitor_socket(BROKEN) if self.doubtful else None
+        self.monitor = self.socket.get_monitor_socket(BROKEN) if self.doubtful else None
         self._looked = 0.0
 
     @property
     def broken(self) -> bool:
         """Looks every few milliseconds: what is sent meanwhile is lost with the connection."""
-        if self._monitor is None or time.monotonic() < self._looked + LOOK_SECONDS:
+        if self.monitor is None or time.monotonic() < self._looked + LOOK_SECONDS:
             return False
         self._looked = time.monotonic()
-        return readable(self._monitor)
-
-    def believe(self) -> None:
-        """The shard has answered."""
-        self.doubtful = False
-        if self.channel is not None:
-            self.channel.local = self.channel.bare = is_loopback(split_endpoint(self.address)[0])
+        return readable(self.monitor)
 
     def close(self) -> None:
-        if self._monitor is not None:
+        if self.monitor is not None:
             self.socket.disable_monitor()
-            self._monitor.close(linger=0)
+            self.monitor.close(linger=0)
         self.socket.close(linger=0)
 
 
@@ -120,14 +125,16 @@ class ZmqClient:
         configure(socket, self._limits)
         socket.ipv6 = True
         # One connection, one routing id: an answer to an earlier connection can never reach this one.
-        socket.routing_id = connection = f"{self._identity}#{os.urandom(6).hex()}".encode("ascii", "replace")[-170:]
+        socket.routing_id = f"{self._identity}#{os.urandom(6).hex()}".encode("ascii", "replace")[-170:]
         channel, link = None, None
         try:
             if self._login is None:
                 socket.reconnect_ivl, socket.reconnect_ivl_max = int(1000 * RELINK_SECONDS), 1000
             else:
                 socket.reconnect_ivl, socket.connect_timeout = -1, int(1000 * self._limits.heartbeat_timeout)
+                socket.routing_id = connection = self._login.keys.connection(self._identity, address_of_socket)
                 channel = self._login.keys.channel(public, connection, server=False)
+                channel.near = not connection.endswith(b"@")
                 socket.plain_username = f"{self._login.keys.public}:".encode() + connection
                 socket.plain_password = channel.proof.encode()
             link = Link(address, socket, channel)
@@ -164,6 +171,8 @@ class ZmqClient:
         poll.register(self._waker.fd, select.POLLIN)
         for link in self._links.values():
             poll.register(link.socket.fileno(), select.POLLIN)
+            if link.monitor is not None and not link.told:
+                poll.register(link.monitor.fileno(), select.POLLIN)
         return poll
 
     def send(self, shard: int, message: Message, frame: Frame | None = None) -> Sent:
@@ -218,12 +227,15 @@ class ZmqClient:
     def _take(self) -> Reply | None:
         if not self._inbox:
             for shard, link in self._links.items():
+                if not link.told and link.broken:
+                    link.told = True
+                    self._poll = self._make_poll()
+                    self._inbox.append(Reply(shard, GONE))
                 for parts in drain(link.socket, self._limits.poll_batch):
                     with contextlib.suppress(Malformed):  # counted; a client answers nothing
                         found = accept([p.buffer for p in parts], self._limits, self.counters, link.channel)
                         self._inbox.append(Reply(shard, *found))
-                        if link.doubtful:
-                            link.believe()
+                        link.doubtful = False
         return self._inbox.popleft() if self._inbox else None
 
     def wake(self) -> None:
@@ -261,9 +273,10 @@ class ZmqServer:
         self._socket = self._context.socket(zmq.ROUTER)
         configure(self._socket, self._limits)
         self._login = login
-        self._channels: dict[bytes, tuple[str, Channel | None]] = {}
-        """By routing id: a peer's public key, and this end of its connection, kept as long as the key is let in. One
-        that was forgotten with its connection would take everything again that somebody has recorded."""
+        self._channels: dict[bytes, Channel] = {}
+        self._newest: dict[str, tuple[int, bytes]] = {}
+        """By routing id, this end of a connection; by public key, number and routing id of its newest connection. A
+        channel is made once: another one with its keys would take again what somebody has recorded."""
         if login is not None:
             Gate(self._context, login, self.counters)
             self._socket.zap_domain, self._socket.plain_server = b"graphft", True
@@ -325,17 +338,27 @@ class ZmqServer:
     def _channel(self, peer: bytes, part: zmq.Frame) -> Channel | None:
         """Returns this end of a peer's connection. A new one is that of the key that was let in at the handshake."""
         if self._login is None or peer in self._channels:
-            return self._channels.get(peer, NOBODY)[1]
-        found = self._login.accept(str(part.get("User-Id")))
-        if found is None or found[1] != peer:
+            return self._channels.get(peer)
+        name = str(part.get("User-Id"))
+        found = self._login.accept(name)
+        if found is None or name != f"{found[0]}:{peer.decode('ascii', 'replace')}":
             return None
-        self._channels = {r: one for r, one in self._channels.items() if self._login.admits(one[0])}
-        self._channels[peer] = found[0], found[2]
-        found[2].local = is_loopback(str(part.get("Peer-Address")).removeprefix("::ffff:"))
-        return found[2]
+        public, number, channel = found
+        before, replaced = self._newest.get(public, (0, b""))
+        if number <= before:
+            return None
+        self._channels.pop(replaced, None)
+        self._newest[public], self._channels[peer] = (number, peer), channel
+        near = is_loopback(str(part.get("Peer-Address")).removeprefix("::ffff:"))
+        channel.local = near and peer.endswith(f"@{network_digest()}".encode())
+        return channel
 
     def send(self, peer: bytes, message: Message, frame: Frame | None = None) -> Sent:
         view = frame_bytes(frame, self._limits)
+        channel = self._channels.get(peer)
+        if channel is None and self._login is not None:
+            self.counters["unroutable"] += 1
+            return Released()
         try:
             self._socket.send(peer, DONTWAIT_MORE)
         except zmq.ZMQError as e:
@@ -343,7 +366,6 @@ class ZmqServer:
                 raise
             self.counters["unroutable"] += 1
             return Released()
-        channel = self._channels.get(peer, NOBODY)[1]
         return send_message(self._socket, message, view, self._limits, self.counters, channel)
 
     def wake(self) -> None:

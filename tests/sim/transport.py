@@ -22,6 +22,7 @@ from graphft.runtime.protocol.messages import Message, encode
 from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint, split_key
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Reply, Sent
 from graphft.runtime.transport.wire import Malformed, accept, count_sent, frame_bytes
+from graphft.runtime.transport.zeromq import GONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ class _Link:
         if self.server is not None:
             self.server.peers.pop(self.peer, None)
             self.server = None
+            self.client.lost(self)
         self._life += 1
         for flight in self._unread:
             flight.lose()
@@ -335,6 +337,10 @@ class SimClient:
     def take(self, shard: int, parts: Sequence[memoryview]) -> None:
         with contextlib.suppress(Malformed):  # counted; a client answers nothing
             self._inbox.append(Reply(shard, *accept(parts, self.network.limits, self.counters)))
+
+    def lost(self, link: _Link) -> None:
+        if self._links.get(link.shard) is link:
+            self._inbox.append(Reply(link.shard, GONE))
 
     def wake(self) -> None:
         self._wakes += 1

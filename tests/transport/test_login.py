@@ -7,7 +7,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from transport.rigs import LIMITS, WAIT, collect
 
 from graphft.errors import UsageError
 from graphft.runtime.protocol.messages import Hello, Pull, Push, Query, Welcome, encode
-from graphft.runtime.transport import KeyPair, Login, ZmqClient, ZmqServer, zeromq
+from graphft.runtime.transport import KeyPair, Login, ZmqClient, ZmqServer, channel, zeromq
 from graphft.runtime.transport.address import split_key, with_key
 from graphft.runtime.transport.channel import Channel, Forged
 from graphft.runtime.transport.port import Limits
@@ -65,10 +66,16 @@ def job() -> Iterator[Job]:
     job.server.close()
 
 
-@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize(
+    "near", [(zeromq, channel), (zeromq,), (channel,), ()], ids=["both", "server", "client", "none"]
+)
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES.keys())
-def test_members_hear_each_other(job: Job, frame: bytes | None, local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zeromq, "is_loopback", lambda host: local)
+def test_members_hear_each_other(
+    job: Job, frame: bytes | None, near: Sequence[ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages go bare only where both ends see their own machine: between them may be a relay that anybody reaches."""
+    for end in (zeromq, channel):
+        monkeypatch.setattr(end, "is_loopback", lambda host, end=end: end in near)
     client = job.member()
     client.send(0, Query())
     (got,) = collect(job.server, 1)
@@ -81,6 +88,8 @@ def test_members_hear_each_other(job: Job, frame: bytes | None, local: bool, mon
     reply = client.receive(WAIT)
     assert reply is not None
     assert (reply.message, None if reply.frame is None else bytes(reply.frame)) == (WELCOME, frame)
+    ends = client._links[0].channel, *job.server._channels.values()
+    assert [end.bare for end in ends if end is not None] == [len(near) == 2] * 2
     assert not [name for name in job.server.counters if name.startswith("refused")]
     client.close()
 
@@ -102,15 +111,15 @@ NAMES = ("nothing", "no proof", "another's proof", "the proof of another connect
 
 @pytest.mark.parametrize("shown", NAMES)
 def test_a_stranger_is_not_even_read(job: Job, shown: str) -> None:
-    mine, member, connection = KeyPair(), KeyPair(), b"t0#1"
+    mine, member, connection = KeyPair(), KeyPair(), b"t0#1@"
     job.known.add(member.public)
     own, server = mine if shown == "an unknown key" else member, job.login.keys.public
     proof = {
         "another's proof": mine.channel(server, connection, server=False).proof,
-        "the proof of another connection": own.channel(server, b"t0#0", server=False).proof,
+        "the proof of another connection": own.channel(server, b"t0#0@", server=False).proof,
         "an unknown key": mine.channel(server, connection, server=False).proof,
     }.get(shown, "none")
-    name = b"" if shown == "nothing" else f"{own.public}:t0#1".encode()
+    name = b"" if shown == "nothing" else f"{own.public}:t0#1@".encode()
     before = psutil.Process().memory_info().rss
     with job.stranger(name, proof.encode(), connection) as stranger:
         part = bytes(LIMITS.max_frame)
