@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from graphft import ir
 from graphft.runtime.launcher.process_ends import read_ends
-from tests.integration.plays import RUN, SCRIPT, Pace, Program, at, kill_first
+from tests.integration import training
+from tests.integration.plays import ROOT, RUN, SCRIPT, Pace, Program, at, kill_first
 
 pytestmark = pytest.mark.timeout(600)
 OPTIONS = {"trainers": 2, "pservers": 1, "epochs": 1}
@@ -70,3 +75,13 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     assert sum(ends.preemptions.values()) >= 1, "of all launches; on a busy machine others may lose their leases"
     log = (begun / "logs" / "pserver-0.log").read_text()
     assert re.search("goes on from step [1-5]0", log), log
+
+
+@pytest.mark.slow
+def test_output_that_cannot_be_written_ends_nothing(program: ir.Program, tmp_path: Path) -> None:
+    training.job(program, **OPTIONS).save(tmp_path / "job")
+    command = [sys.executable, "-m", "graphft", "launch", "--job", tmp_path / "job"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0
+    assert (tmp_path / "job" / "model.safetensors").exists()
