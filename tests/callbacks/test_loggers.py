@@ -91,7 +91,7 @@ def test_a_missing_library_is_an_error_when_the_callback_is_made(monkeypatch: py
     for make, package in ((TensorBoard, "tensorboard"), (MLflow, "mlflow"), (WandB, "wandb")):
         with pytest.raises(GraphftError) as caught:
             make("x")
-        assert f'pip install "graphft[{package}]"' in str(caught.value)
+        assert caught.value.help == f"pip install {package}"
 
 
 def test_mlflow_has_one_run_with_each_step_once(tmp_path: Path) -> None:
