@@ -1,12 +1,12 @@
 """Tells who a peer is: key pairs of processes, the proof at ZeroMQ's handshake, sealed messages.
 
 Each process makes a Curve25519 key pair when it starts and writes its public key into its record in etcd, which is what
-trust rests on. Of the two keys of a connection's ends both derive the same three secrets (X25519, HKDF): the proof that
-lets the client in, and one AES-256-GCM key for each direction. A header is encrypted, and so is a small frame; a large
-one travels readable, and is authenticated with its header. On loopback of one machine, as both ends see it, a
-connection whose ends have proven who they are is the kernel's to guard: behind the first messages the others go as they
-are. ZeroMQ's own CURVE encrypts every byte
-with XSalsa20: an echo of 8 MB then runs at 0.22 of its speed.
+trust rests on. From the two keys of a connection's ends both derive the same three secrets (X25519, HKDF): the proof
+that lets the client in, and one AES-256-GCM key for each direction. A header is encrypted, and so is a small frame; a
+large one travels readable, and is authenticated with its header. Where both ends see that they are on one machine's
+loopback, their connection is the kernel's to guard once they have proven who they are: behind the first messages the
+others go as they are. ZeroMQ's own CURVE encrypts every byte with XSalsa20: an echo of 8 MB then runs at 0.22 of its
+speed.
 """
 
 from __future__ import annotations
