@@ -21,7 +21,7 @@ from graphft.runtime.transport import KeyPair, Login, ZmqClient, ZmqServer, chan
 from graphft.runtime.transport.address import split_key, with_key
 from graphft.runtime.transport.channel import Channel, Forged
 from graphft.runtime.transport.port import Limits
-from graphft.runtime.transport.wire import HANDSHAKES
+from tests.integration.impostor import let_everybody_in
 from tests.support.waiting import until
 
 WELCOME = Welcome(shard=0, incarnation="i", generation=1, version=2)
@@ -198,7 +198,7 @@ def test_a_listener_without_the_key_of_the_record_learns_nothing(job: Job) -> No
     heard: list[bytes] = []
     raw = job.context.socket(zmq.ROUTER)
     raw.plain_server, raw.linger = True, 0
-    threading.Thread(target=_let_everybody_in, args=(job.context.socket(zmq.REP),), daemon=True).start()
+    threading.Thread(target=let_everybody_in, args=(job.context, []), daemon=True).start()
     until(lambda: _bound(lambda: raw.bind(f"tcp://127.0.0.1:{port}")))
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
@@ -214,13 +214,6 @@ def test_a_listener_without_the_key_of_the_record_learns_nothing(job: Job) -> No
     assert heard, "it was connected to"
     client.close()
     raw.close()
-
-
-def _let_everybody_in(socket: zmq.Socket) -> None:
-    socket.bind(HANDSHAKES)
-    with socket, contextlib.suppress(zmq.ZMQError):
-        while True:
-            socket.send_multipart([*socket.recv_multipart()[:2], b"200", b"", b"you", b""])
 
 
 def _bound(bind: Callable[[], object]) -> bool:
@@ -253,11 +246,6 @@ def test_an_address_without_a_key_is_refused() -> None:
         with pytest.raises(UsageError, match="address"):
             client.connect(0, address)
     client.close()
-
-
-def test_no_text_shows_a_private_key() -> None:
-    login = Login()
-    assert login.keys._private.private_bytes_raw().hex() not in repr(login) + repr(vars(login.keys))
 
 
 def test_a_part_larger_than_any_bucket_ends_the_connection_of_its_sender() -> None:
