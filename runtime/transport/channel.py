@@ -47,10 +47,10 @@ class KeyPair:
         self._connections = itertools.count(1)
 
     def connection(self, identity: str, address: str) -> bytes:
-        """Returns the name of a new connection to a server: it has a number, which no other one of these keys has, and
-        the client's network, if the server is in it as far as the client can see."""
+        """Returns the name of a new connection to a server, which no other connection has, of any keys: with a number,
+        and the client's network, if the server is in it as far as the client can see."""
         near = network_digest() if is_loopback(split_endpoint(address)[0]) else ""
-        return f"{identity[-100:]}#{next(self._connections)}@{near}".encode("ascii", "replace")
+        return f"{identity[-100:]}-{self.public[:12]}#{next(self._connections)}@{near}".encode("ascii", "replace")
 
     def channel(self, peer: str, connection: bytes, *, server: bool) -> Channel:
         """Returns this process's end of a connection. `peer`: public key of the other end. `connection`: the name that

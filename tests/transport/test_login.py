@@ -19,7 +19,7 @@ from graphft.errors import UsageError
 from graphft.runtime.protocol.messages import Hello, Pull, Push, Query, Welcome, encode
 from graphft.runtime.transport import KeyPair, Login, ZmqClient, ZmqServer, channel, zeromq
 from graphft.runtime.transport.address import split_key, with_key
-from graphft.runtime.transport.channel import Channel, Forged
+from graphft.runtime.transport.channel import Forged
 from graphft.runtime.transport.port import Limits
 from tests.integration.impostor import let_everybody_in
 from tests.support.waiting import until
@@ -94,10 +94,17 @@ def test_members_hear_each_other(
     client.close()
 
 
+def test_members_of_one_name_have_connections_of_their_own(job: Job) -> None:
+    for client in (job.member(), job.member()):  # as a launcher reports deaths, each with new keys
+        client.send(0, Query())
+        job.server.send(collect(job.server, 1)[0].peer, WELCOME)
+        assert client.receive(WAIT) is not None
+        client.close()
+
+
 def test_a_member_that_connects_before_its_record_is_seen_is_let_wait(job: Job) -> None:
     client = job.member()
-    (public,) = job.known
-    job.known.clear()
+    public = job.known.pop()
     client.send(0, Query())
     assert job.server.poll(0.2) == []
     job.known.add(public)
@@ -180,9 +187,8 @@ def test_a_frame_belongs_to_its_header() -> None:
         server.open(memoryview(sealed), memoryview(b"frame"))
     with pytest.raises(Forged):  # bare, but not from this machine
         server.open(memoryview(b"header"), memoryview(b"frame"))
-    echo: Channel = one.channel(two.public, b"c", server=False)
     with pytest.raises(Forged):  # each direction has a key of its own
-        echo.open(memoryview(client.seal(b"header", None, None)), None)
+        client.open(memoryview(client.seal(b"header", None, None)), None)
 
 
 def test_a_listener_without_the_key_of_the_record_learns_nothing(job: Job) -> None:
