@@ -173,7 +173,7 @@ def refuse_outside(loss: Tensor, own: Mapping[str, Tensor], line_of: Callable[[A
 
 
 def nodes(loss: Tensor) -> Iterator[Any]:
-    """The nodes of the autograd graph, each once, in the order from the loss backwards."""
+    """Yields the nodes of the autograd graph, each once, in the order from the loss backwards."""
     seen, waiting = {loss.grad_fn}, [loss.grad_fn]
     while waiting:
         if (node := waiting.pop()) is not None:

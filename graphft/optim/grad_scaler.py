@@ -1,4 +1,4 @@
-"""Loss scaling, which float16 needs, as a part of the program: what torch.amp.GradScaler does.
+"""Scales the loss, as float16 needs it and torch.amp.GradScaler does, in the program itself.
 
     graphft.minimize(program, graphft.AdamW(lr=1e-3), grad_scaler=graphft.GradScaler())
 
@@ -34,7 +34,7 @@ UPDATE = "update_scale"
 
 @dataclass(frozen=True)
 class GradScaler:
-    """Options of the loss scale, with the names and defaults of torch.amp.GradScaler.
+    """Holds the options of the loss scale, with the names and defaults of torch.amp.GradScaler.
 
     A step with a gradient that is not finite multiplies it by `backoff_factor`, `growth_interval` steps without one by
     `growth_factor`."""
@@ -49,7 +49,7 @@ class GradScaler:
         check_values(self, limits | {"backoff_factor": Meta(gt=0, lt=1), "growth_interval": Meta(ge=1, le=2**31 - 1)})
 
     def attributes(self) -> dict[str, Arg]:
-        """The attributes of `update_scale`."""
+        """Returns the attributes of `update_scale`."""
         factors = {"growth_factor": float(self.growth_factor), "backoff_factor": float(self.backoff_factor)}
         return {**factors, "growth_interval": self.growth_interval}
 

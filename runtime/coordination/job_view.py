@@ -66,7 +66,7 @@ class JobView:
 
     @property
     def public_keys(self) -> set[str]:
-        """The keys of all processes that may talk to this job's servers."""
+        """Returns the keys of all processes that may talk to this job's servers."""
         return {*self.guests, *(member.key for member in self.registrations)} - {""}
 
     @property

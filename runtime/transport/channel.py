@@ -39,7 +39,7 @@ class Forged(Exception):
 
 
 class KeyPair:
-    """A process's Curve25519 keys, which are never written down. `public`: in hexadecimal, for its record in etcd."""
+    """Holds a process's Curve25519 keys, never written down. `public`: in hexadecimal, for its record in etcd."""
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.from_private_bytes(secrets.token_bytes(32))
@@ -63,9 +63,9 @@ class KeyPair:
 
 
 class Channel:
-    """One end of a connection. `proof`: shows the server that the client has the key it names. `near`: a client's
-    server is on its machine, as far as it can see. `local`: the peer is, and has proven who it is, and its messages
-    need not be sealed any more; `bare`: nor those to it."""
+    """Seals and opens messages at one end of a connection. `proof` shows the server that the client has the key that
+    it names. `near`: a client's server is on its machine, as far as it can see. `local`: the peer is, and has proven
+    who it is, and its messages need not be sealed any more; `bare`: nor those to it."""
 
     __slots__ = ("_opener", "_received", "_sealer", "_sent", "bare", "local", "near", "proof")
 
@@ -107,7 +107,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """This process's keys, and which public keys of others it lets in."""
+    """Holds this process's keys, and says which public keys of others it lets in."""
 
     keys: KeyPair = field(default_factory=KeyPair, repr=False)
     admits: Callable[[str], bool] = lambda _: False

@@ -120,8 +120,8 @@ class Gate:
                 waiting = [one for one in waiting if not self._answered(socket, *one)]
 
     def _answered(self, socket: zmq.Socket, end: float, question: list[bytes]) -> bool:
-        """[peer, "", version, id, domain, address, routing id, mechanism, name, password] -> [peer, "", version, id,
-        status, text, name, metadata]: status 200 for who has the key that it names, 400 for all others."""
+        """Answers [peer, "", version, id, domain, address, routing id, mechanism, name, password] with [peer, "",
+        version, id, status, text, name, metadata]: status 200 if the peer has the key that it names, else 400."""
         shown, proof = question[8:] if len(question) == 10 and question[7] == b"PLAIN" else (b"", b"")
         name = shown.decode("utf-8", "replace")
         found = self._login.accept(name)

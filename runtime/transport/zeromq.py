@@ -59,9 +59,9 @@ GONE = Refused("unknown-peer", "the connection broke", -1, -1)
 
 @dataclass
 class Link:
-    """A connection to a shard, which ZeroMQ does not make again by itself: who listens at its address later may be
-    anybody. `doubtful`: the shard has not proven yet, by an answer, that it has the key of its record. `told`: the
-    client knows that the connection broke."""
+    """Keeps a connection to a shard, which ZeroMQ does not make again by itself: anybody may listen there later.
+    `doubtful`: the shard has not proven yet, by an answer, that it has the key of its record. `told`: the client knows
+    that the connection broke."""
 
     address: str
     socket: zmq.Socket

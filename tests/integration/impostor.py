@@ -1,4 +1,4 @@
-"""A process of another user that takes a dead pserver's port, and tries what it hears there at a living one."""
+"""A process of another user takes a dead pserver's port, and tries what it hears there at a living one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job under float16 with a gradient scaler: what is killed does not show, in the weights or in the scale."""
+"""Kills show neither in the weights nor in the scale of a job under float16 with a gradient scaler."""
 
 from __future__ import annotations
 
