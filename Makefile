@@ -125,7 +125,7 @@ slurm: setup  ## the tests on a real Slurm of two nodes of this machine (as root
 	@GRAPHFT_SLURM=1 $(PY) -m pytest -q -rs tests/engines/test_slurm_engine.py tests/engines/test_slurm.py
 
 docs: setup  ## regenerate docs/ops.md and docs/options.md from the code
-	@$(PY) -m graphft.runtime.reference
+	@$(PY) -m docs.reference
 
 clean:  ## remove what make made (virtual environment, etcd, job folders, caches)
 	rm -rf .venv .venv-torch-* .etcd .hdfs .zoo jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from docs.reference import ops_page
 from graphft.ir import Ref
 from graphft.ir.registry import Attr, OpDef, own_ops
 from graphft.ops.context import ChunkWork, Context
-from graphft.runtime.reference import ops_page
 
 EAGER = ("eager_step", "eager_forward")
 """They unpickle a module: its code is compared with `source` in tests/capture/test_eager.py."""

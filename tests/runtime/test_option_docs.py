@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import graphft
+from docs.reference import docstrings, options_page
 from graphft.runtime.launcher.options import LaunchOptions
-from graphft.runtime.reference import docstrings, options_page
 from graphft.transpiler.config import JobConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"

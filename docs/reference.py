@@ -1,4 +1,4 @@
-"""The reference pages: writes docs/ops.md and docs/options.md from the code. `python -m graphft.runtime.reference`."""
+"""The reference pages: writes docs/ops.md and docs/options.md from the code. `python -m docs.reference`."""
 
 from __future__ import annotations
 
