@@ -56,7 +56,7 @@ class Member:
         self.wake: Callable[[], object] = bool
         self.leaving: Callable[[], bool] = bool
         self._view: tuple[int, JobView] = (-1, JobView())
-        self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
+        self.watcher = Watch(etcd, self.keys.control, self._notify)
 
     def _notify(self) -> None:
         self.changed.set()

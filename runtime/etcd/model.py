@@ -91,11 +91,10 @@ class RangeResult:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change of one key. For a delete, `kv` has the deletion's revision and no value; `prev` is what was known."""
+    """A change of one key. For a delete, `kv` has the deletion's revision and no value."""
 
     kind: Literal["put", "delete"]
     kv: KV
-    prev: KV | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -14,7 +14,6 @@ from graphft.runtime.etcd.model import (
     KV,
     CompactedError,
     EtcdError,
-    Event,
     RangeResult,
     Store,
     TransientEtcdError,
@@ -31,60 +30,42 @@ LIST = 2.0  # seconds until a list on the watch's thread gives up (and looks whe
 class View:
     """A prefix of the store as of `revision`. Pure: no threads, no I/O, no clock.
 
-    Both methods return the events that lead from the old state to the new.
+    Both methods return True if that has changed any key.
     """
 
     kvs: dict[str, KV] = field(default_factory=dict)
     revision: int = 0
 
-    def relist(self, listed: RangeResult) -> list[Event]:
+    def relist(self, listed: RangeResult) -> bool:
         """Replaces the state by a full list of the prefix."""
-        new = {kv.key: kv for kv in listed.kvs}
-        events = list(self._differences(new, listed.revision))
-        self.kvs, self.revision = new, listed.revision
-        return events
+        before, self.kvs = self.kvs, {kv.key: kv for kv in listed.kvs}
+        self.revision = listed.revision
+        return self.kvs != before  # by more than a revision: a store that was restored gives revisions again
 
-    def apply(self, batch: WatchBatch) -> list[Event]:
+    def apply(self, batch: WatchBatch) -> bool:
         """Applies a watch's events; those that the state holds already are left out."""
-        applied = []
-        for event in batch.events:
-            if event.kv.mod_revision <= self.revision:
-                continue
-            prev = self.kvs.get(event.kv.key)
+        new = [event for event in batch.events if event.kv.mod_revision > self.revision]
+        for event in new:
             if event.kind == "put":
                 self.kvs[event.kv.key] = event.kv
             else:
                 self.kvs.pop(event.kv.key, None)
-            applied.append(replace(event, prev=prev))
-        if batch.events:
-            self.revision = max(self.revision, batch.events[-1].kv.mod_revision)
-        return applied
-
-    def _differences(self, new: dict[str, KV], revision: int) -> Iterable[Event]:
-        for key, kv in self.kvs.items():
-            if key not in new or new[key].create_revision != kv.create_revision:
-                yield Event("delete", KV(key, b"", 0, revision, 0), kv)
-        for key, kv in sorted(new.items(), key=lambda item: item[1].mod_revision):
-            old = self.kvs.get(key)
-            if old is None or old.create_revision != kv.create_revision:
-                yield Event("put", kv)
-            elif old != kv:  # by more than its revision: a store that was restored gives revisions again
-                yield Event("put", kv, old)
+            self.revision = event.kv.mod_revision
+        return bool(new)
 
 
 class Watch:
     """Keeps a view of all keys under `prefix`, on a thread of its own.
 
-    The constructor lists the prefix (`EtcdUnreachable` when it cannot) and hands the keys that are there to `on_event`
-    as puts; from then on the thread does, in order, for every change. When the stream ends, the prefix is listed anew
-    and the differences are handed over (etcd may have been restored from a backup). So the view misses nothing that
-    lasts, and events never contradict it. An exception in `on_event`, which must not block, ends the watch, and shows
-    in `snapshot` and `wait`.
+    The constructor lists the prefix (`EtcdUnreachable` when it cannot); from then on the thread follows every change,
+    in order. `on_change` is called when keys have changed, and must not block. When the stream ends, the prefix is
+    listed anew (etcd may have been restored from a backup). So the view misses nothing that lasts. An exception in
+    `on_change` ends the watch, and shows in `snapshot` and `wait`.
     """
 
-    def __init__(self, store: Store, prefix: str, on_event: Callable[[Sequence[Event]], None] | None = None) -> None:
+    def __init__(self, store: Store, prefix: str, on_change: Callable[[], object] = bool) -> None:
         self.prefix = prefix
-        self._store, self._on_event = store, on_event
+        self._store, self._on_change = store, on_change
         self._view = View()
         self._changed = threading.Condition()
         self._closed = threading.Event()
@@ -181,20 +162,16 @@ class Watch:
                     if batch.revision < self._view.revision:  # a member lags, or the store was restored from a backup
                         return
                     self.connected = True
-                    with self._changed:
-                        events = self._view.apply(batch)
-                        self._changed.notify_all()
-                    self._deliver(events)
+                    self._take_in(batch)
             finally:
                 stream.cancel()
 
     def _relist(self, deadline: float | None = None) -> None:
-        listed = self._store.range(self.prefix, deadline=deadline)
-        with self._changed:
-            events = self._view.relist(listed)
-            self._changed.notify_all()
-        self._deliver(events)
+        self._take_in(self._store.range(self.prefix, deadline=deadline))
 
-    def _deliver(self, events: Sequence[Event]) -> None:
-        if events and self._on_event is not None:
-            self._on_event(events)
+    def _take_in(self, new: RangeResult | WatchBatch) -> None:
+        with self._changed:
+            changed = self._view.relist(new) if isinstance(new, RangeResult) else self._view.apply(new)
+            self._changed.notify_all()
+        if changed:
+            self._on_change()

@@ -231,10 +231,10 @@ def test_cancel_ends_a_stream_from_another_thread(store: Store, root: str) -> No
 
 def test_watch_keeps_a_view(store: Store, root: str) -> None:
     store.put(root + "old", b"0")
-    events: list[Event] = []
-    with Watch(store, root, events.extend) as watch:
+    told: list[bool] = []
+    with Watch(store, root, lambda: told.append(True)) as watch:
         assert set(watch.snapshot()) == {root + "old"}
-        assert [(e.kind, e.kv.key) for e in events] == [("put", root + "old")]
+        assert len(told) == 1
         store.put(root + "new", b"1")
         revision = store.put(root + "new", b"2")
         kv = watch.wait(
@@ -246,18 +246,13 @@ def test_watch_keeps_a_view(store: Store, root: str) -> None:
         store.delete(root + "old")
         assert watch.wait(lambda view: root + "old" not in view, 60)
         assert watch.wait(lambda view: root + "never" in view, 0.05) is None
-    assert [(e.kind, e.kv.key, e.prev.value if e.prev else None) for e in events] == [
-        ("put", root + "old", None),
-        ("put", root + "new", None),
-        ("put", root + "new", b"1"),
-        ("delete", root + "old", b"0"),
-    ]
+    assert 3 <= len(told) <= 4, "two changes may come together"
     with pytest.raises(EtcdError):
         watch.snapshot()
 
 
 def test_a_failing_callback_shows_where_the_view_is_used(store: Store, root: str) -> None:
-    def fail(events: object) -> None:
+    def fail() -> None:
         raise ValueError("bad value")
 
     with Watch(store, root, fail) as watch:
