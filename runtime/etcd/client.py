@@ -8,8 +8,8 @@
 | put, delete, delete_prefix | yes | no try was answered: perhaps applied | never raised |
 | lease_grant | yes | perhaps unused leases; they expire | never raised |
 | lease_keepalive_once, lease_revoke | yes | unknown; own deadlines decide | never raised |
-| txn without token or verify | no | it was never sent | sent, outcome unknown |
-| txn with token or verify | yes, looks first | it was never sent | sent, and no later try was answered |
+| txn without token or repeats | no | it was never sent | sent, outcome unknown |
+| txn with token or repeats | yes, looks first | it was never sent | sent, and no later try was answered |
 
 `put` and `delete` are therefore *at least once*: a repeated put can undo another writer's put in between. That is
 right for keys with one writer; everything else belongs in a `txn` that compares what it relies on.
@@ -17,6 +17,7 @@ right for keys with one writer; everything else belongs in a `txn` that compares
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -37,11 +38,10 @@ from graphft.runtime.etcd.model import (
     RangeResult,
     StreamEnded,
     TxnResult,
-    Verify,
     WatchBatch,
+    applied_before,
     delete_prefix_op,
     get_op,
-    verify_by_token,
 )
 from graphft.runtime.process.interrupts import uninterrupted
 
@@ -81,14 +81,13 @@ class Etcd(Channel):
         request = etcdrpc.PutRequest(key=key.encode(), value=value, lease=lease)
         return int(self.repeat(self._kv.Put, request, deadline).header.revision)
 
-    def delete(self, key: str, *, deadline: float | None = None) -> int:
-        """Deletes a key; returns how many were deleted by the try that was answered."""
-        return int(self.repeat(self._kv.DeleteRange, etcdrpc.DeleteRangeRequest(key=key.encode()), deadline).deleted)
+    def delete(self, key: str, *, deadline: float | None = None) -> None:
+        self.repeat(self._kv.DeleteRange, etcdrpc.DeleteRangeRequest(key=key.encode()), deadline)
 
-    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
+    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> None:
         """Deletes all keys that start with `prefix`, which must not be empty."""
         request = etcdrpc.DeleteRangeRequest(**_span(delete_prefix_op(prefix).key))
-        return int(self.repeat(self._kv.DeleteRange, request, deadline).deleted)
+        self.repeat(self._kv.DeleteRange, request, deadline)
 
     def grant(self, user: str, password: str, prefixes: Sequence[str]) -> None:
         """Makes a user, and a role of the same name, that may read and write the keys with these prefixes, and no
@@ -112,23 +111,21 @@ class Etcd(Channel):
         failure: Sequence[Op] = (),
         *,
         token: str | None = None,
-        verify: Verify | None = None,
+        repeats: bool = False,
         deadline: float | None = None,
     ) -> TxnResult:
         """Atomically: if all compares hold run `success`, else `failure`.
 
         `token` names a key that `success` puts, with a value that no other call puts (say, holder and attempt). It
         makes the call safe to repeat: the compares must fail once `success` has been applied, and a repeat that finds
-        the token's value there reports ok=True, with the revision of the first try and no responses. `verify` is the
-        general form: called with the failed result of a repeat, it returns the revision at which an earlier try was
-        applied, or None.
+        the token's value there reports ok=True, with the revision of the first try and no responses. `repeats`: it is
+        safe without a token, as to apply it twice does no harm, or its caller asks no more of a failure.
 
         Outcomes: ok=True: applied, once. ok=False: the compares failed, and no earlier try's effect is (still) there.
         `EtcdUnreachable`: never sent. `Ambiguous`: sent, outcome unknown; even then the compares guard the state.
         """
         if token is not None:
-            failure = (*failure, get_op(token))
-            verify = verify_by_token(token, success)
+            failure, repeats = (*failure, get_op(token)), True
         started, limit = time.monotonic(), self.deadline if deadline is None else deadline
         if self._suspect:  # so that nothing is sent, and hence nothing ambiguous, while etcd is away
             self.ping(limit)
@@ -145,15 +142,13 @@ class Etcd(Channel):
             return self.once(self._kv.Txn, request, timeout, wait=wait)
 
         left = started + limit - time.monotonic()
-        answer = self.attempt(call, request, left, repeats=verify is not None, silent=self._ambiguous)
+        answer = self.attempt(call, request, left, repeats=repeats, silent=self._ambiguous)
         revision = answer.header.revision
         result = TxnResult(answer.succeeded, revision, tuple(_response(r, revision) for r in answer.responses))
-        if result.ok:
+        if result.ok or token is None:
             return result
-        applied = verify(result) if verify and tries > 1 else None
-        if applied is not None:
-            return TxnResult(True, applied)
-        return TxnResult(False, revision, result.responses[:-1]) if token is not None else result
+        applied = applied_before(token, success, result) if tries > 1 else None
+        return TxnResult(False, revision, result.responses[:-1]) if applied is None else TxnResult(True, applied)
 
     def lease_grant(self, ttl: int, *, deadline: float | None = None) -> tuple[int, int]:
         """Returns (id, granted TTL in seconds) of a new lease. etcd grants more than asked below its least TTL."""
@@ -178,13 +173,10 @@ class Etcd(Channel):
             raise LeaseLost(f"lease {lease:x} has expired", rule="etcd-lease", help=LEASE_HELP)
         return ttl
 
-    def lease_revoke(self, lease: int, *, deadline: float | None = None) -> bool:
-        """Ends a lease and deletes its keys; False when it had ended already."""
-        try:
+    def lease_revoke(self, lease: int, *, deadline: float | None = None) -> None:
+        """Ends a lease and deletes its keys; does nothing when it had ended already."""
+        with contextlib.suppress(LeaseLost):
             self.repeat(self._lease.LeaseRevoke, etcdrpc.LeaseRevokeRequest(ID=lease), deadline)
-        except LeaseLost:
-            return False
-        return True
 
     def watch(self, prefix: str, start_revision: int) -> EtcdStream:
         """Subscribes to changes from `start_revision` on. One stream, no retries: `Watch` adds them."""

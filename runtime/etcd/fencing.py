@@ -37,7 +37,6 @@ from graphft.runtime.etcd.model import (
     Op,
     Store,
     TxnResult,
-    Verify,
     absent,
     create_is,
     delete_op,
@@ -134,7 +133,7 @@ class FencedStore:
         failure: Sequence[Op] = (),
         *,
         token: str | None = None,
-        verify: Verify | None = None,
+        repeats: bool = False,
         deadline: float | None = None,
     ) -> TxnResult:
         result = self.store.txn(
@@ -142,13 +141,13 @@ class FencedStore:
             success,
             [*failure, get_op(self.key)],
             token=token,
-            verify=None if verify is None else lambda r: verify(_without_fence(r)),
+            repeats=repeats,
             deadline=deadline,
         )
         if result.ok:
             return result
         self._check(result.kv(-1))
-        return _without_fence(result)
+        return replace(result, responses=result.responses[:-1])  # without the fence's own read
 
     def _check(self, found: KV | None) -> None:
         if found is None:
@@ -168,23 +167,10 @@ class FencedStore:
     # Applying these twice does no harm, so they are repeated until they are answered.
 
     def put(self, key: str, value: bytes, lease: int = 0, *, deadline: float | None = None) -> int:
-        return self._write(put_op(key, value, lease), deadline).revision
+        return self.txn([], [put_op(key, value, lease)], repeats=True, deadline=deadline).revision
 
-    def delete(self, key: str, *, deadline: float | None = None) -> int:
-        return _deleted(self._write(delete_op(key), deadline))
+    def delete(self, key: str, *, deadline: float | None = None) -> None:
+        self.txn([], [delete_op(key)], repeats=True, deadline=deadline)
 
-    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
-        return _deleted(self._write(delete_prefix_op(prefix), deadline))
-
-    def _write(self, op: Op, deadline: float | None) -> TxnResult:
-        return self.txn([], [op], verify=lambda failed: None, deadline=deadline)
-
-
-def _without_fence(result: TxnResult) -> TxnResult:
-    """Returns a failed transaction's result without the fence's own read."""
-    return replace(result, responses=result.responses[:-1])
-
-
-def _deleted(result: TxnResult) -> int:
-    count = result.responses[0] if result.responses else 0
-    return count if isinstance(count, int) else 0
+    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> None:
+        self.txn([], [delete_prefix_op(prefix)], repeats=True, deadline=deadline)

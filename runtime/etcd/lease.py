@@ -92,10 +92,10 @@ class Session:
         """Returns the seconds until the next renewal is due."""
         return max(0.0, self._due - self._clock())
 
-    def run_thread(self, on_lost: Callable[[LeaseLost], None] | None = None) -> Session:
-        """Ticks on a daemon thread until `close`; `on_lost` is called there, once, when the lease is lost."""
+    def run_thread(self) -> Session:
+        """Ticks on a daemon thread until `close`, or until the lease is lost."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(on_lost,), name="lease", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
             self._thread.start()
         return self
 
@@ -143,13 +143,10 @@ class Session:
         """With the lock held: for good, and for the keeper, too."""
         self._lost, self.page.closed = self._lost or why, 1
 
-    def _run(self, on_lost: Callable[[LeaseLost], None] | None) -> None:
-        try:
+    def _run(self) -> None:
+        with contextlib.suppress(LeaseLost):
             while not self._stop.wait(self.tick()):
                 pass
-        except LeaseLost as e:
-            if on_lost is not None and not self._stop.is_set():
-                on_lost(e)
 
 
 class KeeperProcess:

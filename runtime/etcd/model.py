@@ -5,7 +5,7 @@ Keys are `str`, values `bytes`. A revision is etcd's store-wide counter: each ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -188,20 +188,11 @@ def delete_prefix_op(prefix: str) -> Op:
     return Op("delete-prefix", prefix)
 
 
-# What a repeated transaction asks: given the answer `ok=False`, at which revision did an earlier try of mine apply?
-Verify = Callable[[TxnResult], "int | None"]
-
-
-def verify_by_token(token: str, success: Sequence[Op]) -> Verify:
-    """Looks whether `token`, read by the last op of the failure branch, holds what `success` puts there."""
-    put = next(op for op in success if op.kind == "put" and op.key == token)
-    mine = (put.value, put.lease)
-
-    def verify(result: TxnResult) -> int | None:
-        kv = result.kv(-1)
-        return kv.mod_revision if kv is not None and (kv.value, kv.lease) == mine else None
-
-    return verify
+def applied_before(token: str, success: Sequence[Op], failed: TxnResult) -> int | None:
+    """Returns the revision at which an earlier try was applied: `token`, which the last op of the failure branch has
+    read, holds what `success` puts there. None: it does not."""
+    put, kv = next(op for op in success if op.kind == "put" and op.key == token), failed.kv(-1)
+    return kv.mod_revision if kv is not None and (kv.value, kv.lease) == (put.value, put.lease) else None
 
 
 class WatchStream(Protocol):
@@ -233,9 +224,9 @@ class Store(Protocol):
 
     def put(self, key: str, value: bytes, lease: int = 0, *, deadline: float | None = None) -> int: ...
 
-    def delete(self, key: str, *, deadline: float | None = None) -> int: ...
+    def delete(self, key: str, *, deadline: float | None = None) -> None: ...
 
-    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int: ...
+    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> None: ...
 
     def txn(
         self,
@@ -244,7 +235,7 @@ class Store(Protocol):
         failure: Sequence[Op] = (),
         *,
         token: str | None = None,
-        verify: Verify | None = None,
+        repeats: bool = False,
         deadline: float | None = None,
     ) -> TxnResult: ...
 
@@ -252,7 +243,7 @@ class Store(Protocol):
 
     def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int: ...
 
-    def lease_revoke(self, lease: int, *, deadline: float | None = None) -> bool: ...
+    def lease_revoke(self, lease: int, *, deadline: float | None = None) -> None: ...
 
     def is_full(self) -> bool: ...
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from graphft.runtime.etcd import Ambiguous, EtcdError, EtcdUnreachable
-from graphft.runtime.etcd.model import Compare, Op, StreamEnded, TxnResult, Verify, WatchBatch, get_op, verify_by_token
+from graphft.runtime.etcd.model import Compare, Op, StreamEnded, TxnResult, WatchBatch, applied_before, get_op
 from tests.sim.etcd_store import SimEtcd, SimStream
 from tests.sim.world import Process, World
 
@@ -139,23 +139,21 @@ class Client:
         failure: Sequence[Op] = (),
         *,
         token: str | None = None,
-        verify: Verify | None = None,
+        repeats: bool = False,
         deadline: float | None = None,
     ) -> TxnResult:
         if token is not None:
-            failure, verify = (*failure, get_op(token)), verify_by_token(token, success)
+            failure, repeats = (*failure, get_op(token)), True
         end = self._world.now + (DEADLINE if deadline is None else deadline)
         if not self._way.stands(self._process):
             self.ping(deadline=max(0.01, end - self._world.now))
         what, left = "txn " + " ".join(f"{op.kind} {op.key}" for op in success), end - self._world.now
         call = functools.partial(self._store.txn, compare, success, failure)
-        result, tries = self._repeat(what, call, left, Ambiguous, verify is not None)
-        if result.ok:
+        result, tries = self._repeat(what, call, left, Ambiguous, repeats)
+        if result.ok or token is None:
             return result
-        applied = verify(result) if verify is not None and tries > 1 else None
-        if applied is not None:
-            return TxnResult(True, applied)
-        return TxnResult(False, result.revision, result.responses[:-1]) if token is not None else result
+        applied = applied_before(token, success, result) if tries > 1 else None
+        return TxnResult(False, result.revision, result.responses[:-1]) if applied is None else TxnResult(True, applied)
 
     def lease_grant(self, ttl: int, *, deadline: float | None = None) -> tuple[int, int]:
         call = functools.partial(self._store.lease_grant, ttl)

@@ -23,7 +23,6 @@ from graphft.runtime.etcd.model import (
     Op,
     RangeResult,
     TxnResult,
-    Verify,
     WatchBatch,
     delete_prefix_op,
     put_op,
@@ -86,13 +85,13 @@ class SimEtcd:
     def put(self, key: str, value: bytes, lease: int = 0, *, deadline: float | None = None) -> int:
         return self.txn([], [put_op(key, value, lease)]).revision
 
-    def delete(self, key: str, *, deadline: float | None = None) -> int:
-        return self._delete_all([key])
+    def delete(self, key: str, *, deadline: float | None = None) -> None:
+        self._delete_all([key])
 
-    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
+    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> None:
         whole = delete_prefix_op(prefix)
         with self._lock:
-            return self._delete_all([kv.key for kv in self._range(whole.key).kvs])
+            self._delete_all([kv.key for kv in self._range(whole.key).kvs])
 
     def txn(
         self,
@@ -101,7 +100,7 @@ class SimEtcd:
         failure: Sequence[Op] = (),
         *,
         token: str | None = None,
-        verify: Verify | None = None,
+        repeats: bool = False,
         deadline: float | None = None,
     ) -> TxnResult:
         _check(compare, success, failure)
@@ -134,10 +133,10 @@ class SimEtcd:
             found.ends = self._clock() + found.ttl
             return found.ttl
 
-    def lease_revoke(self, lease: int, *, deadline: float | None = None) -> bool:
+    def lease_revoke(self, lease: int, *, deadline: float | None = None) -> None:
         with self._lock:
             self._expire()
-            return self._end_lease(lease)
+            self._end_lease(lease)
 
     def compact(self, revision: int, *, deadline: float | None = None) -> None:
         with self._lock:
@@ -208,28 +207,27 @@ class SimEtcd:
             for stream in list(self._streams):
                 stream.tell(keys)
 
-    def _delete_all(self, keys: Sequence[str]) -> int:
+    def _delete_all(self, keys: Sequence[str]) -> None:
         with self._lock:
             self._expire()
             before = len(self._history)
-            deleted = sum(self._apply(Op("delete", key)) == 1 for key in keys)
+            for key in keys:
+                self._apply(Op("delete", key))
             self._commit(before)
-            return deleted
 
     def _expire(self) -> None:
         now = self._clock()
         for lease in [id for id, lease in self._leases.items() if lease.ends <= now]:
             self._end_lease(lease)
 
-    def _end_lease(self, lease: int) -> bool:
+    def _end_lease(self, lease: int) -> None:
         found = self._leases.pop(lease, None)
         if found is None:
-            return False
+            return
         before = len(self._history)
         for key in sorted(found.keys):
             self._apply(Op("delete", key))
         self._commit(before)
-        return True
 
 
 class SimStream:

@@ -126,7 +126,7 @@ class TaskStore:
         compares = [self._compare(fence) for fence in fences]
         result = self.member.retry_while_leased(
             lambda: self.member.etcd.txn(
-                [self.lock.fence(), *compares, *also], ops, [*self._look_at_lock, *map(get_op, keys)], verify=_never
+                [self.lock.fence(), *compares, *also], ops, [*self._look_at_lock, *map(get_op, keys)], repeats=True
             )
         )
         self.commits += 1
@@ -174,8 +174,3 @@ def _holds(fence: Fence, kv: KV | None) -> bool:
     if kv is None:
         return fence[2] == 0
     return fence[2] == (kv.create_revision if fence[0] == "slot" else kv.mod_revision)
-
-
-def _never(result: object) -> int | None:
-    """The verdict on a try before, of which nothing is known: the compares tell whether it was applied."""
-    return None
