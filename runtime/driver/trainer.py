@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from graphft.errors import GraphftError, UsageError, without_traceback
+from graphft.errors import GraphftError, UsageError, shown_plainly, without_traceback
 from graphft.ir import Program
 from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.runner import CallbackRunner
@@ -85,6 +85,7 @@ class Trainer:
     Raises GraphftError for what makes no sense, before anything is started.
     """
 
+    @shown_plainly
     def __init__(
         self,
         program: Program | Job,
@@ -100,14 +101,10 @@ class Trainer:
         **options: Any,
     ) -> None:
         hear_of_children()
-        try:
-            check_driver(engine)
-            check_number("max_retries", max_retries, -1)
-            told, self._max_retries = Callbacks(callbacks), max_retries
-            job = make_job(program, options)
-        except GraphftError as error:
-            without_traceback(error)
-            raise
+        check_driver(engine)
+        check_number("max_retries", max_retries, -1)
+        told, self._max_retries = Callbacks(callbacks), max_retries
+        job = make_job(program, options)
         self._program = job.source
         self._evaluation = self._evaluation_of(validation) if validation is not None else None
         given = {"engine": engine, "resources": resources, "quiet": quiet, "job_dir": job_dir}

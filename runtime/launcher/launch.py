@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.data import being_imported
-from graphft.errors import GraphftError, UsageError, without_traceback
+from graphft.errors import GraphftError, UsageError, shown_plainly
 from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.callbacks.runner import CURSOR
 from graphft.runtime.checkpoint.store import saved_step
@@ -71,6 +71,7 @@ UNWATCHED_SECONDS = 1.0
 OnStatus = Callable[[Supervisor, JobStatus], None]
 
 
+@shown_plainly
 def run_job(
     job: Job,
     *,
@@ -86,42 +87,33 @@ def run_job(
     `overrides` are fields of `LaunchOptions`. `on_status` sees each status, with the supervisor. `callbacks`: see
     `callbacks.Callbacks`. Raises GraphftError if the job fails, Interrupted on Ctrl-C and SIGTERM.
     """
-    try:
-        _begin(job, overrides)
-        told = Callbacks(callbacks, NAMES if job.config.validate is not None else OF_A_LAUNCH)
-        if told:
-            from graphft.capture.loss_fn import check_told, reported  # with torch
+    _begin(job, overrides)
+    told = Callbacks(callbacks, NAMES if job.config.validate is not None else OF_A_LAUNCH)
+    if told:
+        from graphft.capture.loss_fn import check_told, reported  # with torch
 
-            check_told(reported(job.trainer_program()))
-        chosen = choose_options(options, overrides)
-        job, folder = _open(job, chosen)
-        wanted = job.config.epochs if job.config.passes_on_demand else None
-        observers = [on_status] if on_status is not None else []
-        if not told:
-            return launch_run(job, folder, chosen, observers, wanted_passes=wanted)
-        with ExitStack() as stack:
-            observer = CallbackObserver(told, job, folder.path, stack)
-            result = launch_run(job, folder, chosen, [*observers, observer.look], wanted_passes=wanted)
-            complete = f"interrupted; {folder.path} is complete, and callbacks were NOT told of all of it"
-            with interruptible(lambda: complete):  # the last callbacks may take their time
-                observer.finish(result.steps)
-        return result
-    except GraphftError as error:
-        without_traceback(error)
-        raise
+        check_told(reported(job.trainer_program()))
+    chosen = choose_options(options, overrides)
+    job, folder = _open(job, chosen)
+    wanted = job.config.epochs if job.config.passes_on_demand else None
+    observers = [on_status] if on_status is not None else []
+    if not told:
+        return launch_run(job, folder, chosen, observers, wanted_passes=wanted)
+    with ExitStack() as stack:
+        observer = CallbackObserver(told, job, folder.path, stack)
+        result = launch_run(job, folder, chosen, [*observers, observer.look], wanted_passes=wanted)
+        complete = f"interrupted; {folder.path} is complete, and callbacks were NOT told of all of it"
+        with interruptible(lambda: complete):  # the last callbacks may take their time
+            observer.finish(result.steps)
+    return result
 
 
 def prepare(job: Job, **overrides: Any) -> tuple[Job, RunFolder, LaunchOptions]:
     """Returns what `launch_run` needs: the job as its folder has it, that, and the options with what the command line
     says. A process that is a role of it ends here."""
-    try:
-        _begin(job, {})
-        chosen = choose_options(None, overrides)
-        job, folder = _open(job, chosen)
-        return job, folder, chosen
-    except GraphftError as error:
-        without_traceback(error)
-        raise
+    _begin(job, {})
+    chosen = choose_options(None, overrides)
+    return *_open(job, chosen), chosen
 
 
 def launch_saved(path: Path, options: LaunchOptions) -> None:
