@@ -22,7 +22,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -45,7 +44,6 @@ from graphft.runtime.process.role_process import (
 
 log = logging.getLogger("graphft")
 
-SUPPORTED = sys.platform.startswith("linux")
 _PR_SET_CHILD_SUBREAPER = 36
 MADE_SECONDS = 10.0
 """A signal waits for so long for a role that is being made."""
@@ -193,7 +191,7 @@ class Started(Process):
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """This machine. `fork_server`: roles are forks of a process that has loaded the job already (Linux)."""
+    """This machine. `fork_server`: roles are forks of a process that has loaded the job already."""
 
     fork_server: bool = True
 
@@ -208,7 +206,7 @@ class LocalEngine(Engine):
 
     def __init__(self, run: Run, *, fork_server: bool = True) -> None:
         super().__init__(run)
-        self._forks = fork_server and SUPPORTED
+        self._forks = fork_server
         self._fork_server: ForkServer | None = None
 
     def prepare(self) -> None:

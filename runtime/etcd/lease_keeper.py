@@ -50,9 +50,7 @@ END, REST, RENEW = "end", "rest", "renew"
 
 def steady_clock() -> float:
     """Returns seconds that go on while the machine is suspended, the same in all of its processes."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeasePage(ctypes.Structure):
@@ -220,8 +218,7 @@ def main(arguments: list[str]) -> None:
     """ARGUMENTS: descriptors of page and pipe, the role's process id, the lease, endpoints (by comma), sys.path."""
     import signal
 
-    if sys.platform == "linux":  # the pipe tells the same, but not to a keeper that is stopped
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the pipe tells the same, but not to a stopped keeper
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it ends with the role, which may take a moment
         signal.signal(number, signal.SIG_IGN)
     file, pipe, role, lease = map(int, arguments[:4])

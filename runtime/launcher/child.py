@@ -111,7 +111,7 @@ class Child:
 class ChildProcesses:
     """Processes that roles start by themselves. When a role dies, the launcher, a subreaper, adopts them: it ends those
     that live, as they may hold a GPU or connections, and collects them. One that was started after the last look is not
-    seen. Linux only."""
+    seen."""
 
     def __init__(self) -> None:
         self._known: set[Identity] = set()

@@ -5,8 +5,6 @@ that cannot be seen from here is neither dead nor alive: its lease decides."""
 from __future__ import annotations
 
 import os
-import socket
-import sys
 from pathlib import Path
 
 import msgspec
@@ -21,9 +19,8 @@ _HIDDEN = -1
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """One process, and no other. `machine`: the boot id; elsewhere than on Linux the host name. `namespaces`: of
-    process ids and of time, as the kernel names them. `started`: in clock ticks since the machine's start; 0 elsewhere
-    than on Linux."""
+    """One process, and no other. `machine`: the boot id. `namespaces`: of process ids and of time, as the kernel names
+    them. `started`: in clock ticks since the machine's start."""
 
     machine: str = ""
     namespaces: str = ""
@@ -57,8 +54,6 @@ def identify(pid: int | None = None) -> Identity:
 
 def _place() -> tuple[str, str]:
     """Returns (machine, namespaces) of this process. The machine is "" where /proc shows other processes than ours."""
-    if not sys.platform.startswith("linux"):
-        return socket.gethostname(), ""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):  # mounted in another namespace
             return "", ""
@@ -70,11 +65,6 @@ def _place() -> tuple[str, str]:
 
 def _started(pid: int) -> int | None:
     """Returns when the process that has this id now started; None if it has ended, though it may not be reaped yet."""
-    if not sys.platform.startswith("linux"):
-        try:
-            return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else 0
-        except psutil.NoSuchProcess:
-            return None
     fields = stat_of(pid)
     if not fields:
         return _HIDDEN if psutil.pid_exists(pid) else None

@@ -36,16 +36,14 @@ ERROR_LINES = 60
 
 def hear_of_children() -> None:
     """Undoes an inherited SIG_IGN of SIGCHLD, with which a process learns of no child's exit status."""
-    ignored = hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
     if ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, however that happens. Linux only, elsewhere a no-op.
-    `parent` is the expected parent's pid: if it died before this call, this process ends at once."""
-    if not sys.platform.startswith("linux"):
-        return
+    """Has the kernel kill this process when its parent ends, however that happens. `parent` is the expected parent's
+    pid: if it died before this call, this process ends at once."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(EXIT_FAILED)
@@ -69,9 +67,7 @@ def python() -> list[str]:
 def tied(command: Sequence[str]) -> list[str]:
     """Returns the command of a program that dies with the thread that starts it, not even outliving a SIGKILL.
     `preexec_fn` is unsafe in a process with threads (gRPC's above all), so a small Python program makes the setting and
-    becomes the real one by exec, in about 20 ms. Elsewhere than on Linux the program is started plainly."""
-    if not sys.platform.startswith("linux"):
-        return [*command]
+    becomes the real one by exec, in about 20 ms."""
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
 

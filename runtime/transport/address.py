@@ -60,10 +60,8 @@ def is_loopback(host: str) -> bool:
 
 
 def network_identity() -> str:
-    """Identifies the processes that reach each other on loopback: this boot's id and their network namespace.
-
-    Elsewhere than on Linux: the machine's name.
-    """
+    """Identifies the processes that reach each other on loopback: this boot's id and their network namespace; the
+    machine's name where /proc does not tell."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + " " + os.readlink("/proc/self/ns/net")
     except OSError:

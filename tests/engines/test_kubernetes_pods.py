@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,10 +19,7 @@ from tests.integration import training
 from tests.integration.plays import Pace, Played, assert_same_bits, note_look, whole_state
 from tests.support.cluster import Cluster, JobState
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(sys.platform != "linux", reason="each pod has a loopback address of its own"),
-]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, pla
 from tests.support.ssh import NAMES, Sshd, StandIn, why_not
 from tests.support.waiting import ended, until
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")]
+pytestmark = pytest.mark.timeout(600)
 PATIENCE = 120.0
 TRAINER = Order("trainer", 0, SILENT)
 

@@ -15,7 +15,6 @@ from graphft.runtime.launcher.child import ChildProcesses
 from graphft.runtime.process.identity import identify
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 ROLE = """
 import os, signal, sys, threading
 def have():

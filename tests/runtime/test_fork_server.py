@@ -14,12 +14,10 @@ import pytest
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.engines.base import Run
-from graphft.runtime.engines.local import SUPPORTED, ForkServer, LocalEngine
+from graphft.runtime.engines.local import ForkServer, LocalEngine
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.support.waiting import ended, until
-
-pytestmark = pytest.mark.skipif(not SUPPORTED, reason="Linux only")
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 NOWHERE = "not:an:endpoint"

@@ -13,8 +13,6 @@ from msgspec.structs import replace
 from graphft.runtime.process import identity as module
 from graphft.runtime.process.identity import UNKNOWN, identify
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's /proc")
-
 
 def test_this_process_and_a_child() -> None:
     child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
@@ -26,7 +24,6 @@ def test_this_process_and_a_child() -> None:
     assert identify(child.pid) == UNKNOWN, "it is too late to see it"
 
 
-@linux
 @pytest.mark.parametrize(
     ("other", "dead"),
     [
@@ -42,7 +39,6 @@ def test_what_is_known_of_another(other: dict[str, object], dead: bool) -> None:
     assert replace(identify(), **other).dead is dead
 
 
-@linux
 def test_processes_that_proc_hides_are_not_dead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     alive = identify()
     monkeypatch.setattr(module, "_STAT", f"{tmp_path}/%d")
