@@ -11,20 +11,20 @@ import numpy as np
 from graphft.ops.context import NO_TERMS, ChunkWork, ClaimTerms, NoData
 from graphft.plan import chunk_batch_seed
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.protocol.events import ChunkKey
+from graphft.runtime.protocol.async_trainer import AsyncTrainer
+from graphft.runtime.protocol.events import ChunkKey, Dropped, Took
+from graphft.runtime.protocol.machine import Event
 from graphft.runtime.queue.chunk_queue import Claim, OpenQueue, Pace, TrainerQueue
 
 
 class Ledgers(Protocol):
-    """Declares what the queue needs of a trainer's data plane, which knows what the shards have of the chunks."""
+    """Declares what the queue needs of a trainer's data plane, whose machine knows what the shards have of the
+    chunks."""
 
-    def took(self, key: ChunkKey, batches: int, discarded: frozenset[int]) -> None: ...
-    def dropped(self, key: ChunkKey) -> None: ...
+    machine: AsyncTrainer
+
+    def do(self, event: Event) -> None: ...
     def await_ledgers(self, key: ChunkKey) -> None: ...
-    def whole(self, key: ChunkKey) -> bool: ...
-    def progress(self, key: ChunkKey) -> int: ...
-    def next_batch(self, key: ChunkKey, last: int) -> int | None: ...
-    def generations(self) -> list[int]: ...
 
 
 class AsyncQueue(TrainerQueue):
@@ -51,7 +51,7 @@ class AsyncQueue(TrainerQueue):
                 raise NoData  # what is left waits for a shard
             for claim in self.records.take(terms):
                 self.claims[claim.key] = claim
-                self.ledgers.took(claim.key, claim.batches, claim.discarded)
+                self.ledgers.do(Took(claim.key, claim.batches, claim.discarded))
             work = self._next()
         if work is None:
             raise NoData
@@ -59,11 +59,11 @@ class AsyncQueue(TrainerQueue):
         return work
 
     def complete(self) -> None:
-        if all(self.ledgers.whole(key) for key in self.claims):  # those claimed together, together
+        if all(self.ledgers.machine.whole(key) for key in self.claims):  # those claimed together, together
             self._complete_whole()
 
     def _complete_whole(self) -> None:
-        whole = [c for c in self.claims.values() if self.ledgers.whole(c.key)]
+        whole = [c for c in self.claims.values() if self.ledgers.machine.whole(c.key)]
         for claim in self.records.complete(whole) if whole else ():
             self.drop(claim.key)
 
@@ -102,13 +102,13 @@ class AsyncQueue(TrainerQueue):
     def drop(self, key: ChunkKey) -> None:
         """Forgets a chunk that is not this trainer's any more."""
         if self.claims.pop(key, None) is not None:
-            self.ledgers.dropped(key)
+            self.ledgers.do(Dropped(key))
 
     def _next(self) -> ChunkWork | None:
         """Returns the next batch that a shard lacks, of the first chunk that was taken."""
         for claim in self.claims.values():
             self.ledgers.await_ledgers(claim.key)
-            batch = self.ledgers.next_batch(claim.key, claim.last)
+            batch = self.ledgers.machine.next_batch(claim.key, claim.last)
             if batch is not None:
                 self._note(claim)
                 claim.last = batch
@@ -117,7 +117,7 @@ class AsyncQueue(TrainerQueue):
 
     def _note(self, claim: Claim) -> None:
         """Has progress told at once that holders before had made, so that their end does not count as a failure."""
-        claim.progress = self.ledgers.progress(claim.key)
+        claim.progress = self.ledgers.machine.progress(claim.key)
         if claim.last < 0 and claim.progress:
             claim.renewed = float("-inf")
 

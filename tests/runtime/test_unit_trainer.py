@@ -11,7 +11,7 @@ import torch
 import graphft
 from graphft.ops.context import ChunkWork
 from graphft.plan import chunk_batch_seed
-from graphft.runtime.protocol.events import FromShard, Loaded
+from graphft.runtime.protocol.events import FromShard, Loaded, Took
 from graphft.runtime.protocol.messages import Parameters
 from tests.runtime.trainers import Stage, Staged, shards_at
 from tests.support.programs_by_hand import linear, linear_job
@@ -34,7 +34,7 @@ def begun(scene: Stage) -> Any:
     """A trainer that holds the chunk, and the parameters that the step receives and prepares."""
     trainer = scene.trainer(0)
     shards_at(trainer, 0)
-    trainer.comm.took((UNIT.pass_index, UNIT.chunk), 2, frozenset())
+    trainer.comm.do(Took((UNIT.pass_index, UNIT.chunk), 2, frozenset()))
     scope = trainer.ctx.scope
     scope |= {"chunk": UNIT} | {n: v.clone() for n, v in scene.job.source.values.items() if n in ("w", "b")}
     scope |= {f"{n}@MEAN": torch.zeros_like(scope[n]) for n in ("w", "b")}

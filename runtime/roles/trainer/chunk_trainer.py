@@ -21,7 +21,7 @@ from graphft.ops.context import ChunkWork, CommPort, EndOfPass, LocalPort, NoDat
 from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
-from graphft.runtime.protocol.events import BeginBatch, ChunkKey, CloseBatch, Dropped, Loaded, Took, TrainerOptions
+from graphft.runtime.protocol.events import BeginBatch, ChunkKey, CloseBatch, Loaded, TrainerOptions
 from graphft.runtime.queue.async_queue import AsyncQueue, Ledgers, StaticAssignment, batches_of
 from graphft.runtime.queue.chunk_queue import OpenQueue
 from graphft.runtime.queue.coordinator_queue import CoordinatorOpenQueue
@@ -63,12 +63,6 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
 
     # -- Ledgers ------------------------------------------------------------------------------------------------
 
-    def took(self, key: ChunkKey, batches: int, discarded: frozenset[int]) -> None:
-        self.do(Took(key, batches, discarded))
-
-    def dropped(self, key: ChunkKey) -> None:
-        self.do(Dropped(key))
-
     def await_ledgers(self, key: ChunkKey) -> None:
         """Waits until the shards have answered what they have of a chunk; not longer than for any other answer."""
         end = time.monotonic() + self._answer_seconds
@@ -77,18 +71,6 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
             if self.interrupted:
                 raise NoData
             self.pump(POLL_SECONDS)
-
-    def whole(self, key: ChunkKey) -> bool:
-        return self.machine.whole(key)
-
-    def progress(self, key: ChunkKey) -> int:
-        return self.machine.progress(key)
-
-    def next_batch(self, key: ChunkKey, last: int) -> int | None:
-        return self.machine.next_batch(key, last)
-
-    def generations(self) -> list[int]:
-        return self.machine.generations()
 
     # -- CommPort -----------------------------------------------------------------------------------------------
 
@@ -148,12 +130,13 @@ class ChunkTrainer(Trainer):
 
     def _make_records(self) -> OpenQueue:
         """Returns the queue's records, as the program's operators have it."""
+        generations = self.comm.machine.generations
         if self.program.find_op("get_task") is not None:
-            records = CoordinatorOpenQueue(self.member, self.make_task_client(), self.state, self.comm.generations)
+            records = CoordinatorOpenQueue(self.member, self.make_task_client(), self.state, generations)
             self.closing.callback(records.close)
             return records
         if self.program.find_op("etcd_get_chunk") is not None:
-            return EtcdOpenQueue(self.member, self.state, self.comm.generations)
+            return EtcdOpenQueue(self.member, self.state, generations)
         return StaticAssignment(self.member)
 
     def work(self) -> None:
