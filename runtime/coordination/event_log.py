@@ -66,7 +66,7 @@ class ProcessLocations:
     """Writes where the processes of a launcher are, and what they wait for."""
 
     def __init__(self, etcd: Store, keys: Keys) -> None:
-        self.etcd, self._key = etcd, keys.places_of(uuid.uuid4().hex[:8])
+        self.etcd, self._key = etcd, f"{keys.places}{uuid.uuid4().hex[:8]}"
         self._told: list[Ordered] = []
         self._lease, self._renew_at, self._next = 0, 0.0, 0.0
 

@@ -128,6 +128,3 @@ class Keys:
     def loading(self, role: str, name: str) -> str:
         """Told by a process of a role until it registers."""
         return f"{self.status}loading/{role}/{name}"
-
-    def places_of(self, launcher: str) -> str:
-        return f"{self.places}{launcher}"

@@ -107,10 +107,6 @@ class JobStatus:
                 found.setdefault(place["place"], []).append(f"{place['role']} {place['index']}")
         return found
 
-    def place_of(self, role: str, index: int, pid: int) -> str:
-        wanted = (role, index, pid)
-        return next((p["place"] for p in self.places if (p["role"], p["index"], p["pid"]) == wanted), "")
-
     @property
     def skipped_steps(self) -> int:
         return max((p.get("skipped_steps", 0) for p in self.pservers.values()), default=0)

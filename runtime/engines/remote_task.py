@@ -54,12 +54,14 @@ def main(arguments: Sequence[str]) -> int:
         env={**os.environ, PARENT: str(os.getpid())},
         start_new_session=tied,
     )
-    _tell(Begun(role.pid, identify(role.pid), _node(), _step()))
+    node, job, step = (os.environ.get(n, "") for n in ("SLURMD_NODENAME", "SLURM_JOB_ID", "SLURM_STEP_ID"))
+    _tell(Begun(role.pid, identify(role.pid), node or socket.gethostname(), f"{job}.{step}" if step else ""))
     if tied:
         threading.Thread(target=_obey, args=(role,), daemon=True).start()
     status = role.wait()
     if tied:
-        _end_offspring(role.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(role.pid, signal.SIGKILL)  # what the role has started and left; a scheduler would do that
     _tell(Ended(status))
     return status if status >= 0 else 128 - status
 
@@ -70,21 +72,6 @@ def _obey(role: subprocess.Popen[bytes]) -> None:
         for line in stdin:
             role.send_signal(int(line))
     role.kill()
-
-
-def _end_offspring(role: int) -> None:
-    """Ends what the role has started and left; a scheduler would do that."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(role, signal.SIGKILL)
-
-
-def _node() -> str:
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def _step() -> str:
-    job, step = (os.environ.get(f"SLURM_{name}_ID", "") for name in ("JOB", "STEP"))
-    return f"{job}.{step}" if step else ""
 
 
 def _tell(line: msgspec.Struct) -> None:

@@ -26,7 +26,7 @@ from graphft.runtime.etcd.embedded import cache_dir, find_etcd, install_etcd, ve
 from graphft.runtime.launcher.display import render
 from graphft.runtime.launcher.folder_status import FolderStatus, ListedRun, disk_bytes, list_folders, list_runs, look_at
 from graphft.runtime.launcher.page_command import serve_page
-from graphft.runtime.page.time_keeper import left_of, read_time
+from graphft.runtime.page.time_keeper import read_time
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 from graphft.transpiler.record import RECORD, read_record
@@ -138,8 +138,8 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
 
 def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
     def left(status: JobStatus) -> float | None:
-        folder = Path(str(status.spec.get("folder", "")))
-        return left_of(read_time(folder, str(status.spec.get("run", ""))), status)
+        kept = read_time(Path(str(status.spec.get("folder", ""))), str(status.spec.get("run", "")))
+        return kept["left"] if kept is not None and status.state == "running" and not status.idle else None
 
     status = dataclasses.replace(read_status(etcd, keys), etcd_full=etcd.is_full())
     if options.json:

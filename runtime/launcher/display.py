@@ -133,7 +133,8 @@ def process_rows(status: JobStatus) -> Iterator[Row]:
 
 
 def _where(status: JobStatus, role: str, index: int, process: Mapping[str, Any]) -> str:
-    place = status.place_of(role, index, process["pid"])
+    wanted = {"role": role, "index": index, "pid": process["pid"]}
+    place = next((p["place"] for p in status.places if p.items() >= wanted.items()), "")
     return f"{process['host']}:{process['pid']}" + (f" {place}" if place not in ("", process["host"]) else "")
 
 

@@ -175,7 +175,9 @@ def look_at(folder: Path) -> FolderStatus:
     if not begun(folder):
         return found("not begun", 0, _modified(folder / RECORD))
     known, failure = answers or not note.endpoints or note.own, read_ends(folder).failed
-    lost = _lost_checkpoints(folder, saved) + _lost_so_far(folder, record)
+    gone = lost_checkpoints(folder, saved)
+    lost = (f"its checkpoints {gone}: bring them back, or mount what holds them",) * bool(gone)
+    lost += _lost_so_far(folder, record)
     state: State = "failed" if failure else "stopped" if known else "unknown"
     more = {"etcd": "" if note.own else note.endpoints, "join": live is not None and not note.own}
     return found(state, saved, _last_work(folder), failure=failure, lost=lost, **more)
@@ -187,11 +189,6 @@ def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
         return tuple(result.lost(record.config.data.records, losses=False))
     except (GraphftError, OSError, ValueError) as error:
         return (f"what it lost cannot be read: {describe(error)}",)
-
-
-def _lost_checkpoints(folder: Path, saved: int | None) -> tuple[str, ...]:
-    lost = lost_checkpoints(folder, saved)
-    return (f"its checkpoints {lost}: bring them back, or mount what holds them",) if lost else ()
 
 
 def _lost_so_far(folder: Path, record: JobRecord) -> tuple[str, ...]:

@@ -59,12 +59,6 @@ def read_time(job_dir: Path, run: str) -> Mapping[str, Any] | None:
     return None
 
 
-def left_of(kept: Mapping[str, Any] | None, status: JobStatus) -> float | None:
-    """Returns the seconds until the job's last step by its ledger (`kept`: `TimeLedger.export`); None where that is not
-    known, and of a job that does not run."""
-    return kept["left"] if kept is not None and status.state == "running" and not status.idle else None
-
-
 class OwnAccount:
     """Keeps where the time of a job went whose launcher does not, since its observer began, or looked again after a
     while."""

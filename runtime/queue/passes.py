@@ -22,7 +22,7 @@ from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, ChunkDiscards
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.protocol.messages import CloseTasks, RequeueTasks, TasksSettled
+from graphft.runtime.protocol.messages import RequeueTasks, TasksSettled
 from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient
 from graphft.runtime.queue.transactions import commit
 
@@ -196,8 +196,3 @@ class RequeueByCoordinator(Requeue):
 
     def _lower(self, index: int) -> None:
         """The coordinator has done that."""
-
-
-def close_tasks(client: TaskClient, trainer: str) -> None:
-    """Tells the coordinator that the last step is applied: it gives out no task any more."""
-    client.call(CloseTasks(0, trainer), TasksSettled)

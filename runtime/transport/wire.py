@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.messages import AnyMessage, Message, Refused, decode, encode
+from graphft.runtime.protocol.messages import AnyMessage, Message, decode, encode
 from graphft.runtime.transport.channel import OVERHEAD, Channel, Forged, Login
 from graphft.runtime.transport.port import Frame, Limits, Released, Sent
 
@@ -43,10 +43,6 @@ class Malformed(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
-
-    def refusal(self) -> Refused:
-        """Tells nothing: who sent this may be anybody."""
-        return Refused(code="malformed", reason="", generation=-1, version=-1)
 
 
 def parse(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.protocol.messages import Message, Refused
+from graphft.runtime.protocol.messages import Message, Refused, refusal_of_stranger
 from graphft.runtime.transport.address import (
     WILDCARDS,
     endpoint,
@@ -332,7 +332,7 @@ class ZmqServer:
                 received.append(Received(peer, *found))
             except Malformed as e:
                 if e.reason != "forged":
-                    self.send(peer, e.refusal())
+                    self.send(peer, refusal_of_stranger("malformed"))
         return received
 
     def _channel(self, peer: bytes, part: zmq.Frame) -> Channel | None:

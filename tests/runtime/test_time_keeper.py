@@ -52,7 +52,7 @@ def test_what_the_ledger_sees_of_a_status(running: JobStatus, etcd: Etcd, keys: 
     etcd.put(keys.status_of("trainer", "0-aa"), msgspec.json.encode(TrainerStatus(paused=True, validating=True)))
     seen = seen_of(read_status(etcd, keys, brief=True))
     assert (seen.waits, seen.validates) == (False, True)
-    etcd.put(keys.places_of("x"), msgspec.json.encode([Ordered("trainer", 0, "waiting for a GPU", 0)]))
+    etcd.put(keys.places + "x", msgspec.json.encode([Ordered("trainer", 0, "waiting for a GPU", 0)]))
     etcd.delete(keys.trainer("0-aa"))
     assert seen_of(read_status(etcd, keys, brief=True)).waits, "there is no room for a trainer"
 

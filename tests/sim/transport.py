@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.protocol.messages import Message, encode
+from graphft.runtime.protocol.messages import Message, encode, refusal_of_stranger
 from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint, split_key
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Reply, Sent
 from graphft.runtime.transport.wire import Malformed, accept, count_sent, frame_bytes
@@ -258,8 +258,8 @@ class SimServer:
     def take(self, peer: bytes, parts: Sequence[memoryview]) -> None:
         try:
             self._inbox.append(Received(peer, *accept(parts, self._network.limits, self.counters)))
-        except Malformed as e:
-            self.send(peer, e.refusal())
+        except Malformed:
+            self.send(peer, refusal_of_stranger("malformed"))
 
     def send(self, peer: bytes, message: Message, frame: Frame | None = None) -> Sent:
         flight = _flight(self._network, encode(message), frame)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from graphft.runtime.protocol.messages import Hello, Ledger, PartialsQuery, Push, Query, encode
+from graphft.runtime.protocol.messages import Hello, Ledger, PartialsQuery, Push, Query, encode, refusal_of_stranger
 from graphft.runtime.transport.address import advertise_host, endpoint, is_loopback, listen_host, split_endpoint
 from graphft.runtime.transport.port import Limits
 from graphft.runtime.transport.wire import Malformed, parse
@@ -69,8 +69,8 @@ VALID = [
 def test_any_bytes_are_a_message_or_malformed(data: bytes) -> None:
     try:
         message, frame = parse([memoryview(data)], Limits())
-    except Malformed as error:
-        message, frame = error.refusal(), None
+    except Malformed:
+        message, frame = refusal_of_stranger("malformed"), None
         told = (message.reason, message.generation, message.version)
     else:
         told = ("", -1, -1)

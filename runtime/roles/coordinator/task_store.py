@@ -153,11 +153,10 @@ class TaskStore:
         if changes.saver is not None:
             heads.append(put_op(keys.model_saver, msgspec.json.encode(changes.saver)))
         if changes.marker is not None:
-            heads.append(put_op(keys.pass_, msgspec.json.encode(self._record(queue, changes.marker))))
+            index, start_steps = changes.marker, self.plan.start_steps
+            record = PassRecord(index, queue.size if index < self.plan.passes else 0, start_steps[index])
+            heads.append(put_op(keys.pass_, msgspec.json.encode(record)))
         return groups, heads
-
-    def _record(self, queue: TaskQueue, index: int) -> PassRecord:
-        return PassRecord(index, queue.size if index < self.plan.passes else 0, self.plan.start_steps[index])
 
     def _key(self, fence: Fence) -> str:
         kind, number, _ = fence

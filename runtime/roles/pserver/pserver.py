@@ -22,7 +22,8 @@ from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.execute.accelerator import own_device
 from graphft.runtime.process.role_process import end_by
-from graphft.runtime.queue.passes import Requeue, RequeueByCoordinator, close_passes, close_tasks
+from graphft.runtime.protocol.messages import CloseTasks, TasksSettled
+from graphft.runtime.queue.passes import Requeue, RequeueByCoordinator, close_passes
 from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.roles.programs import pserver_limits
 from graphft.runtime.roles.pserver.batch_server import BatchServer
@@ -107,7 +108,7 @@ class Pserver(Role):
     def close_records(self) -> None:
         """At the job's end: leaves no record of the queue open."""
         if self.tasks is not None:
-            close_tasks(self.tasks, self.member.id)
+            self.tasks.call(CloseTasks(0, self.member.id), TasksSettled)  # it gives out no task any more
         else:
             decided = self.member.view.decided
             end = decided.step if decided.stopped else self.config.total_steps
