@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+LISTED = 5
+"""So many of what there is a lot of are named in a message."""
 TEXT_LIMIT = 2000
 """Characters of a text of unknown origin (an exception's, say) that a record, an event or an error holds."""
 _NOTE = 50
@@ -48,6 +50,12 @@ def plain(value: Any, limit: int = TEXT_LIMIT) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v, limit) for v in value]
     return value if value is None or isinstance(value, bool | int | float) else plain_text(str(value), limit)
+
+
+def listed(names: Sequence[object], separator: str = ", ", total: int = 0) -> str:
+    """Returns `a, b, c`, of many the first ones; `total`: how many there are, if these are not all."""
+    more = max(total, len(names)) - LISTED
+    return separator.join(map(str, names[:LISTED])) + f" and {more} more" * (more > 0)
 
 
 def ordinal(number: int) -> str:

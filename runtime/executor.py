@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from graphft.capture.loss_fn import reported
-from graphft.capture.weights import listed, load_weights, saved_variables
-from graphft.errors import ProgramError, UsageError
+from graphft.capture.weights import load_weights, saved_variables
+from graphft.errors import ProgramError, UsageError, listed
 from graphft.ir import Block, Kind, Operator, Program, Variable
 from graphft.ops.context import Context
 from graphft.optim.grad_scaler import UPDATE

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, listed
 from graphft.ir import Kind
 from graphft.ir.printer import format_operator
 from graphft.ir.storage import load_program
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from graphft.transpiler.job import Job
     from graphft.transpiler.record import JobRecord
 
-LISTED = 3
-"""Differences of one kind that are named; of more, their number is told."""
 LONG = 100
 """Characters of two values that are shown; of longer ones, only the name is."""
 _DATA = {"arrays": "data column", "files": "data file", "dataset": "the dataset's"}
@@ -55,7 +53,7 @@ def differences(folder: Path, saved: JobRecord, job: Job, drawn: bool = False) -
 def data_differences(saved: JobRecord, job: Job) -> list[str]:
     """Returns how the data differs; of a dataset some items are compared."""
     names = _differing(saved.fingerprint.data, job.fingerprint.data)
-    return [f"{_DATA[job.config.data.kind]} {_listed(names)}"] if names else []
+    return [f"{_DATA[job.config.data.kind]} {listed(names)}"] if names else []
 
 
 def _options(old: Mapping[str, Any], new: Mapping[str, Any], named: str, prefix: str = "") -> Iterator[str]:
@@ -73,7 +71,7 @@ def _program(old: Program, new: Program) -> list[str]:
     """Returns the variables that differ; if there are none, the first op: those behind it mostly follow from it."""
     before, after = ({v.name: f"{v.type}" for v in p.of_kind(*_SHOWN)} for p in (old, new))
     if names := _differing(before, after):
-        return [_listed([f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in names])]
+        return [listed([f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in names])]
     for a, b in zip_longest(*(p.blocks["step"].ops if "step" in p.blocks else () for p in (old, new))):
         if a != b:
             texts = [format_operator(op, p).strip() if op else "none" for op, p in ((a, old), (b, new))]
@@ -90,7 +88,7 @@ def _values(saved: JobRecord, job: Job, drawn: bool) -> list[str]:
         given = {*labels.values(), *(v.name for v in job.source.of_kind(Kind.FROZEN))}
         names = [name for name in names if name in given]
     unseeded = saved.fingerprint.unseeded and job.fingerprint.unseeded
-    return [f"initial value of {_listed(names)}" + _UNSEEDED * unseeded] if names else []
+    return [f"initial value of {listed(names)}" + _UNSEEDED * unseeded] if names else []
 
 
 def _whole(digests: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
@@ -105,8 +103,3 @@ def _whole(digests: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, s
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
-    return ", ".join([*names[:LISTED], *more])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from graphft.capture.model import Origin
 from graphft.capture.weights import SAVED, saved_variables
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import GraphftError, UsageError, describe, listed
 from graphft.ir import Kind, Program, Type
 from graphft.ir.literals import names_in
 from graphft.ir.storage import load_program, save_program
@@ -164,8 +164,8 @@ def _check_results(program: Program, *, strict: bool) -> list[str]:
 def _check_inputs(program: Program) -> None:
     inputs = program.of_kind(Kind.INPUT)
     if not inputs or any(not v.shape for v in inputs) or len({v.shape[0] for v in inputs}) != 1:
-        listed = ", ".join(map(str, inputs)) or "none"
-        text = f"the inputs to predict from are {listed}: expected some with the records along their first dimension"
+        found = ", ".join(map(str, inputs)) or "none"
+        text = f"the inputs to predict from are {found}: expected some with the records along their first dimension"
         raise UsageError(text, rule="predict", help="give all inputs of build() that dimension (None)")
 
 
@@ -191,8 +191,7 @@ def with_weights(program: Program, state: Mapping[str, Tensor]) -> Program:
             problems.append(f"{name} is {found}, expected {v.type}")
         new.values[v.name] = value.detach().cpu().contiguous()
     if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        text = f"the weights do not fit the program to predict with: {'; '.join(problems[:3])}{more}"
+        text = f"the weights do not fit the program to predict with: {listed(problems, '; ')}"
         raise GraphftError(text, rule="weights", help="both are to be of one job: was the folder copied as a whole?")
     return new
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from graphft.capture.loss_fn import shown
 from graphft.disk.tensor_file import read_tensors, same_bits, write_tensors
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, listed
 from graphft.ir import Kind, Program, Variable
 
 log = logging.getLogger("graphft")
@@ -53,11 +53,6 @@ def saved_variables(program: Program) -> list[Variable]:
 
 def _names(variable: Variable) -> tuple[str, ...]:
     return variable.name, *variable.attrs.get("tied", ())
-
-
-def listed(names: Sequence[str], separator: str = ", ") -> str:
-    """`a, b, c`, of many the first five."""
-    return separator.join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
 
 
 def require_unchanged(program: Program, model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from typing import IO, Any
 from graphft.data.formats import OPEN_QUOTE, Decoded, csv_header, decode_csv, decode_parquet, is_list, open_parquet
 from graphft.data.spec import DIGITS, ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
 from graphft.data.urls import Stamp, Urls, expand_urls, open_url
-from graphft.errors import GraphftError, UsageError, shown_plainly
+from graphft.errors import GraphftError, UsageError, listed, shown_plainly
 from graphft.ir import Type
 
 log = logging.getLogger("graphft")
@@ -24,8 +24,6 @@ log = logging.getLogger("graphft")
 FORMATS = ("parquet", "csv")
 BAD_SHARE = 0.01
 """More bad records than this share are an error, fewer a warning: a job discards what it cannot read."""
-LISTED = 3
-"""A message gives so many examples."""
 _REMEDY = (
     "convert these fields to numbers (one for each category; a missing value is an empty field), drop such records, "
     "give the column another dtype, or leave the field out of columns"
@@ -121,15 +119,11 @@ class Quality:
 
     def report(self) -> None:
         """Warns of what was found. Raises UsageError[data] if too many records are bad."""
-        text = f"{self.bad:,} of {self.records:,} records cannot be read: {_few([*self.examples.values()])}"
+        text = f"{self.bad:,} of {self.records:,} records cannot be read: {listed([*self.examples.values()], '; ')}"
         if self.bad > BAD_SHARE * self.records:
             raise UsageError(text, rule="data", help=_REMEDY)
         if self.bad:
             log.warning("%s; they will be discarded", text)
-
-
-def _few(texts: Sequence[str]) -> str:
-    return "; ".join(texts[:LISTED]) + f" and {len(texts) - LISTED} more" * (len(texts) > LISTED)
 
 
 def _need(fields: Iterable[str], there: Sequence[str], url: str) -> None:
@@ -183,7 +177,7 @@ def _describe_parquet(
             text = f"field {one} has {width} values in each record of {url}, and {lists[one]} before (0: no list)"
             raise UsageError(text, rule="columns", help="write it alike in all files")
     if wrong:
-        raise UsageError(f"{name}: {_few(wrong)}", rule="data", help=_REMEDY)
+        raise UsageError(f"{name}: {listed(wrong, '; ')}", rule="data", help=_REMEDY)
     for records, start in ranges[: not quality.records]:  # of the first file
         widths = {one: width for one, width in lists.items() if width and one in fields}
         quality.add(decode_parquet(opened, start, records, fields, widths), lambda i: f"record {i} of {name}")

@@ -30,8 +30,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from graphft import schedule
 from graphft.capture.locations import error_line
 from graphft.capture.tracing import Traced, emit, trace
-from graphft.capture.weights import listed, require_unchanged
-from graphft.errors import GraphftError, ProgramError, UsageError, shown_plainly
+from graphft.capture.weights import require_unchanged
+from graphft.errors import GraphftError, ProgramError, UsageError, listed, shown_plainly
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
 from graphft.ir.dependence import alias_classes
 from graphft.ir.literals import dtype_of

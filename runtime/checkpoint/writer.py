@@ -25,7 +25,7 @@ from graphft.runtime.coordination.result_files import discarded_of, take_validat
 from graphft.runtime.coordination.run_record import tell_failed
 from graphft.runtime.coordination.status import read_discards
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
-from graphft.runtime.execute.finite import listed, nonfinite_of
+from graphft.runtime.execute.finite import in_words, nonfinite_of
 from graphft.transpiler.layout import SKIPPED_STEPS, assemble
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class Saver:
         bad = nonfinite_of(item.values, self._initial)
         if not bad or not self.commits.is_current(item.generation):
             return True
-        what = f"step {item.step}: {listed(bad)} of shard {self.commits.shard} are not finite"
+        what = f"step {item.step}: {in_words(bad)} of shard {self.commits.shard} are not finite"
         if self.job.config.on_nonfinite != "stop":
             if not self.counters["checkpoints-not-finite"]:
                 self.events.emit("nonfinite", f"{what}; training goes on, as on_nonfinite says")
@@ -385,4 +385,4 @@ def _lost(shards: Sequence[Mapping[str, Tensor]], initial: Sequence[Mapping[str,
     for values, first in zip(shards, initial, strict=True):
         bad |= nonfinite_of(values, first)
     found = {SKIPPED_STEPS: str(max(counts))} if counts else {}
-    return (found | ({NONFINITE: listed(bad)} if bad else {})) or None
+    return (found | ({NONFINITE: in_words(bad)} if bad else {})) or None

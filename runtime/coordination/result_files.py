@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from graphft.disk.fileio import write_atomically
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, listed
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import PassMetrics, Validated, decode
 from graphft.runtime.coordination.status import JobStatus
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 DISCARDED, VALIDATIONS = "discarded.jsonl", "validation.jsonl"
-LISTED = 5
-"""Numbers of records that are named in one line."""
 
 
 # -- discarded records ------------------------------------------------------------------------------------------------
@@ -84,11 +82,10 @@ def describe_discarded(found: Sequence[Discarded], total: int, where: str = f"Re
     if not found:
         return ""
     numbers = sorted({number for one in found for number in one.records})
-    listed = ", ".join(map(str, numbers[:LISTED])) + f" and {len(numbers) - LISTED} more" * (len(numbers) > LISTED)
     first = found[0]
     return (
-        f"{len(numbers)} of {total} records were DISCARDED, as their batches failed: {listed}; the first in chunk "
-        f"{first.chunk}: {first.reason} (all of them: {where})"
+        f"{len(numbers)} of {total} records were DISCARDED, as their batches failed: {listed(numbers)}; the first in "
+        f"chunk {first.chunk}: {first.reason} (all of them: {where})"
     )
 
 

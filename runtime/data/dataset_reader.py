@@ -23,9 +23,9 @@ from graphft.data import ChunkInfo, DataSpec, Reference, python_states, seeded
 from graphft.data.datasets import MADE_ANEW, compare, named, one_thread
 from graphft.data.randomness import is_own, own_generators, seed_generators
 from graphft.data.urls import CHANGED
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import GraphftError, UsageError, describe, listed
 from graphft.plan import mix
-from graphft.runtime.data.reader import LISTED, BadRecords, Batch, BatchKey, NeedsCallingThread, Reader, is_of_storage
+from graphft.runtime.data.reader import BadRecords, Batch, BatchKey, NeedsCallingThread, Reader, is_of_storage
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED, process_settings, thread_settings
 
 log = logging.getLogger("graphft")
@@ -101,8 +101,7 @@ class DatasetReader(Reader):
             bad = [] if is_of_storage(error) else [i for i in indices if not self._works(i)]
             if not bad or len(bad) == len(indices):
                 raise
-            listed = ", ".join(map(str, bad[:LISTED])) + f" and {len(bad) - LISTED} more" * (len(bad) > LISTED)
-            text = f"of {len(indices)} records only {listed} cannot be read: {describe(error)}"
+            text = f"of {len(indices)} records only {listed(bad)} cannot be read: {describe(error)}"
             raise BadRecords(text, [i - info.start for i in bad]) from error
 
     def _items(self, indices: list[int]) -> Sequence[Any]:

@@ -25,15 +25,13 @@ from graphft.data import ChunkInfo, DataSpec
 from graphft.data.formats import Decoded, csv_header, decode_csv, decode_parquet, open_parquet
 from graphft.data.spec import FOLDER, array_digest
 from graphft.data.urls import CHANGED, REMEDY, DescribedFiles
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import LISTED, GraphftError, UsageError, describe, listed
 from graphft.plan import record_order
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED
 from graphft.runtime.process.progress import READS_AHEAD
 
 IN_ORDER = -1
 """The pass that reads each chunk in the order of the data."""
-LISTED = 5
-"""Bad records that a message names."""
 CHECKED_BYTES = 256 << 20
 """A stored array of at most so many bytes is compared with its digest when it is opened (in about 0.2 s)."""
 
@@ -330,10 +328,9 @@ class FileReader(Reader):
     def _read(self, info: ChunkInfo, order: np.ndarray, key: BatchKey, ahead: bool) -> Batch:
         columns, bad = self._chunk(info)
         if bad.keys() & {int(i) for i in order}:
-            listed = sorted(bad)[:LISTED]
-            places = self._places(info, listed)
-            more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
-            text = "; ".join(f"{places[i]}: {bad[i]}" for i in listed) + more
+            first = sorted(bad)[:LISTED]
+            places = self._places(info, first)
+            text = listed([f"{places[i]}: {bad[i]}" for i in first], "; ", len(bad))
             raise BadRecords(text, bad, rule="data", certain=True)
         return {c: torch.from_numpy(a[order]) for c, a in columns.items()}
 

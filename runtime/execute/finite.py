@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-NAMES = 8
-"""So many variables are named; of others the number."""
+from graphft.errors import listed
 
 
 def is_finite(values: Tensor) -> bool:
@@ -37,7 +36,5 @@ def nonfinite_rows(values: Tensor) -> list[int]:
     return bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist() if bad.ndim else []
 
 
-def listed(counts: Mapping[str, int]) -> str:
-    named = ", ".join(f"{name} ({count} values)" for name, count in list(counts.items())[:NAMES])
-    more = len(counts) - NAMES
-    return named + (f" and {more} more" if more > 0 else "")
+def in_words(counts: Mapping[str, int]) -> str:
+    return listed([f"{name} ({count} values)" for name, count in counts.items()])

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, listed
 from graphft.ir import Kind, Program
 from graphft.optim.optimizers import OPTIMIZERS, SCALAR_STATE, SGD, Optimizer
 from graphft.runtime.checkpoint.manifest import is_directory
@@ -243,8 +243,7 @@ def load_optimizer(
     unused = sorted(found.state.keys() - {names[id(p)] for p in trained if id(p) in names})
     problems += [f"{name} is not among the optimizer's parameters" for name in unused]
     if problems:
-        more = f"; and {len(problems) - 5} more" * (len(problems) > 5)
-        text = f"the optimizer's state in {source} does not fit: {'; '.join(problems[:5])}{more}"
+        text = f"the optimizer's state in {source} does not fit: {listed(problems, '; ')}"
         raise GraphftError(text, rule="optimizer-state", help="make model and optimizer as the script does")
     for p in trained:
         values = given.get(id(p), {})

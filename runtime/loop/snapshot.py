@@ -16,7 +16,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import GraphftError, UsageError, describe, listed
 from graphft.ir import Program
 from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.executor import Executor, differences
@@ -206,9 +206,8 @@ def load_all(
                 found = ["its parameters have other names, or another order"]
         wrong += [f"{name}: {text}" for text in found]
     if wrong:
-        shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
         raise GraphftError(
-            f"the checkpoint does not fit: {shown}",
+            f"the checkpoint does not fit: {listed(wrong, '; ')}",
             rule="checkpoint-fit",
             help="give the objects that were saved, made as they were then; or load what you choose of "
             "graphft.read_check_point(path).states",

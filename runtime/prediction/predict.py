@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from graphft.data import DataSpec, arrays, files
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import LISTED, GraphftError, UsageError, describe, listed
 from graphft.ir import Kind, Program, Variable
 from graphft.options import checked_keywords, find_device, is_whole
 from graphft.runtime.coordination.runs import find_run
@@ -28,8 +28,6 @@ from graphft.transpiler.job import Job
 
 log = logging.getLogger("graphft")
 
-NAMED = 3
-"""Records that a warning names."""
 Fields = str | Sequence[str]
 _FORMATS = {".csv": "csv", ".parquet": "parquet"}
 _LISTED = "files of one format, .csv or .parquet, or one .npz; in a script arrays, or graphft.files(...), too"
@@ -99,8 +97,7 @@ def predict_with(
         small = values.dtype.itemsize == 1  # float8 has no isfinite
         rows = nonfinite_rows(values.float() if small else values) if values.is_floating_point() else []
         if len(rows):
-            more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
-            named = ", ".join(reader.names(rows[:NAMED])) + more
+            named = listed(reader.names(rows[:LISTED]), total=len(rows))
             log.warning("'%s' is NOT FINITE for %d of %d records: %s", name, len(rows), len(values), named)
     return found
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphft.errors import UsageError
+from graphft.errors import LISTED, UsageError, listed
 from graphft.ir import Block, Kind, Program, registry
 from graphft.ir.printer import format_operator
 from graphft.ir.registry import writes_of
@@ -277,7 +277,7 @@ def _mean_loss(computed: Sequence[Computed]) -> float:
     return sum(c.loss * c.work.samples for c in computed) / samples
 
 
-ORIGINS, SAMPLES = 10, 8  # that are shown
+ORIGINS = 10  # that are shown
 INDENT = 13 * " "
 
 
@@ -336,11 +336,10 @@ def _report(options: argparse.Namespace, computed: Computed, names: Callable[[Se
     for name in nonfinite_of(computed.columns):
         values = computed.columns[name]
         rows = nonfinite_rows(values)
-        shown = zip(rows, names([computed.numbers[row] for row in rows[:SAMPLES]]), strict=False)
-        named = ", ".join(f"{row} ({record})" for row, record in shown)
-        more = f" and {len(rows) - SAMPLES} more" if len(rows) > SAMPLES else ""
+        shown = zip(rows, names([computed.numbers[row] for row in rows[:LISTED]]), strict=False)
+        named = listed([f"{row} ({record})" for row, record in shown], total=len(rows))
         count = int((~values.isfinite()).sum())
-        lines.append(f"column       {name}: {count} values are not finite, in samples {named}{more}")
+        lines.append(f"column       {name}: {count} values are not finite, in samples {named}")
     lines += [f"parameter    {n}: {count} values are not finite" for n, count in computed.parameters.items()]
     lines += ["gradients    norm, values that are not finite, of all"]
     for name, gradient in computed.gradients.items():

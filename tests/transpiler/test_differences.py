@@ -51,7 +51,7 @@ def arrays(records: int = 16, add: float = 0.0) -> graphft.DataSpec:
         (lambda: job(arrays(add=1.0)), "data column x"),
         (lambda: job(batch_size=8), "batch_size 4 -> 8"),
         (lambda: job(epochs=3), "epochs 2 -> 3"),
-        (lambda: job(seed=1), "initial value of 0.bias, 0.weight, 2.bias, 1 more"),
+        (lambda: job(seed=1), "initial value of 0.bias, 0.weight, 2.bias, 2.weight"),
     ],
 )
 def test_what_a_user_has_changed_is_named_once(tmp_path: Path, changed: Callable[[], graphft.Job], said: str) -> None:

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from graphft.errors import UsageError
+from graphft.errors import LISTED, UsageError, listed
 from graphft.ir import Kind, Program, refs
-from graphft.runtime.execute.finite import is_finite, listed, nonfinite_of, nonfinite_rows
+from graphft.runtime.execute.finite import in_words, is_finite, nonfinite_of, nonfinite_rows
 from graphft.transpiler.layout import gradient_of
 
 RULE = "nonfinite"
-SHOWN = 5
-"""Records that are named, at most."""
 
 
 class NonFinite(UsageError):
@@ -86,17 +84,16 @@ class FiniteCheck:
         """Says what is not finite, and what is known of the cause."""
         parts = [f"the loss is {self.loss}"] if self.loss is not None else []
         if self.gradients:
-            parts.append(f"the gradients of {listed(self.gradients)} are not finite")
+            parts.append(f"the gradients of {in_words(self.gradients)} are not finite")
         parameters = (v.name for v in self.program.of_kind(Kind.PARAM, Kind.FROZEN))
         already = nonfinite_of({n: self.scope[n] for n in parameters if n in self.scope})
         if self.inputs:
-            more = len(self.records) - SHOWN
-            shown = ", ".join(self.names(self.records[:SHOWN])) + f" and {more} more" * (more > 0)
-            of = f", of {shown}" if self.records else ""
-            parts.append(f"the batch itself holds such values in column {listed(self.inputs)}{of}")
+            names = self.names(self.records[:LISTED])
+            of = f", of {listed(names, total=len(self.records))}" if self.records else ""
+            parts.append(f"the batch itself holds such values in column {in_words(self.inputs)}{of}")
         elif already:
             parts.append(
-                f"so are parameters before this step: {listed(already)}: by an update before, or from the start"
+                f"so are parameters before this step: {in_words(already)}: by an update before, or from the start"
             )
         else:
             parts.append("the batch and the parameters before this step are finite")
