@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.manifest import PASSES, Manifest, Part
@@ -71,11 +70,6 @@ class AsyncSaver(Saver):
     """The saver of an async shard."""
 
     commits: AsyncCommits
-
-    def read_final(self, committed: Committed) -> list[dict[str, Tensor]]:
-        store = checkpoints_of(self.job_dir)
-        manifest = store.read_manifest(committed.checkpoint)
-        return [store.read_part(manifest, shard)[0] for shard in range(self.commits.shards)]
 
     def redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
         """A shard's last checkpoint cannot be read: that shard goes back to one that can, and the job goes on."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from graphft.disk.tensor_file import write_tensors
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.manifest import DECIDED, MADE, VALIDATE, Manifest, Part, made, recorded, skipped_in
+from graphft.runtime.checkpoint.store import checkpoints_of
 from graphft.runtime.checkpoint.versioned_store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_files import MODEL, check_launcher, publish_result, url_of
@@ -335,9 +336,10 @@ class Saver:
         return False
 
     def _finish(self, committed: Committed) -> None:
-        commits = self.commits
+        commits, store = self.commits, checkpoints_of(self.job_dir)  # async, the commits' own is that of one shard
         try:
-            shards = self.read_final(committed)
+            manifest = store.read_manifest(committed.checkpoint)
+            shards = [store.read_part(manifest, i)[0] for i in range(commits.shards)]
         except DamagedCheckpoint as error:
             self.redo(committed, error)
             self._finishing = False
@@ -345,7 +347,7 @@ class Saver:
         write_discarded(self.job_dir, discarded_of(self.job.config, read_discards(commits.etcd, commits.keys)))
         if self.job.config.validate is not None:  # those that were validated last stayed for it
             with contextlib.suppress(StorageUnavailable):
-                commits.store.prune(self.job.config.keep_checkpoints, commits.store.read_manifest(committed.checkpoint))
+                store.prune(self.job.config.keep_checkpoints, manifest)
             take_validations(commits.etcd, commits.keys, self.job_dir)
         model, stored = self.job_dir / MODEL, bool(url_of(self.job_dir))
         lost = _lost(shards, [self.job.pserver_program(i).values for i in range(commits.shards)])
@@ -359,12 +361,6 @@ class Saver:
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
             self._close_records()  # once more: etcd may have been restored from a backup in between
             self.events.emit("complete", f"the model is in {model}", path=str(model))
-
-    def read_final(self, committed: Committed) -> list[dict[str, Tensor]]:
-        """Returns what each shard holds at the end of the job. Raises DamagedCheckpoint."""
-        store = self.commits.store
-        manifest = store.read_manifest(committed.checkpoint)
-        return [store.read_part(manifest, i)[0] for i in range(self.commits.shards)]
 
     def redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
         """Everyone goes back to a checkpoint that can be read, unlike the final one, and trains to the end again."""
