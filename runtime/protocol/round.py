@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +18,15 @@ class Contribution:
     samples: int
     payloads: Mapping[int, Any]
     values: tuple[float, ...] = ()
+
+
+def means_of(reports: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[float, ...]:
+    """Returns the means of values that were reported, each with its number of samples; of one report, its very own."""
+    if len(reports) < 2:
+        return reports[0][1] if reports else ()
+    weights = [samples for samples, _ in reports]
+    columns = zip(*(values for _, values in reports), strict=True)
+    return tuple(sum(map(operator.mul, column, weights)) / sum(weights) for column in columns)
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ from graphft.runtime.execute.lowering import Observe, lower
 from graphft.runtime.process.metric_table import read_rows
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.role_process import EXIT_OK
-from graphft.runtime.protocol.round import Contribution
+from graphft.runtime.protocol.round import Contribution, means_of
 from graphft.runtime.roles.programs import trainer_scope
 from graphft.runtime.roles.pserver.norms import lay_out
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers
@@ -248,7 +248,7 @@ def reach(
     for k in range(start, step):
         computed = {v: c for v in range(job.config.trainers) if (c := trainer.compute(k, v)) is not None}
         if computed and k in recorded:
-            here, there = _mean_loss(list(computed.values())), recorded[k]
+            (here,), there = means_of([(c.work.samples, (c.loss,)) for c in computed.values()]), recorded[k]
             if here == there or (math.isnan(here) and math.isnan(there)):
                 same += 1
             else:
@@ -267,14 +267,6 @@ def _apply(job: Job, shards: LocalShards, step: int, computed: dict[int, Compute
         shards.leave_out()
     else:
         shards.apply({v: (c.work.samples, c.pushed) for v, c in computed.items()})
-
-
-def _mean_loss(computed: Sequence[Computed]) -> float:
-    """Returns the mean over the samples of the slots, as shard 0 computes it."""
-    if len(computed) == 1:
-        return computed[0].loss
-    samples = sum(c.work.samples for c in computed)
-    return sum(c.loss * c.work.samples for c in computed) / samples
 
 
 ORIGINS = 10  # that are shown

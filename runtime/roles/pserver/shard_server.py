@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import operator
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -31,7 +30,7 @@ from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.machine import Event
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
-from graphft.runtime.protocol.round import Contribution
+from graphft.runtime.protocol.round import Contribution, means_of
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.programs import learning_rates_of
 from graphft.runtime.roles.pserver.recovery import Recovery
@@ -62,13 +61,8 @@ class StepMetrics:
 
     def add(self, step: int, contributions: Sequence[Contribution], applied: bool = True) -> None:
         """Adds the row of a step: of contributions in slot order, which are not `applied` if it is discarded."""
-        told = [one for one in contributions if one.values]
-        weights = [one.samples for one in told]
-        samples = sum(weights)
-        values = told[0].values if told else (math.nan,) * len(self.names)
-        if len(told) > 1:
-            columns = zip(*(one.values for one in told), strict=True)
-            values = tuple(sum(map(operator.mul, column, weights)) / samples for column in columns)
+        told = [(one.samples, one.values) for one in contributions if one.values]
+        samples, values = sum(count for count, _ in told), means_of(told) or (math.nan,) * len(self.names)
         self._table.append(step, samples if applied else -samples, values)
         if told:
             self.newest = dict(zip(self.names, values, strict=True))

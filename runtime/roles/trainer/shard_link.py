@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from graphft.runtime.process.work_record import WorkRecord
 from graphft.runtime.protocol.events import Count, Fail, FromShard, Pushed, Send, ShardDown, ShardUp, Tick
 from graphft.runtime.protocol.machine import Event
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
+from graphft.runtime.protocol.round import means_of
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.programs import received_buckets
 from graphft.runtime.roles.trainer.finite_check import RULE, FiniteCheck, NonFinite
@@ -212,12 +212,7 @@ class ShardLink:
 
     def reported(self) -> tuple[float, ...]:
         """Returns the values that the contribution at hand reports: of a unit, means over its samples."""
-        if len(self._reports) < 2:
-            return self._reports[0][1] if self._reports else ()
-        samples = sum(count for count, _ in self._reports)
-        columns = zip(*(values for _, values in self._reports), strict=True)
-        weights = [count for count, _ in self._reports]
-        return tuple(sum(map(operator.mul, column, weights)) / samples for column in columns)
+        return means_of(self._reports)
 
     def begin_contribution(self) -> None:
         self._leaving.clear()
