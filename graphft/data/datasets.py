@@ -61,7 +61,7 @@ def dataset(
     """
     reference = Reference.of(make, {} if args is None else args)
     names = check_columns(columns)
-    with one_thread():
+    with torch_threads(1):
         made = reference.make(None if isinstance(make, str) else make)
         if (records := len(made)) == 0:
             raise GraphftError(
@@ -154,12 +154,12 @@ def _close(before: Sequence[str], numbers: Sequence[str], dtype: Any) -> bool:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Has torch compute with one thread: sums, and so records, have other bits with more."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Has torch compute with so many threads: the bits of sums, and so of records, depend on it."""
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

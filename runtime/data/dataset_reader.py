@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.data import default_collate
 
 from graphft.data import ChunkInfo, DataSpec, Reference, python_states, seeded
-from graphft.data.datasets import MADE_ANEW, compare, named, one_thread
+from graphft.data.datasets import MADE_ANEW, compare, named, torch_threads
 from graphft.data.randomness import is_own, own_generators, seed_generators
 from graphft.data.urls import CHANGED
 from graphft.errors import GraphftError, UsageError, describe, listed
@@ -50,7 +50,7 @@ class DatasetReader(Reader):
 
     def _open(self) -> None:
         reference, before = Reference.from_json(self.spec.source), thread_settings()
-        with one_thread():  # as it was described with
+        with torch_threads(1):  # as it was described with
             self._dataset = reference.make()
             self._own = own_generators(self._dataset)
             _check_settings(before, thread_settings(), "making the dataset")

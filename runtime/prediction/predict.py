@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from graphft.data import DataSpec, arrays, files
+from graphft.data.datasets import torch_threads
 from graphft.errors import LISTED, GraphftError, UsageError, describe, listed
 from graphft.ir import Kind, Program, Variable
 from graphft.options import checked_keywords, find_device, is_whole
@@ -86,13 +87,9 @@ def predict_with(
         raise UsageError(text, rule="batch-size", help=help)
     find_device(device)
     spec = describe_data(inputs, data, columns, config.data)
-    reader, threads = open_reader(spec, Path(), 0, 2), torch.get_num_threads()
-    torch.set_num_threads(config.threads)  # the bits depend on it
-    try:
-        with torch.autocast(torch.device(device).type, enabled=False):
-            found = _computed(program, reader, int(size), device)
-    finally:
-        torch.set_num_threads(threads)
+    reader = open_reader(spec, Path(), 0, 2)
+    with torch_threads(config.threads), torch.autocast(torch.device(device).type, enabled=False):
+        found = _computed(program, reader, int(size), device)
     for name, values in found.items():
         small = values.dtype.itemsize == 1  # float8 has no isfinite
         rows = nonfinite_rows(values.float() if small else values) if values.is_floating_point() else []
