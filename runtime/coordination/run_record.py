@@ -18,7 +18,7 @@ from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Failure, Registration, RunRecord, decode
 from graphft.runtime.coordination.revoker import revoke_dead
-from graphft.runtime.coordination.status import UNKNOWN_JOB, list_jobs
+from graphft.runtime.coordination.status import unknown_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, FencedStore, LeaseLost
 from graphft.runtime.etcd.embedded import HOST
 from graphft.runtime.etcd.model import KV, Store, absent, delete_op, delete_prefix_op, mod_is, put_op, value_is
@@ -218,11 +218,7 @@ def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> RunRecord:
     kvs = etcd.range(keys.control).kvs
     record, view = _read(keys, kvs)
     if record is None:
-        raise GraphftError(
-            f"etcd knows no job named {keys.job}",
-            rule=UNKNOWN_JOB,
-            help=f"jobs that it knows: {', '.join(list_jobs(etcd)) or 'none'}",
-        )
+        raise unknown_job(etcd, keys)
     if (members := _living(view)) and not force:
         help = "end them first; if they are known to be dead: graphft forget --force"
         raise _in_the_way(keys, record, f"processes of it are registered: {members}", help)

@@ -17,7 +17,7 @@ from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.etcd.channel import FULL_HELP
-from graphft.runtime.etcd.model import KV, Store
+from graphft.runtime.etcd.model import KV, EtcdUsageError, Store
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.chunk_queue import Discards, chunk_of
 from graphft.runtime.protocol.task_pass import TaskCounts
@@ -172,6 +172,14 @@ def list_jobs(etcd: Store) -> list[str]:
     return sorted(match[1] for match in found if match is not None)
 
 
+def unknown_job(etcd: Store, keys: Keys) -> GraphftError:
+    try:
+        known = ", ".join(list_jobs(etcd)) or "none"
+    except EtcdUsageError:
+        known = "this user may not see them"  # but one job's records
+    return GraphftError(f"etcd knows no job named {keys.job}", rule=UNKNOWN_JOB, help=f"jobs that it knows: {known}")
+
+
 def read_status(
     etcd: Store, keys: Keys, deadline: float | None = None, *, brief: bool = False, begins: int = 0
 ) -> JobStatus:
@@ -191,8 +199,7 @@ def _status(
     etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float | None, brief: bool, begins: int
 ) -> JobStatus:
     if keys.spec not in control:
-        known = ", ".join(list_jobs(etcd)) or "none"
-        raise GraphftError(f"etcd knows no job named {keys.job}", rule=UNKNOWN_JOB, help=f"jobs that it knows: {known}")
+        raise unknown_job(etcd, keys)
     spec = json.loads(control[keys.spec].value)
     view = read_view(keys, control.values())
     generation = view.generation.number if view.generation else sum(g.number for g in view.shard_generations.values())

@@ -198,6 +198,7 @@ def _become(request: dict[str, Any], streams: list[int], connection: socket.sock
     connection.send(str(os.getpid()).encode())
     connection.close()
     np.random.seed()  # Python's own generator does that by itself
+    torch.set_num_threads(1)  # a fork's first use of torch's pool makes it anew: two threads at once would abort
     first, *others = request["arguments"]
     command = others[1:] if [first, *others[:1]] == ["-m", "graphft"] else ["script"]
     if command[0] not in ("start", "fork-server"):  # a launcher: its fork server comes from a nursery of its own

@@ -200,15 +200,14 @@ def test_a_listener_without_the_key_of_the_record_learns_nothing(job: Job) -> No
     assert client.receive(WAIT) is not None
     port = int(split_key(job.address)[1].rpartition(":")[2])
     job.server.close()
-    secret = b"gradient" * 20_000
-    heard: list[bytes] = []
-    raw = job.context.socket(zmq.ROUTER)
+    context, heard = zmq.Context(), list[bytes]()
+    raw = context.socket(zmq.ROUTER)
     raw.plain_server, raw.linger = True, 0
-    threading.Thread(target=let_everybody_in, args=(job.context, []), daemon=True).start()
+    threading.Thread(target=let_everybody_in, args=(context, []), daemon=True).start()
     until(lambda: _bound(lambda: raw.bind(f"tcp://127.0.0.1:{port}")))
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
-        for message, frame in ((PUSH, secret), (Hello("the run", "t0"), None)):
+        for message, frame in ((PUSH, b"gradient" * 20_000), (Hello("the run", "t0"), None)):
             client.send(0, message, frame)
         while raw.poll(20):
             parts = raw.recv_multipart()
@@ -220,6 +219,7 @@ def test_a_listener_without_the_key_of_the_record_learns_nothing(job: Job) -> No
     assert heard, "it was connected to"
     client.close()
     raw.close()
+    context.term()  # it ends the thread
 
 
 def _bound(bind: Callable[[], object]) -> bool:
@@ -275,8 +275,7 @@ def test_a_part_larger_than_any_bucket_ends_the_connection_of_its_sender() -> No
 
 def test_what_a_peer_makes_a_server_queue_has_a_bound() -> None:
     server = ZmqServer(Limits(max_queued=50))
-    context = zmq.Context()
-    with context.socket(zmq.DEALER) as reader:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as reader:
         reader.linger, reader.rcvhwm = 0, 1
         reader.connect(server.bind())
         reader.send(encode(Query()))
@@ -285,5 +284,4 @@ def test_what_a_peer_makes_a_server_queue_has_a_bound() -> None:
             server.send(got.peer, WELCOME, bytes(1 << 20))
         assert server.counters["sent"] < 150
         assert server.counters["unroutable"] > 50
-    context.destroy(linger=0)
     server.close()

@@ -56,8 +56,7 @@ def test_a_server_that_does_not_answer_any_more_is_noticed_and_found_again() -> 
 
 
 def test_a_client_counts_and_drops_malformed_answers(client: ZmqClient) -> None:
-    context = zmq.Context()
-    with context.socket(zmq.ROUTER) as shard:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as shard:
         shard.linger = 0
         port = shard.bind_to_random_port("tcp://127.0.0.1")
         client.connect(0, f"tcp://127.0.0.1:{port}")
@@ -73,7 +72,6 @@ def test_a_client_counts_and_drops_malformed_answers(client: ZmqClient) -> None:
         assert receive(client).message == Welcome(shard=0, incarnation="x", generation=0, version=0)
         assert client.counters["refused.undecodable"] == 2
         assert client.counters["refused.parts"] == 1
-    context.destroy(linger=0)
 
 
 def test_close_ends_a_wait_in_another_thread(client: ZmqClient) -> None:
