@@ -16,6 +16,8 @@ import pytest
 from etcd.servers import enable_login, value
 
 from graphft.runtime.cli import main
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.status import unknown_job
 from graphft.runtime.etcd import (
     Ambiguous,
     EmbeddedEtcd,
@@ -202,6 +204,7 @@ def test_a_user_of_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
                 with pytest.raises(EtcdError) as caught:
                     client.put(key, b"1")
                 assert caught.value.rule == "etcd-denied"
+            assert "may not see" in str(unknown_job(client, Keys("mine")).help)
 
 
 def test_tls(tmp_path: Path) -> None:
