@@ -179,8 +179,8 @@ def _value(arg: Arg, values: Mapping[str, Any]) -> Any:
 
 def warn_of_zero_rate(program: Program, steps: int) -> None:
     """Warns if a learning rate is 0 in the last hundredth of the job's steps, and the last eight."""
-    last = max(8, steps // 100)
-    looked = [rates_at(program, k) for k in range(max(0, steps - last), steps, -(-last // SAMPLES))]
+    last = min(steps, max(8, steps // 100))
+    looked = [rates_at(program, k) for k in range(steps - last, steps, -(-last // SAMPLES))]
     for name in looked[0]:
         if not any(rates[name] for rates in looked):
             what = "the learning rate %%%s is 0 in the last %d of the job's %d steps: is its schedule made for fewer?"

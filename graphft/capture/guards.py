@@ -131,13 +131,7 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
     """
     found: dict[str, str] = {}
     for name, value, line in symbols.fixed():
-        what = "a number of it" if isinstance(value, int) else f"it equal to {value}"
-        raise GraphftError(
-            f"dimension {name} must vary, but {line or 'the model'} makes {what}",
-            rule="dimension",
-            help=f"give {name} as a number in inputs (recurrent networks need their length so), or sizes that agree "
-            f"the same name; or make no number of a size (x.shape[0] instead of len(x)); or {WITHOUT_CAPTURE}",
-        )
+        raise _not_varying(name, line, "a number of it" if isinstance(value, int) else f"it equal to {value}")
     decisions = [d for d in symbols.env.decisions if not d.file.startswith(_META)]
     for decision in decisions:
         condition = symbols.named_condition(decision.expression)
@@ -145,7 +139,19 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
             condition = condition if decision.result else sympy.Not(condition)
             if condition not in (sympy.true, sympy.false):
                 found.setdefault(f"{condition.lhs} {condition.rel_op} {condition.rhs}", decision.loc)
+        elif names := condition.free_symbols:
+            raise _not_varying(", ".join(sorted(map(str, names))), decision.loc, f"{decision.result} of {condition}")
     return tuple(found.items())
+
+
+def _not_varying(name: str, line: str, what: str) -> GraphftError:
+    return GraphftError(
+        f"dimension {name} must vary, but {line or 'the model'} makes {what}",
+        rule="dimension",
+        help=f"give {name} as a number in inputs (recurrent networks need their length so), or sizes that agree "
+        "the same name; or make no number of a size: x.shape[0] instead of len(x), math.trunc(x.shape[0] / 2) instead "
+        f"of int(...); or {WITHOUT_CAPTURE}",
+    )
 
 
 # -- what loss_fn may not do --------------------------------------------------------------------------------------

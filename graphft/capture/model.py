@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import compute_required_storage_length
 from torch.nn.utils.stateless import _reparametrize_module
 
 from graphft.capture.eager_program import emit_eager
@@ -85,6 +86,13 @@ def build(
             f"inputs must be a dict of name to shape, got {type(inputs).__name__}",
             rule="inputs",
             help="write inputs={'x': (None, 8), 'y': ((None,), torch.int64)}",
+        )
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        raise UsageError(
+            f"torch's default dtype is {dtype}, which the job's processes do not have",
+            rule="dtype",
+            help="torch.set_default_dtype(torch.float32) before build(); model.double() and inputs of dtype float64 "
+            "compute in it, and what loss_fn makes takes dtype=",
         )
     if example is not None and capture:
         raise UsageError("example= has no effect", rule="option", help="it is for build(..., capture=False)")
@@ -246,6 +254,20 @@ class _State:
         devices = {str(t.device) for t in self.tensors.values()}
         if len(devices) > 1:
             raise _bad_model(f"is spread over devices {', '.join(sorted(devices))}", "move it to one device")
+        if training:
+            self._refuse_shared_memory()
+
+    def _refuse_shared_memory(self) -> None:
+        before, end = "", 0
+        for start, n in sorted((t.data_ptr(), n) for n, t in self.tensors.items() if t.numel()):
+            if start < end and not {n, before}.isdisjoint(self.trainable):
+                raise _bad_model(
+                    f"has {before} and {n} in one memory, which torch trains as one, and a program as two tensors",
+                    "assign the parameter itself (decoder.weight = encoder.weight, without .data), or a clone() of it",
+                )
+            t = self.tensors[n]
+            span = start + t.itemsize * compute_required_storage_length(t.shape, t.stride(), 0)
+            before, end = (n, span) if span > end else (before, end)
 
 
 def _check_class(model: nn.Module) -> None:

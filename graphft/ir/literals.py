@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,15 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "Mod": operator.mod,
     "PythonMod": operator.mod,
     "FloorDiv": operator.floordiv,
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
+    "FloatPow": operator.pow,
+    "PowByNatural": operator.pow,
+    "ToFloat": torch.sym_float,
+    "TruncToInt": math.trunc,
+    "FloorToInt": math.floor,
+    "CeilToInt": math.ceil,
+    "RoundToInt": round,
     "Max": torch.sym_max,
     "Min": torch.sym_min,
 }
@@ -47,7 +57,7 @@ def evaluate(expression: Dim, dims: dict[str, Any]) -> Any:
 
 def _evaluate(node: ast.expr, dims: dict[str, Any]) -> Any:
     match node:
-        case ast.Constant(value=int() as value):
+        case ast.Constant(value=int() | float() as value):
             return value
         case ast.Name(id=name):
             return dims[name]
@@ -57,7 +67,8 @@ def _evaluate(node: ast.expr, dims: dict[str, Any]) -> Any:
             apply = getattr(operator, _OPERATORS[type(op).__name__])
             return apply(_evaluate(left, dims), _evaluate(right, dims))
         case ast.Call(func=ast.Name(id=name), args=args) if name in _CALLS:
-            return functools.reduce(_CALLS[name], (_evaluate(a, dims) for a in args))
+            first, *others = (_evaluate(a, dims) for a in args)
+            return functools.reduce(_CALLS[name], others, first) if others else _CALLS[name](first)
     raise TypeError(f"{ast.unparse(node)} is not supported")
 
 
@@ -67,8 +78,9 @@ def names_in(expression: Dim) -> set[str]:
         return set()
     if expression.isidentifier():
         return {expression}
-    tree = ast.parse(expression, mode="eval")
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - set(_CALLS)
+    found = list(ast.walk(ast.parse(expression, mode="eval")))
+    called = {n.func for n in found if isinstance(n, ast.Call)}
+    return {n.id for n in found if isinstance(n, ast.Name) and n not in called}
 
 
 def dtype_of(type: Type) -> torch.dtype:

@@ -120,7 +120,7 @@ def minimize(
 
 
 def tell_changed_optimizer(program: Program) -> None:
-    """Warns if the torch.optim instance has other options now than `minimize` copied, or a scheduler."""
+    """Warns if the torch.optim instance has other options or state now than `minimize` copied, or a scheduler."""
     if program.taken_over is not None:
         optimizer, options = program.taken_over
         try:
@@ -129,8 +129,8 @@ def tell_changed_optimizer(program: Program) -> None:
             changed = True
         if changed:
             log.warning(
-                "the optimizer's options, groups or scheduler were changed after minimize(), which copied it: the job "
-                "trains without that; make such changes before minimize()"
+                "the optimizer's options, groups, state or scheduler were changed after minimize(), which copied it: "
+                "the job trains without that; make such changes before minimize()"
             )
 
 
@@ -263,10 +263,12 @@ def _groups_of(program: Program, optimizer: torch.optim.Optimizer, model: torch.
     return groups
 
 
-def _options_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, Optimizer]]:
-    """Returns for each group how many parameters it has, and its options."""
+def _options_of(optimizer: torch.optim.Optimizer) -> list[tuple[list[Any], Optimizer]]:
+    """Returns for each group its options, and of each parameter how many states it has, and its step."""
     _refuse_attached(optimizer)
-    return [(len(group["params"]), _options(optimizer, group)) for group in optimizer.param_groups]
+    states = [[optimizer.state.get(p, {}) for p in group["params"]] for group in optimizer.param_groups]
+    found = [[(len(state), float(state.get("step", 0))) for state in group] for group in states]
+    return [(s, _options(optimizer, group)) for s, group in zip(found, optimizer.param_groups, strict=True)]
 
 
 def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimizer:

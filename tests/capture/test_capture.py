@@ -125,6 +125,14 @@ def test_branches_on_sizes_are_recorded_and_checked() -> None:
         executor.run(program, {"x": torch.ones(2, 8)})
 
 
+@pytest.mark.parametrize("large", [lambda n: n * 0.5 > 1.6, lambda n: n**0.5 > 1.8, lambda n: 1 / n < 0.3])
+def test_branches_on_floats_of_sizes_are_checked(large: Callable[[Any], bool]) -> None:
+    program, executor = build(lambda self, x: self.linear(x) * (2 if large(x.shape[0]) else 1)), graphft.Executor()
+    executor.run(program, {"x": torch.ones(4, 8)})
+    with pytest.raises(GraphftError, match=r"error\[feed\].*got batch = 3"):
+        executor.run(program, {"x": torch.ones(3, 8)})
+
+
 def test_results_whose_size_depends_on_values() -> None:
     def forward(self: Model, x: Tensor) -> Tensor:
         y = self.linear(x)
@@ -170,6 +178,9 @@ def bias_unused(self: Model, x: Tensor) -> Tensor:
         (lambda self, x: self.linear(x) @ torch.ones(3, 3), "capture", 0),
         (lambda self, x: torch.dot(self.linear(x)[:, 0], x[:, 0].double()), "capture", 0),
         (lambda self, x: sum((self.linear(x) * i for i in range(x.shape[0])), torch.zeros(4)), "dimension", 0),
+        (lambda self, x: self.linear(x[: int(x.shape[0] / 2)]), "dimension", 0),
+        (lambda self, x: self.linear(x) * float(x.shape[0] // 2), "dimension", 0),
+        (lambda self, x: self.linear(x) * (2.0 if (x.shape[0] > 2) & (x.shape[0] < 9) else 1.0), "dimension", 0),
         (plain_written, "constant-written", 2),
         (weight_written, "parameter-written", None),
         (bias_unused, "no-gradient", None),
@@ -206,6 +217,27 @@ def test_unused_parameters_can_be_allowed() -> None:
 def test_bad_inputs(inputs: dict[str, Any], rule: str) -> None:
     with pytest.raises(GraphftError, match=rf"^error\[{rule}\]"):
         graphft.build(nn.Linear(8, 4), lambda model, **given: square(model, *given.values()), inputs)
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_memory_is_one_parameters(capture: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for parts in (2 * [model[0].weight.data], [model[0].weight.data, model[0].weight.data[1:].t()]):
+        model[1].weight = nn.Parameter(parts[1])
+        with pytest.raises(GraphftError, match="and 1.weight in one memory"):
+            graphft.build(model, square, {"x": (None, 8)}, capture=capture)
+    for layer, part in zip(model, torch.randn(2, 8, 8), strict=True):  # as cuDNN has an LSTM's
+        layer.weight.data = part
+    graphft.build(model, square, {"x": (None, 8)}, capture=capture)
+
+
+def test_another_default_dtype_is_refused() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(GraphftError, match=r"^error\[dtype\]"):
+            build(lambda self, x: self.linear(x))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_recurrent_network_needs_its_length_as_a_number() -> None:

@@ -45,6 +45,9 @@ def test_global_norm_against_torch(max_norm: float) -> None:
     assert sqnorm.dtype == torch.float64
     assert sqnorm.shape == (4 + 1 + 1 + 13,)
     torch.testing.assert_close(grads, expected, rtol=1e-6, atol=0)  # torch's own norm is summed in float32
+    turned = gradients(UNIT + 5, 7, dtype=torch.complex64)
+    turned[0] *= 1j
+    torch.testing.assert_close(turned, clipped(turned, max_norm)[1], rtol=1e-5, atol=0)
 
 
 @given(st.data())

@@ -213,11 +213,17 @@ def test_weights_that_the_job_does_not_begin_with_anyway_are_not_told(caplog: py
     assert told(program, caplog, init_from={n: v + 1 for n, v in graphft.state_dict(program).items()}) == ""
 
 
+def moments(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    entries = {n: {"momentum_buffer": torch.ones(1)} for n in range(4)}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
+
+
 @pytest.mark.parametrize(
-    "change", [lambda _, o: o.param_groups[1].update(lr=0.02), lambda _, o: torch.optim.lr_scheduler.StepLR(o, 10)]
+    "change",
+    [lambda _, o: o.param_groups[1].update(lr=0.02), lambda _, o: torch.optim.lr_scheduler.StepLR(o, 10), moments],
 )
 def test_an_optimizer_that_was_changed_after_minimize_is_told(change: Change, caplog: pytest.LogCaptureFixture) -> None:
-    assert "options, groups or scheduler were changed" in told(program_of(change), caplog)
+    assert "options, groups, state or scheduler were changed" in told(program_of(change), caplog)
 
 
 def test_what_was_loaded_into_the_program_or_copied_with_it_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
