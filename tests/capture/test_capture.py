@@ -224,7 +224,7 @@ def test_a_memory_is_one_parameters(capture: bool) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     for parts in (2 * [model[0].weight.data], [model[0].weight.data, model[0].weight.data[1:].t()]):
         model[1].weight = nn.Parameter(parts[1])
-        with pytest.raises(GraphftError, match="and 1.weight in one memory"):
+        with pytest.raises(GraphftError, match="weight in one memory"):
             graphft.build(model, square, {"x": (None, 8)}, capture=capture)
     for layer, part in zip(model, torch.randn(2, 8, 8), strict=True):  # as cuDNN has an LSTM's
         layer.weight.data = part
