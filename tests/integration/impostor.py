@@ -51,7 +51,7 @@ def _main(dead: str, living: str, counts: Any) -> None:
         time.sleep(0.001)
     tried = 0
     while True:
-        while listener.poll(20):
+        if listener.poll(20):
             peer, *parts = listener.recv_multipart()
             counts[HEARD] += any(_readable(part) for part in parts)
             for answer in (Welcome(0, "i", 0, 0), Parameters(0, 0, 0)):

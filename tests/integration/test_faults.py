@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from graphft import ir
@@ -36,6 +37,7 @@ from tests.integration.plays import (
     settled,
     whole_state,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -71,8 +73,13 @@ def test_who_takes_a_dead_pservers_port_is_nobody(
         def freeze_and_kill(supervisor: Supervisor) -> bool:
             (etcd,) = etcds_of(folder)
             etcd.suspend()
-            threading.Timer(2.0, etcd.resume).start()
+            threading.Thread(target=resume, args=(etcd,)).start()
             return kill("pserver", 0)(supervisor)
+
+        def resume(etcd: psutil.Process) -> None:
+            with contextlib.suppress(AssertionError):
+                until(lambda: impostors[0].counts[LOGINS], 4.0)
+            etcd.resume()
 
         impostors: list[Impostor] = []
         played = play(training.job(program, pace=pace.file), folder, [Act(take_port, freeze_and_kill)])
