@@ -36,9 +36,8 @@ def test_kinds() -> None:
     assert set(kinds_of((), coordinator=True)) == {*WEIGHTS, *COORDINATOR_WEIGHTS}
     assert kinds_of(("kill-etcd", "kill-job")) == ("kill-etcd", "kill-job")
     for impossible in ("flood", "kill-coordinator"):
-        with pytest.raises(GraphftError) as caught:
+        with pytest.raises(GraphftError, match=r"^error\[chaos-kind\]"):
             kinds_of((impossible,))
-        assert caught.value.rule == "chaos-kind"
 
 
 def test_every_difference_is_named() -> None:

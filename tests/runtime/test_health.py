@@ -57,9 +57,8 @@ def test_clients_that_never_ask_take_few_threads_and_no_turn() -> None:
 
 @pytest.mark.parametrize("address", ["host:65536", "192.0.2.1:1"])
 def test_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=r"^error\[health\]"):
         serve_health(Health(), address)
-    assert caught.value.rule == "health"
 
 
 def test_of_a_trainer(staged: Staged, job: Job) -> None:

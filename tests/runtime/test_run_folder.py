@@ -144,9 +144,8 @@ def test_a_wanted_folder_that_is_taken(job: Job, content: str) -> None:
         begin(Path("wanted"))
     if content == "list":
         Path("wanted/job.json").write_text("[]")
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[job-directory\]"):
         open_run(job, "wanted", fresh=content == "begun")
-    assert caught.value.rule == "job-directory"
 
 
 def test_a_wanted_folder_that_is_free_or_holds_the_job(job: Job) -> None:
@@ -162,9 +161,8 @@ def test_a_wanted_folder_that_is_free_or_holds_the_job(job: Job) -> None:
 
 def test_a_saved_job_without_its_script_is_resumed_or_begun(job: Job, saved: Path) -> None:
     assert saved_run(saved, fresh=False).describe(job.config) == f"new run in {saved}"
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[option\]"):
         saved_run(saved, fresh=True)
-    assert caught.value.rule == "option"
     begin(saved, 1)
     line = saved_run(saved, fresh=False).describe(job.config)
     assert line == f"resuming {saved} at step 1 of {job.config.total_steps}"
@@ -175,9 +173,8 @@ def test_a_saved_job_without_its_script_is_resumed_or_begun(job: Job, saved: Pat
 
 def test_a_name_means_the_newest_run_and_for_predictions_the_newest_complete_one(job: Job) -> None:
     name, top = job.config.name, Path("jobs", job.config.name)
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[unknown-job\]"):
         find_run(name)
-    assert caught.value.rule == "unknown-job"
     for number in (1, 2, 3):
         again(job, seed=number).save(run(job, number))
         link_newest(run(job, number))
@@ -217,9 +214,8 @@ def test_runs_of_a_storage_have_the_same_numbers_on_each_machine(
 
 
 def test_the_newest_complete_run_of_the_very_job_predicts(job: Job) -> None:
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[unknown-job\]"):
         run_of(job)
-    assert caught.value.rule == "unknown-job"
     again(job, seed=9).save(run(job, 1))
     with pytest.raises(GraphftError, match="differs in: seed 9 -> 0"):
         run_of(job)

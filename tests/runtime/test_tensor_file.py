@@ -55,9 +55,8 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
         flipped = bytearray(good)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
-        with pytest.raises(GraphftError) as caught:
+        with pytest.raises(GraphftError, match=r"^error\[tensor-file\]"):
             read_tensors(path)
-        assert caught.value.rule == "tensor-file"
 
 
 def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
@@ -110,9 +109,8 @@ def test_no_call_holds_the_interpreter_for_a_whole_file(tmp_path: Path, monkeypa
 )
 def test_what_is_no_tensor_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(GraphftError) as caught:
+    with pytest.raises(GraphftError, match=r"^error\[tensor-file\]"):
         read_tensors(tmp_path / "file")
-    assert caught.value.rule == "tensor-file"
 
 
 def test_a_dtype_that_the_format_lacks(tmp_path: Path) -> None:

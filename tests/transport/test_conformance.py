@@ -194,25 +194,22 @@ def test_a_malformed_message_is_refused_counted_and_answered(rig: Rig, reason: s
 def test_a_frame_that_no_receiver_takes_is_an_error_of_the_sender(rig: Rig) -> None:
     server, client, _ = connected(rig)
     for send in (lambda: client.send(0, push(), TOO_LARGE), lambda: server.send(b"t0", WELCOME, TOO_LARGE)):
-        with pytest.raises(GraphftError) as raised:
+        with pytest.raises(GraphftError, match=r"^error\[frame-size\]"):
             send()
-        assert raised.value.rule == "frame-size"
     client.send(0, Query())
     assert [g.message for g in collect(server, 1)] == [Query()]
 
 
 def test_a_busy_port_is_named(rig: Rig) -> None:
     port = int(rig.server().bind().rpartition(":")[2])
-    with pytest.raises(GraphftError) as raised:
+    with pytest.raises(GraphftError, match=r"^error\[port-in-use\]"):
         rig.server().bind(port=port)
-    assert raised.value.rule == "port-in-use"
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:80", "tcp://127.0.0.1", "tcp://:80", "tcp://h:99999", "ipc:///x"])
 def test_what_is_no_address_is_refused_at_once(rig: Rig, address: str) -> None:
-    with pytest.raises(GraphftError) as raised:
+    with pytest.raises(GraphftError, match=r"^error\[address\]"):
         rig.client().connect(0, address)
-    assert raised.value.rule == "address"
 
 
 def test_closing_twice_is_fine_and_ends_the_use(rig: Rig) -> None:
@@ -223,6 +220,5 @@ def test_closing_twice_is_fine_and_ends_the_use(rig: Rig) -> None:
     server.wake()
     client.wake()
     for use in (lambda: client.send(0, Query()), lambda: client.receive(1), lambda: client.connect(0, DEAD)):
-        with pytest.raises(GraphftError) as raised:
+        with pytest.raises(GraphftError, match=r"^error\[transport\]"):
             use()
-        assert raised.value.rule == "transport"
