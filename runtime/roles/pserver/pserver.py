@@ -16,6 +16,7 @@ from graphft.errors import UsageError
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import checkpoints_of
+from graphft.runtime.checkpoint.versioned_store import StorageUnavailable
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
@@ -119,6 +120,9 @@ class Pserver(Role):
         try:
             self.blocks.run("init")
             self.blocks.run("serve")
+        except StorageUnavailable:
+            if not self.member.view.over:  # else the job has ended while this shard waited for its checkpoints
+                raise
         finally:
             self.server.saver.close()
             self.server.close()
