@@ -22,7 +22,7 @@ import graphft
 from tests.support.sources import FOLDERS, ROOT, name_of, sources, tree
 
 MAX_LINES = 500
-PRODUCT_LINES, PRODUCT_MODULES, TEST_LINES, DOC_WORDS = 45_960, 290, 38_000, 30_000
+PRODUCT_LINES, PRODUCT_MODULES, TEST_LINES, DOC_WORDS = 45_660, 290, 38_000, 30_000
 """The house weighs at most this: who adds to it writes the decision down here. To 45,000 lines of product
 accelerators added 120, what other processes know of a script and output that blocks 130,
 the gradient scaler 140, the machines and versions that people have 27,

@@ -258,6 +258,7 @@ class _State:
             self._refuse_shared_memory()
 
     def _refuse_shared_memory(self) -> None:
+        """Raises GraphftError[model] for two tensors that overlap, if one of them is trained."""
         before, end = "", 0
         for start, n in sorted((t.data_ptr(), n) for n, t in self.tensors.items() if t.numel()):
             if start < end and not {n, before}.isdisjoint(self.trainable):
