@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 LISTED = 5
-"""So many of what there is a lot of are named in a message."""
+"""A message names so many of a long list."""
 TEXT_LIMIT = 2000
 """Characters of a text of unknown origin (an exception's, say) that a record, an event or an error holds."""
 _NOTE = 50

@@ -55,8 +55,8 @@ def squared_norms(ctx: Context, *grads: Tensor, unit: int = UNIT) -> Tensor:
         whole = flat.numel() // unit * unit
         for piece in (*flat[:whole].split(unit * _UNITS_AT_ONCE), flat[whole:]):
             if piece.numel():
-                parts = torch.view_as_real(piece).double().square().sum(-1) if piece.is_complex() else None
-                squares = piece.double().square() if parts is None else parts
+                squares = (torch.view_as_real(piece) if piece.is_complex() else piece).double().square()
+                squares = squares.sum(-1) if piece.is_complex() else squares
                 sums.append(_tree_sum(squares.view(-1, min(unit, piece.numel()))))
     return torch.cat(sums)
 

@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import PackedSequence
 from graphft.capture.locations import TORCH, error_line
 from graphft.capture.loss_fn import shown
 from graphft.errors import GraphftError, UsageError
-from graphft.ir.symbolic import Symbols
+from graphft.ir.symbolic import Symbols, with_exact_floats
 
 log = logging.getLogger("graphft")
 
@@ -138,6 +138,7 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
         if isinstance(condition, sympy.Rel):
             condition = condition if decision.result else sympy.Not(condition)
             if condition not in (sympy.true, sympy.false):
+                condition = with_exact_floats(condition)
                 found.setdefault(f"{condition.lhs} {condition.rel_op} {condition.rhs}", decision.loc)
         elif names := condition.free_symbols:
             raise _not_varying(", ".join(sorted(map(str, names))), decision.loc, f"{decision.result} of {condition}")

@@ -155,7 +155,7 @@ def _close(before: Sequence[str], numbers: Sequence[str], dtype: Any) -> bool:
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Has torch compute with so many threads: the bits of sums, and so of records, depend on it."""
+    """Has torch compute with `count` threads meanwhile: the bits of sums, and so of records, depend on it."""
     import torch
 
     threads = torch.get_num_threads()

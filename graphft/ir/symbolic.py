@@ -44,6 +44,11 @@ def quiet() -> Iterator[None]:
         logger.disabled = before
 
 
+def with_exact_floats(expr: Any) -> Any:
+    """Returns an expression that prints its floats as Python does: sympy prints 15 digits, which are another float."""
+    return expr.xreplace({f: sympy.Symbol(repr(float(f))) for f in expr.atoms(sympy.Float)})
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Python code asked for the value of a size expression, and went on with `result`."""
@@ -124,7 +129,7 @@ class Symbols:
     def _named(self, expr: Any) -> Dim:
         expr = sympy.sympify(self.env.simplify(expr)).xreplace(self._names)
         expr = expr.xreplace({s: UNKNOWN for s in expr.free_symbols if s not in self._names.values()})
-        return int(expr) if expr.is_Integer else str(expr)
+        return int(expr) if expr.is_Integer else str(with_exact_floats(expr))
 
     def named_condition(self, expr: Any) -> Any:
         """A sympy expression in terms of the names, simplified by nothing but that they are positive."""

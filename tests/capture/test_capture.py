@@ -125,7 +125,7 @@ def test_branches_on_sizes_are_recorded_and_checked() -> None:
         executor.run(program, {"x": torch.ones(2, 8)})
 
 
-@pytest.mark.parametrize("large", [lambda n: n * 0.5 > 1.6, lambda n: n**0.5 > 1.8, lambda n: 1 / n < 0.3])
+@pytest.mark.parametrize("large", [lambda n: n / 9 > 1 / 3, lambda n: n**0.5 > 1.8, lambda n: 1 / n < 0.3])
 def test_branches_on_floats_of_sizes_are_checked(large: Callable[[Any], bool]) -> None:
     program, executor = build(lambda self, x: self.linear(x) * (2 if large(x.shape[0]) else 1)), graphft.Executor()
     executor.run(program, {"x": torch.ones(4, 8)})
